@@ -1,0 +1,45 @@
+"""stepscope: see what a training run consumes, and what holds it back.
+
+    import stepscope
+
+    stepscope.mark("epoch", 3)            # an event on the clock of the samples
+    with stepscope.phase("eval"): ...     # a stretch of time with a name
+    with stepscope.watch("my run"): ...   # watch this process from here to there
+    stepscope.open_run("runs/...")        # read any run
+
+Names are loaded when they are first used: importing stepscope imports no framework and no pyarrow.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+__all__ = ["__version__", "latest_run", "mark", "open_run", "phase", "watch"]
+
+_HOMES = {
+    "mark": "stepscope.marks",
+    "phase": "stepscope.marks",
+    "watch": "stepscope.capture.watch",
+    "open_run": "stepscope.runs.reader",
+    "latest_run": "stepscope.runs.reader",
+}
+
+if TYPE_CHECKING:
+    from stepscope.capture.watch import watch
+    from stepscope.marks import mark, phase
+    from stepscope.runs.reader import latest_run, open_run
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
+    from importlib import import_module
+
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

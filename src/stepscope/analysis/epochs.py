@@ -1,0 +1,239 @@
+"""Where the epochs of a run begin and end, from what its processes reported.
+
+A run may tell in several ways. The user's own marks win, then a pattern on the output, then what
+Keras says, then what the loaders show: a pass over a loader in which the optimizer stepped is an
+epoch, and a pass without steps is an evaluation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.records import Span
+
+Records = npt.NDArray[np.void]
+"""Structured arrays with the fields t, number, a and b (see `inject/events.py`)."""
+
+Source = Literal["marks", "pattern", "fit", "loader"]
+_SAME_PASS = 0.5
+"""Passes that overlap by more than this share are one epoch (`zip(loader_a, loader_b)`)."""
+_EPOCH_WORDS = ("epoch", "epochs")
+
+
+@dataclass(frozen=True)
+class MarkEvent:
+    """A mark (`edge` None) or the edge of a phase."""
+
+    t: int
+    name: str
+    value: float | str | None
+    edge: Literal["begin", "end"] | None
+    source: Source
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """What one process reported, in order. `a` of a batch is the wait in ns, `b` its samples."""
+
+    pid: int
+    rank: int | None
+    loader_begins: Records
+    batches: Records
+    loader_ends: Records
+    steps: Records
+    marks: Sequence[MarkEvent] = field(default=())
+
+
+def find_epochs(timelines: Sequence[Timeline], end_ns: int) -> tuple[Source | None, list[Span]]:
+    """The epochs of the run as its first process that tells them saw them."""
+    finders: tuple[tuple[Source, Any], ...] = (
+        ("marks", _epochs_from_marks),
+        ("pattern", _epochs_from_marks),
+        ("fit", _epochs_from_marks),
+        ("loader", _epochs_from_loaders),
+    )
+    for source, finder in finders:
+        for timeline in timelines:
+            spans = finder(timeline, source, end_ns)
+            if spans:
+                return source, spans
+    return None, []
+
+
+def find_phases(timelines: Sequence[Timeline], end_ns: int) -> list[Span]:
+    """Named stretches that are not epochs: the user's phases, Keras' and loaders' evaluations."""
+    found = []
+    for timeline in timelines:
+        found += [span for span in phase_spans(timeline, end_ns) if span.name not in _EPOCH_WORDS]
+        if len(timeline.steps):
+            found += [
+                Span("evaluation", p.begin_ns, p.end_ns, None, timeline.pid, "loader")
+                for p in _passes(timeline)
+                if not p.trains
+            ]
+    return sorted(found, key=lambda span: span.begin_ns)
+
+
+def phase_spans(timeline: Timeline, end_ns: int) -> list[Span]:
+    """Pairs of phase edges; one that was never closed lasts to the end."""
+    open_phases: dict[tuple[str, object], list[MarkEvent]] = {}
+    spans = []
+    for mark in timeline.marks:
+        key = (mark.name, mark.value)
+        if mark.edge == "begin":
+            open_phases.setdefault(key, []).append(mark)
+        elif mark.edge == "end" and open_phases.get(key):
+            spans.append(_phase(open_phases[key].pop(), mark.t, timeline.pid))
+    for unclosed in open_phases.values():
+        spans += [_phase(mark, end_ns, timeline.pid, complete=False) for mark in unclosed]
+    return sorted(spans, key=lambda span: span.begin_ns)
+
+
+def _phase(begin: MarkEvent, end_ns: int, pid: int, complete: bool = True) -> Span:
+    return Span(begin.name, begin.t, end_ns, _as_index(begin.value), pid, begin.source, complete)
+
+
+def _epochs_from_marks(timeline: Timeline, source: Source, end_ns: int) -> list[Span]:
+    spans = [
+        span
+        for span in phase_spans(timeline, end_ns)
+        if span.name in _EPOCH_WORDS and span.source == source
+    ]
+    if spans:
+        return _numbered(spans)
+    marks = [
+        mark
+        for mark in timeline.marks
+        if mark.edge is None and mark.name in _EPOCH_WORDS and mark.source == source
+    ]
+    return _between_marks(_without_repeats(marks), timeline, end_ns) if marks else []
+
+
+def _without_repeats(marks: list[MarkEvent]) -> list[MarkEvent]:
+    """A progress bar prints the same epoch many times: the first one counts."""
+    kept: list[MarkEvent] = []
+    for mark in marks:
+        if not kept or mark.value is None or mark.value != kept[-1].value:
+            kept.append(mark)
+    return kept
+
+
+def _between_marks(marks: list[MarkEvent], timeline: Timeline, end_ns: int) -> list[Span]:
+    """Spans between marks, which stand at the start of each epoch or at its end."""
+    begin_ns = _first_time(timeline, marks)
+    times = [mark.t for mark in marks]
+    if _marks_are_ends(times, timeline, begin_ns, end_ns):
+        edges = [begin_ns, *times]
+        return _numbered(
+            [
+                Span("epoch", a, b, _as_index(m.value), timeline.pid, m.source)
+                for a, b, m in zip(edges, edges[1:], marks, strict=True)
+            ]
+        )
+    edges = [*times, end_ns]
+    return _numbered(
+        [
+            Span("epoch", a, b, _as_index(m.value), timeline.pid, m.source)
+            for a, b, m in zip(edges, edges[1:], marks, strict=False)
+        ]
+    )
+
+
+def _first_time(timeline: Timeline, marks: list[MarkEvent]) -> int:
+    """When training can have begun: the first loader or step, or the process's first mark."""
+    firsts = [int(r["t"][0]) for r in (timeline.loader_begins, timeline.steps) if len(r)]
+    firsts += [mark.t for mark in timeline.marks[:1]]
+    return min([*firsts, marks[0].t])
+
+
+def _marks_are_ends(times: list[int], timeline: Timeline, begin_ns: int, end_ns: int) -> bool:
+    """Steps decide where there are any: they lie before the first mark or after the last."""
+    steps = timeline.steps["t"]
+    if len(steps):
+        return bool((steps < times[0]).sum() > (steps > times[-1]).sum())
+    lead, tail = times[0] - begin_ns, end_ns - times[-1]
+    usual = float(np.median(np.diff(times))) if len(times) > 1 else float(max(lead, tail))
+    return tail < usual / 2 <= lead
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass over a loader."""
+
+    begin_ns: int
+    end_ns: int
+    trains: bool
+    complete: bool
+
+
+def _epochs_from_loaders(timeline: Timeline, source: Source, end_ns: int) -> list[Span]:
+    passes = _passes(timeline)
+    training = [p for p in passes if p.trains] if len(timeline.steps) else passes
+    spans: list[Span] = []
+    for p in training:
+        if spans and _overlap(spans[-1], p) > _SAME_PASS:
+            continue
+        spans.append(
+            Span("epoch", p.begin_ns, p.end_ns, len(spans), timeline.pid, source, p.complete)
+        )
+    return spans
+
+
+def _overlap(span: Span, other: _Pass) -> float:
+    shared = min(span.end_ns, other.end_ns) - max(span.begin_ns, other.begin_ns)
+    return shared / max(1, min(span.end_ns - span.begin_ns, other.end_ns - other.begin_ns))
+
+
+def _passes(timeline: Timeline) -> list[_Pass]:
+    """From each iter() of a loader to its exhaustion, to its next iter(), or to the last event."""
+    passes = []
+    begins, ends = timeline.loader_begins, timeline.loader_ends
+    for index, begin in enumerate(begins):
+        started = int(begin["t"])
+        following = begins[index + 1 :]
+        again = following["t"][following["number"] == begin["number"]]
+        limit = int(again[0]) if len(again) else np.iinfo(np.int64).max
+        own_ends = ends["t"][ends["number"] == begin["number"]]
+        exhausted = own_ends[(own_ends > started) & (own_ends <= limit)]
+        if len(exhausted):
+            finish, complete = int(exhausted[0]), True
+        else:
+            finish, complete = _last_activity(timeline, begin, limit), len(again) > 0
+        steps = timeline.steps["t"]
+        trains = bool(((steps > started) & (steps <= finish)).any())
+        passes.append(_Pass(started - int(begin["a"]), finish, trains, complete))
+    return passes
+
+
+def _last_activity(timeline: Timeline, begin: np.void, limit: int) -> int:
+    """The last batch of an abandoned pass, or the step that used it."""
+    batches = timeline.batches
+    own = batches["t"][
+        (batches["number"] == begin["number"])
+        & (batches["t"] > begin["t"])
+        & (batches["t"] < limit)
+    ]
+    last = int(own[-1]) if len(own) else int(begin["t"])
+    next_step = timeline.steps["t"][(timeline.steps["t"] > last) & (timeline.steps["t"] < limit)]
+    return int(next_step[0]) if len(next_step) else last
+
+
+def _numbered(spans: list[Span]) -> list[Span]:
+    """Keep the numbers that were told if all were, else count."""
+    if all(span.index is not None for span in spans):
+        return spans
+    return [
+        Span("epoch", s.begin_ns, s.end_ns, i, s.pid, s.source, s.complete)
+        for i, s in enumerate(spans)
+    ]
+
+
+def _as_index(value: float | str | None) -> int | None:
+    if isinstance(value, str):
+        return int(value) if value.strip().isdigit() else None
+    return int(value) if value is not None and value == int(value) else None

@@ -1,0 +1,213 @@
+"""What a run consumed: statistics per metric, and a ledger with a line per epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analysis.epochs import Records, Timeline, find_epochs, find_phases
+from stepscope.analysis.series import EMPTY, Series, integrate, memory_without_sharing, statistic
+from stepscope.metrics import is_counter
+from stepscope.records import EpochRow, Span, Statistic, Summary
+
+SeriesTable = Mapping[tuple[str, str], Series]
+"""(metric, entity) to its values; rows of single processes are not in it."""
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """All that the summary is made of."""
+
+    series: SeriesTable
+    timelines: Sequence[Timeline]
+    begin_ns: int
+    end_ns: int
+    cpu_allowed: float | None
+
+    def of(self, metric: str, entity: str = "tree") -> Series:
+        return self.series.get((metric, entity), EMPTY)
+
+
+def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
+    """Add the derived `memory` of every entity that has RSS."""
+    full = dict(series)
+    for (metric, entity), rss in series.items():
+        if metric == "rss":
+            processes = series.get(("processes", entity), EMPTY)
+            pss = series.get(("pss", entity), EMPTY)
+            full["memory", entity] = memory_without_sharing(rss, processes, pss)
+    return full
+
+
+def summarise(recorded: Recorded) -> Summary:
+    """The summary of a run, complete or cut off."""
+    source, epochs = find_epochs(recorded.timelines, recorded.end_ns)
+    rows = tuple(_epoch_row(span, i, recorded) for i, span in enumerate(epochs))
+    phases = find_phases(recorded.timelines, recorded.end_ns)
+    samples = _total_samples(recorded)
+    return Summary(
+        seconds=(recorded.end_ns - recorded.begin_ns) / 1e9,
+        cpu_allowed=recorded.cpu_allowed,
+        core_seconds=_whole(recorded, "cpu"),
+        steps=_steps_between(recorded, recorded.begin_ns, recorded.end_ns) or 0,
+        samples=samples,
+        epochs=rows,
+        epoch_source=source,
+        phases=_phase_totals(phases),
+        statistics=tuple(_statistics(recorded)),
+        roles=tuple(sorted({e for (m, e) in recorded.series if m == "cpu" and e != "tree"})),
+        watcher=_watcher(recorded),
+        totals=_totals(recorded),
+    )
+
+
+def _statistics(recorded: Recorded) -> list[Statistic]:
+    found = [
+        statistic(metric, entity, series, is_counter(metric))
+        for (metric, entity), series in recorded.series.items()
+    ]
+    return [each for each in found if each is not None]
+
+
+def _epoch_row(span: Span, position: int, recorded: Recorded) -> EpochRow:
+    begin, end = span.begin_ns, span.end_ns
+    samples = _samples_between(recorded, begin, end)
+    core_seconds = integrate(recorded.of("cpu"), begin, end)
+    memory = recorded.of("memory").between(begin, end)
+    read = integrate(recorded.of("read"), begin, end)
+    written = integrate(recorded.of("write"), begin, end)
+    return EpochRow(
+        index=span.index if span.index is not None else position,
+        begin_s=(begin - recorded.begin_ns) / 1e9,
+        seconds=span.seconds,
+        steps=_steps_between(recorded, begin, end),
+        samples=samples,
+        samples_per_second=samples / span.seconds if samples and span.seconds > 0 else None,
+        data_wait_share=_wait_share(recorded, begin, end),
+        core_seconds=core_seconds,
+        cores=core_seconds / span.seconds if core_seconds is not None and span.seconds else None,
+        read_gb=None if read is None else read / 1e9,
+        written_gb=None if written is None else written / 1e9,
+        memory_peak_bytes=float(memory.value.max()) if len(memory) else None,
+        complete=span.complete,
+    )
+
+
+def _between(records: Records, begin: int, end: int) -> Records:
+    return records[(records["t"] >= begin) & (records["t"] <= end)]
+
+
+def _steps_between(recorded: Recorded, begin: int, end: int) -> int | None:
+    """Optimizer steps of the first process that reports any (ranks step together), or step marks."""
+    for timeline in recorded.timelines:
+        if len(timeline.steps):
+            return int(_between(timeline.steps, begin, end)["a"].sum())
+        marks = [m for m in timeline.marks if m.edge is None and m.name == "step"]
+        if marks:
+            return sum(1 for mark in marks if begin <= mark.t <= end)
+    return None
+
+
+def _samples_between(recorded: Recorded, begin: int, end: int) -> int | None:
+    """Samples of all ranks, from each rank's busiest loader; None where a batch did not tell."""
+    total = 0
+    for timeline in recorded.timelines:
+        batches = _between(timeline.batches, begin, end)
+        if not len(batches):
+            continue
+        if (batches["b"] < 0).any():
+            return None
+        numbers = _training_loaders(timeline)
+        per_loader = [int(batches["b"][batches["number"] == n].sum()) for n in numbers]
+        total += max(per_loader, default=0)
+    return total or None
+
+
+def _training_loaders(timeline: Timeline) -> list[int]:
+    """Loaders whose batches were followed by steps; all of them where nothing stepped."""
+    numbers = np.unique(timeline.batches["number"])
+    if not len(timeline.steps):
+        return [int(n) for n in numbers]
+    return [int(n) for n in numbers if _steps_within(timeline, int(n))]
+
+
+def _steps_within(timeline: Timeline, number: int) -> bool:
+    own = timeline.batches["t"][timeline.batches["number"] == number]
+    if len(own) == 1:
+        others = timeline.batches["t"][timeline.batches["t"] > own[0]]
+        until = others[0] if len(others) else np.iinfo(np.int64).max
+        return bool(((timeline.steps["t"] > own[0]) & (timeline.steps["t"] < until)).any())
+    steps = timeline.steps["t"]
+    following = np.searchsorted(steps, own)
+    # A loader trains if steps lie between its batches, for at least half of the gaps.
+    return bool((np.diff(following) > 0).sum() * 2 >= len(own) - 1)
+
+
+def _total_samples(recorded: Recorded) -> int | None:
+    """All samples that were trained on; loaders made anew for each epoch all count."""
+    total, known = 0, False
+    for timeline in recorded.timelines:
+        batches = timeline.batches
+        keep = np.isin(batches["number"], _training_loaders(timeline))
+        if keep.any():
+            if (batches["b"][keep] < 0).any():
+                return None
+            total, known = total + int(batches["b"][keep].sum()), True
+    return total if known else None
+
+
+def _wait_share(recorded: Recorded, begin: int, end: int) -> float | None:
+    """Share of the time in which the training process waited for a batch, mean over the ranks."""
+    shares = []
+    for timeline in recorded.timelines:
+        if len(timeline.batches) and end > begin:
+            waited = sum(
+                int(_between(records, begin, end)["a"].sum())
+                for records in (timeline.batches, timeline.loader_begins, timeline.loader_ends)
+            )
+            shares.append(min(1.0, waited / (end - begin)))
+    return float(np.mean(shares)) if shares else None
+
+
+def _phase_totals(phases: Sequence[Span]) -> tuple[tuple[str, int, float], ...]:
+    names = list(dict.fromkeys(span.name for span in phases))
+    return tuple(
+        (
+            name,
+            sum(1 for span in phases if span.name == name),
+            sum(span.seconds for span in phases if span.name == name),
+        )
+        for name in names
+    )
+
+
+def _whole(recorded: Recorded, metric: str, entity: str = "tree") -> float | None:
+    return integrate(recorded.of(metric, entity), recorded.begin_ns, recorded.end_ns + 10**9)
+
+
+def _totals(recorded: Recorded) -> dict[str, float]:
+    """Sums over the whole run, in the unit times seconds; network over all namespaces."""
+    found: dict[str, float] = {}
+    for metric, entity in recorded.series:
+        if not is_counter(metric) or (entity != "tree" and not entity.startswith("net:")):
+            continue
+        amount = _whole(recorded, metric, entity)
+        if amount is not None:
+            found[metric] = found.get(metric, 0.0) + amount
+    return found
+
+
+def _watcher(recorded: Recorded) -> dict[str, float]:
+    """What watching cost and how regular it was."""
+    cpu, rss = recorded.of("watcher_cpu", "watcher"), recorded.of("watcher_rss", "watcher")
+    times = recorded.of("rss").t
+    cost: dict[str, float] = {}
+    if len(cpu):
+        cost["cores"] = float((cpu.value * cpu.window).sum() / max(1e-9, cpu.window.sum()))
+    if len(rss):
+        cost["rss_bytes"] = float(rss.value.max())
+    if len(times) > 1:
+        cost["longest_gap_s"] = float(np.diff(times).max()) / 1e9
+    return cost

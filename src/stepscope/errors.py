@@ -1,0 +1,51 @@
+"""What can go wrong, with the exit code and what the user can do next.
+
+    StepscopeError                 1    anything of ours
+    ├── RunFolderError             3    no such run, or a folder that cannot be read as one
+    └── CannotWatch              125    `run` could not begin: the command was not started
+        ├── CommandNotExecutable 126    found, but it cannot be executed
+        └── CommandNotFound      127    there is no such command
+
+125 to 127 are what `env`, `nohup`, `timeout` and `docker run` use, so that every other code of
+`stepscope run` is the command's own. Wrong options are 2, as everywhere.
+"""
+
+from __future__ import annotations
+
+
+class StepscopeError(Exception):
+    """An error for people: what happened and why, then what to do next."""
+
+    exit_code = 1
+
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.message}. {self.hint}" if self.hint else self.message
+
+
+class RunFolderError(StepscopeError):
+    """No such run, or a folder that cannot be read as one."""
+
+    exit_code = 3
+
+
+class CannotWatch(StepscopeError):
+    """Watching could not begin; the command was not started."""
+
+    exit_code = 125
+
+
+class CommandNotExecutable(CannotWatch):
+    """The command exists but cannot be executed."""
+
+    exit_code = 126
+
+
+class CommandNotFound(CannotWatch):
+    """There is no such command."""
+
+    exit_code = 127

@@ -1,0 +1,217 @@
+"""How a watched process reports marks and steps: 32-byte records appended with plain write().
+
+Every record is on disk (in the page cache) when the call returns, so nothing is lost when the
+process is killed; each process writes a file of its own, `<folder>/<pid>.bin`. Nothing here ever
+raises into the script that is watched.
+
+    time_ns int64 | kind uint16 | flags uint16 | number uint32 | a int64 | b int64
+
+The time is CLOCK_MONOTONIC, the clock of the samples. A text is told once, as NAME records of up
+to 16 bytes each, and then meant by its 64-bit id. `docs/run-folder.md` lists what each kind holds.
+"""
+
+import fcntl
+import os
+import struct
+import sys
+import time
+
+RECORD = struct.Struct("<qHHIqq")
+NAME_RECORD = struct.Struct("<qHHI16s")
+SIZE = RECORD.size
+FOLDER_VARIABLE = "STEPSCOPE_EVENTS"
+
+START = 1  # a: rank or -1, b: version of Python, number: parent's pid
+ATTACHED = 2  # a: name of what the hook attached to ("DataLoader")
+NAME = 3  # a text: id, piece, length, 16 bytes
+SEEN = 4  # a: name of a framework, b: name of its version
+LOADER_BEGIN = 5  # number: which loader, a: ns spent in iter(), b: batches or -1
+BATCH = 6  # number: which loader, a: ns waited for the batch, b: samples in it or -1
+LOADER_END = 7  # number: which loader, a: ns waited until it said that it was exhausted
+STEP = 8  # number: which optimizer, a: steps since the last record (1)
+MARK = 9  # a: name, b: value; flags: VALUE_*
+PHASE_BEGIN = 10  # a: name, b: value; flags: VALUE_*
+PHASE_END = 11  # a: name, b: value; flags: VALUE_*
+DROPPED = 12  # a: records that could not be written before this one
+RANK = 13  # a: rank, where it became known after START
+
+VALUE_NONE, VALUE_INT, VALUE_FLOAT, VALUE_TEXT = 0, 1, 2, 3
+
+FROM_FIT = 16  # added to the flags of what came from Keras' fit and evaluate
+FROM_PATTERN = 32  # added to the flags of what was matched on the output
+
+_FD_ABOVE = 64
+"""How far below the limit of descriptors ours is put: a script that closes all it knows and opens
+its own files gets low numbers, so that a number of ours is never taken for a file of the script."""
+
+_now = time.monotonic_ns
+_pack = RECORD.pack
+_write = os.write
+
+
+def name_id(text):
+    """The id of a text: 63 bits, the same in every process."""
+    import hashlib
+
+    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
+    return int.from_bytes(digest, "little") & 0x7FFFFFFFFFFFFFFF
+
+
+def name_records(text):
+    """The records that tell a text once."""
+    data = text.encode("utf-8", "replace")[:1024]
+    pieces = [data[i : i + 16] for i in range(0, len(data), 16)] or [b""]
+    ident = name_id(text)
+    return b"".join(
+        NAME_RECORD.pack(ident, NAME, index, len(data), piece) for index, piece in enumerate(pieces)
+    )
+
+
+def encode_value(value):
+    """(flags, integer) for the value of a mark; a text is given by name through the Writer."""
+    if value is None:
+        return VALUE_NONE, 0
+    if isinstance(value, (bool, int)):
+        return VALUE_INT, max(-(2**63), min(2**63 - 1, int(value)))
+    return VALUE_FLOAT, struct.unpack("<q", struct.pack("<d", float(value)))[0]
+
+
+class Writer:
+    """Appends records of this process; starts a file of its own after a fork; never raises."""
+
+    def __init__(self, folder):
+        self.folder = folder
+        self._fd = -1
+        self._told = set()
+        self._dropped = 0
+        self._rank = -1
+
+    def write(self, kind, flags=0, number=0, a=0, b=0):
+        self._append(_pack(_now(), kind, flags, number & 0xFFFFFFFF, a, b))
+
+    def write_named(self, kind, text, flags=0, b=0):
+        """A record whose `a` is a text."""
+        self.write(kind, flags, 0, self._tell(text), b)
+
+    def mark(self, kind, text, value, flags=0):
+        """A mark or the edge of a phase, with any value a user gives."""
+        if value is None or isinstance(value, (bool, int, float)):
+            shape, number = encode_value(value)
+        else:
+            shape, number = VALUE_TEXT, self._tell(str(value))
+        self.write_named(kind, text, shape | flags, number)
+
+    def seen(self, framework, version):
+        self.write_named(SEEN, framework, 0, self._tell(str(version)))
+
+    def learn_rank(self):
+        """Tell the rank where it became known only after the start (mp.spawn sets it late)."""
+        rank = _rank()
+        if rank != self._rank:
+            self._rank = rank
+            self.write(RANK, a=rank)
+
+    def reset(self):
+        """After a fork: the child opens a file of its own when it has something to say."""
+        self._fd = -1
+        self._told = set()
+        self._dropped = 0
+
+    def _tell(self, text):
+        ident = name_id(text)
+        if ident not in self._told:
+            self._told.add(ident)
+            self._append(name_records(text))
+        return ident
+
+    def _append(self, data):
+        try:
+            if self._fd < 0:
+                self._open()
+            written = _write(self._fd, data)
+        except OSError as error:
+            self._failed(data, error)
+            return
+        if written != len(data):
+            self._cut(written)
+        elif self._dropped:
+            self._confess()
+
+    def _open(self):
+        path = os.path.join(self.folder, "%d.bin" % os.getpid())
+        low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        try:
+            self._fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _high_number())
+            os.close(low)
+        except OSError:
+            self._fd = low
+        self._rank = _rank()
+        start = _pack(_now(), START, 0, os.getppid(), self._rank, sys.hexversion)
+        if _write(self._fd, start) != SIZE:
+            self._cut(0)
+
+    def _failed(self, data, error):
+        """The disk is full, or the script closed our descriptor: open again next time."""
+        self._dropped += max(1, len(data) // SIZE)
+        self._told.clear()
+        if error.errno == 9:  # EBADF
+            self._fd = -1
+
+    def _cut(self, written):
+        """A record was written in part (full disk): take the part back, to stay aligned."""
+        self._dropped += 1
+        self._told.clear()
+        try:
+            os.ftruncate(self._fd, os.fstat(self._fd).st_size // SIZE * SIZE)
+        except OSError:
+            pass
+
+    def _confess(self):
+        dropped, self._dropped = self._dropped, 0
+        self.write(DROPPED, a=dropped)
+
+
+def _rank():
+    for name in ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"):
+        try:
+            return int(os.environ[name])
+        except (KeyError, ValueError):
+            continue
+    return -1
+
+
+def _high_number():
+    import resource
+
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if soft < 0 or soft > 1024:
+        soft = 1024
+    return max(3, soft - _FD_ABOVE)
+
+
+_current = None
+_forgets_on_fork = False
+
+
+def writer():
+    """The writer of this process, or None when nobody watches."""
+    global _current, _forgets_on_fork
+    folder = os.environ.get(FOLDER_VARIABLE)
+    if not folder:
+        return None
+    if _current is None or _current.folder != folder:
+        _current = Writer(folder)
+        if not _forgets_on_fork:
+            _forgets_on_fork = True
+            os.register_at_fork(after_in_child=_after_fork)
+    return _current
+
+
+def _after_fork():
+    if _current is not None:
+        _current.reset()
+
+
+# The hook loads this file by path, a script that marks imports it from the package: whoever comes
+# first is the one both use, so that a process has one writer.
+sys.modules.setdefault("_stepscope_events", sys.modules[__name__])

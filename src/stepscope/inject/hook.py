@@ -1,0 +1,224 @@
+"""Sees batches, steps and epochs in a script that knows nothing of us.
+
+Loaded by path, under the name `_stepscope_hook`, when a framework is imported. What it attaches
+takes a few microseconds per step, and whatever goes wrong in it stays in it.
+"""
+
+import itertools
+import sys
+import time
+import weakref
+
+events = sys.modules["_stepscope_events"]
+
+_now = time.monotonic_ns
+_numbers = weakref.WeakKeyDictionary()
+_next_number = itertools.count(1)
+
+
+def attach(name, module):
+    """Attach to a module that has just been imported."""
+    patch = _PATCHES.get(name)
+    if patch is None:
+        writer = events.writer()
+        if writer is not None:
+            writer.seen(name, getattr(module, "__version__", "unknown"))
+        return
+    what = patch(module)
+    writer = events.writer()
+    if writer is not None and what:
+        writer.write_named(events.ATTACHED, what)
+
+
+def attach_to_imported():
+    """For a process that imported its framework before it was watched (`stepscope.watch`)."""
+    for name in list(_PATCHES) + ["torch", "tensorflow", "keras", "jax"]:
+        module = sys.modules.get(name)
+        if module is not None:
+            attach(name, module)
+
+
+def _number_of(thing):
+    """A small number for a loader or an optimizer, the same as long as it lives."""
+    try:
+        number = _numbers.get(thing)
+        if number is None:
+            number = _numbers[thing] = next(_next_number)
+        return number
+    except TypeError:  # a subclass that cannot be hashed
+        return 0
+
+
+def _samples_in(batch):
+    """The length of the first thing with a first dimension, -1 where there is none."""
+    for _ in range(8):
+        shape = getattr(batch, "shape", None)
+        if shape is not None:
+            return int(shape[0]) if len(shape) else -1
+        if isinstance(batch, dict) or hasattr(batch, "values") and hasattr(batch, "keys"):
+            batch = next(iter(batch.values()), None)
+        elif isinstance(batch, (list, tuple)) and batch:
+            if isinstance(batch[0], (str, bytes, int, float)):
+                return len(batch)
+            batch = batch[0]
+        else:
+            return -1
+    return -1
+
+
+def _patch_dataloader(module):
+    base = module._BaseDataLoaderIter
+    if getattr(base.__next__, "_stepscope", False):
+        return "DataLoader"
+    next_batch, make_iterator = base.__next__, module.DataLoader.__iter__
+    begin, batch_kind, end = events.LOADER_BEGIN, events.BATCH, events.LOADER_END
+
+    def timed_next(self):
+        started = _now()
+        try:
+            batch = next_batch(self)
+        except StopIteration:
+            _report(end, self, _now() - started, 0)
+            raise
+        _report(batch_kind, self, _now() - started, batch)
+        return batch
+
+    def timed_iter(self):
+        started = _now()
+        iterator = make_iterator(self)
+        try:
+            iterator._stepscope_number = _number_of(self)
+            _report(begin, iterator, _now() - started, _length_of(self))
+        except Exception:
+            pass
+        return iterator
+
+    timed_next._stepscope = True
+    base.__next__ = _dressed_as(next_batch, timed_next)
+    module.DataLoader.__iter__ = _dressed_as(make_iterator, timed_iter)
+    return "DataLoader"
+
+
+def _report(kind, iterator, waited, detail):
+    try:
+        writer = events.writer()
+        if writer is not None:
+            if kind == events.BATCH:
+                detail = _samples_in(detail)
+            writer.write(kind, 0, getattr(iterator, "_stepscope_number", 0), waited, detail)
+    except Exception:
+        pass
+
+
+def _length_of(loader):
+    """Batches in an epoch, where that is known without running anything of the user's twice."""
+    try:
+        sampler = loader.batch_sampler or loader.sampler
+        return len(sampler)
+    except Exception:
+        return -1
+
+
+def _dressed_as(original, replacement):
+    """Looks like the original in a traceback, to `help` and to `inspect`."""
+    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
+        try:
+            setattr(replacement, attribute, getattr(original, attribute))
+        except AttributeError:
+            pass
+    replacement.__wrapped__ = original
+    return replacement
+
+
+def _patch_optimizer(module):
+    register = getattr(module, "register_optimizer_step_post_hook", None)
+    if register is None or getattr(module, "_stepscope_attached", False):
+        return "optimizer" if register is not None else ""
+    module._stepscope_attached = True
+    step = events.STEP
+    first = [True]
+
+    def after_step(optimizer, args, kwargs):
+        try:
+            writer = events.writer()
+            if writer is not None:
+                if first:
+                    first.clear()
+                    writer.learn_rank()
+                writer.write(step, 0, _number_of(optimizer), 1)
+        except Exception:
+            pass
+
+    after_step._torchdynamo_disable = True
+    register(after_step)
+    return "optimizer"
+
+
+def _patch_keras(module):
+    original = module.CallbackList.__init__
+    if getattr(original, "_stepscope", False):
+        return "Keras fit"
+
+    def with_ours(self, *args, **kwargs):
+        original(self, *args, **kwargs)
+        try:
+            callbacks = self.callbacks
+            if not any(type(each).__name__ == "_StepscopeCallback" for each in callbacks):
+                self.append(_keras_callback()())
+        except Exception:
+            pass
+
+    with_ours._stepscope = True
+    module.CallbackList.__init__ = _dressed_as(original, with_ours)
+    return "Keras fit"
+
+
+def _keras_callback():
+    """The class is made when Keras is there to derive from."""
+    if _keras_callback.made is None:
+        from keras.src.callbacks.callback import Callback
+
+        class _StepscopeCallback(Callback):
+            """Epochs, steps and evaluation, as Keras tells them."""
+
+            def __init__(self):
+                super().__init__()
+                self._last = -1
+
+            def on_epoch_begin(self, epoch, logs=None):
+                self._last = -1
+                _keras_mark(events.PHASE_BEGIN, "epoch", epoch)
+
+            def on_epoch_end(self, epoch, logs=None):
+                _keras_mark(events.PHASE_END, "epoch", epoch)
+
+            def on_train_batch_end(self, batch, logs=None):
+                steps, self._last = max(1, batch - self._last), batch
+                writer = events.writer()
+                if writer is not None:
+                    writer.write(events.STEP, events.FROM_FIT, 0, steps)
+
+            def on_test_begin(self, logs=None):
+                _keras_mark(events.PHASE_BEGIN, "evaluation", None)
+
+            def on_test_end(self, logs=None):
+                _keras_mark(events.PHASE_END, "evaluation", None)
+
+        _keras_callback.made = _StepscopeCallback
+    return _keras_callback.made
+
+
+_keras_callback.made = None
+
+
+def _keras_mark(kind, name, value):
+    writer = events.writer()
+    if writer is not None:
+        writer.mark(kind, name, value, events.FROM_FIT)
+
+
+_PATCHES = {
+    "torch.utils.data.dataloader": _patch_dataloader,
+    "torch.optim.optimizer": _patch_optimizer,
+    "keras.src.callbacks.callback_list": _patch_keras,
+}

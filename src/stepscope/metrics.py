@@ -1,0 +1,114 @@
+"""The one table of metrics: collection, display and docs all read it.
+
+A sensor reads a *counter* as a cumulative total; it is stored as a rate over its true window (so
+core-seconds become core-seconds per second, that is cores). A *gauge* is stored as it was read.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+Kind = Literal["gauge", "counter"]
+Scope = Literal["process", "host"]
+
+SCOPES: tuple[Scope, ...] = ("process", "host")
+
+
+@dataclass(frozen=True)
+class Metric:
+    """One thing that can be read. `unit` is that of the stored value."""
+
+    key: str
+    unit: str
+    kind: Kind
+    scope: Scope
+    label: str
+    description: str
+
+
+def _process(key: str, unit: str, kind: Kind, label: str, description: str) -> Metric:
+    return Metric(key, unit, kind, "process", label, description)
+
+
+def _host(key: str, unit: str, kind: Kind, label: str, description: str) -> Metric:
+    return Metric(key, unit, kind, "host", label, description)
+
+
+TABLE: tuple[Metric, ...] = (
+    # Of a role ("tree", "main", "worker", "rank0", "other") or of one process.
+    _process("cpu", "cores", "counter", "CPU",
+             "core-seconds per second, exited children included"),
+    _process("rss", "bytes", "gauge", "RSS",
+             "resident memory; pages that processes share are counted once for each of them"),
+    _process("pss", "bytes", "gauge", "memory (PSS)",
+             "resident memory with each shared page divided among those that share it"),
+    _process("swap", "bytes", "gauge", "swap", "memory swapped out, shared pages divided likewise"),
+    _process("processes", "count", "gauge", "processes", "living processes"),
+    _process("threads", "count", "gauge", "threads", "living threads"),
+    _process("faults_minor", "1/s", "counter", "minor faults", "page faults served from memory"),
+    _process("faults_major", "1/s", "counter", "major faults", "page faults that read storage"),
+    _process("switches_voluntary", "1/s", "counter", "voluntary switches",
+             "context switches of threads that waited, for a lock or for data"),
+    _process("switches_involuntary", "1/s", "counter", "involuntary switches",
+             "context switches of threads that wanted to go on: more threads than cores"),
+    _process("read", "bytes/s", "counter", "disk read",
+             "bytes fetched from storage; reads served by the page cache are not in it"),
+    _process("write", "bytes/s", "counter", "disk written", "bytes sent to storage (dirtied pages)"),
+    _process("read_calls", "bytes/s", "counter", "read by calls",
+             "bytes asked for by read calls: files, page cache, pipes and sockets alike"),
+    _process("write_calls", "bytes/s", "counter", "written by calls",
+             "bytes given to write calls: files, tmpfs, pipes and sockets alike"),
+    # Of the entity "host".
+    _host("host_cpu", "cores", "counter", "host CPU", "cores busy on the whole machine"),
+    _host("host_iowait", "cores", "counter", "host I/O wait", "cores idle while I/O was pending"),
+    _host("host_steal", "cores", "counter", "host steal", "cores the hypervisor gave to others"),
+    _host("host_memory", "bytes", "gauge", "host memory", "used: total less available"),
+    _host("host_available", "bytes", "gauge", "host memory available", "without swapping"),
+    _host("page_cache", "bytes", "gauge", "page cache", "file pages kept in memory"),
+    _host("dirty", "bytes", "gauge", "dirty pages", "written, not yet on storage"),
+    _host("host_swap", "bytes", "gauge", "host swap", "swap in use"),
+    _host("pressure_cpu", "share", "counter", "CPU pressure", "time in which some task waited for a CPU"),
+    _host("pressure_memory", "share", "counter", "memory pressure",
+          "time in which some task waited for memory"),
+    _host("pressure_memory_full", "share", "counter", "memory stall",
+          "time in which every running task waited for memory"),
+    _host("pressure_io", "share", "counter", "I/O pressure", "time in which some task waited for I/O"),
+    _host("pressure_io_full", "share", "counter", "I/O stall",
+          "time in which every running task waited for I/O"),
+    # Of the entity "cgroup": the group the command was started in.
+    _host("cgroup_cpu", "cores", "counter", "cgroup CPU", "cores used by the whole group"),
+    _host("cgroup_throttled", "share", "counter", "cgroup throttled",
+          "time in which the CPU quota held the group back, per second"),
+    _host("cgroup_memory", "bytes", "gauge", "cgroup memory", "charged to the group, page cache included"),
+    _host("cgroup_memory_limit", "bytes", "gauge", "cgroup limit", "the lowest limit that applies"),
+    _host("cgroup_oom_kills", "count", "gauge", "cgroup OOM kills", "processes killed so far"),
+    # Of the entities "net:<namespace>".
+    _host("net_received", "bytes/s", "counter", "network in", "all interfaces but loopback"),
+    _host("net_sent", "bytes/s", "counter", "network out", "all interfaces but loopback"),
+    _host("loopback", "bytes/s", "counter", "loopback", "between processes of this machine"),
+    # Of the entity "shm".
+    _host("shm_used", "bytes", "gauge", "/dev/shm", "shared memory in use"),
+    _host("shm_size", "bytes", "gauge", "/dev/shm size", "its capacity"),
+    # Of the entity "watcher": what watching costs.
+    _host("watcher_cpu", "cores", "counter", "watcher CPU", "spent by stepscope itself"),
+    _host("watcher_rss", "bytes", "gauge", "watcher memory", "resident memory of stepscope itself"),
+    _host("watcher_late", "seconds", "gauge", "watcher late", "most that a sample came late"),
+)  # fmt: skip
+
+DERIVED: tuple[Metric, ...] = (
+    _process("memory", "bytes", "gauge", "memory",
+             "RSS at every sample, less what the nearest PSS reading showed to be shared"),
+)  # fmt: skip
+"""Computed from samples when a run is read, never stored as a column."""
+
+BY_KEY: dict[str, Metric] = {metric.key: metric for metric in TABLE + DERIVED}
+
+
+def of_scope(scope: Scope) -> tuple[Metric, ...]:
+    """The metrics that are columns of `<scope>.arrows`."""
+    return tuple(metric for metric in TABLE if metric.scope == scope)
+
+
+def is_counter(key: str) -> bool:
+    return BY_KEY[key].kind == "counter"

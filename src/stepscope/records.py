@@ -1,0 +1,116 @@
+"""The nouns of stepscope as frozen records. Imports nothing of ours."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+from typing import Any
+
+
+class Outcome(str, Enum):
+    """How a run ended. An OOM is a result, not an error."""
+
+    OK = "ok"
+    GPU_OOM = "gpu_oom"
+    HOST_OOM = "host_oom"
+    SHM_FULL = "shm_full"
+    TIMEOUT = "timeout"
+    CRASHED = "crashed"
+    INTERRUPTED = "interrupted"
+    LOST = "lost"
+    RUNNING = "running"
+    SKIPPED = "skipped"
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The outcome of a run with its evidence, in words a person can act on."""
+
+    outcome: Outcome
+    reason: str
+    exit_code: int | None = None
+    signal: str | None = None
+    evidence: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Entity:
+    """What a sample row is about: a role or a process, a cgroup, a network namespace, a GPU."""
+
+    name: str
+    pid: int | None = None
+
+
+@dataclass(frozen=True)
+class Reading:
+    """What a sensor read of one entity. Counters are cumulative here; None means missing."""
+
+    entity: Entity
+    values: dict[str, float | None]
+
+
+@dataclass(frozen=True)
+class Span:
+    """A stretch of time with a name: an epoch, an evaluation, a phase. Times in monotonic ns."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    index: int | None = None
+    pid: int | None = None
+    source: str = ""
+    complete: bool = True
+
+    @property
+    def seconds(self) -> float:
+        return (self.end_ns - self.begin_ns) / 1e9
+
+
+@dataclass(frozen=True)
+class Statistic:
+    """Mean, 95th percentile and maximum of one metric of one entity over a run."""
+
+    metric: str
+    entity: str
+    mean: float
+    p95: float
+    max: float
+    count: int
+
+
+@dataclass(frozen=True)
+class EpochRow:
+    """One line of the per-epoch ledger. None where it is not known."""
+
+    index: int
+    begin_s: float
+    seconds: float
+    steps: int | None
+    samples: int | None
+    samples_per_second: float | None
+    data_wait_share: float | None
+    core_seconds: float | None
+    cores: float | None
+    read_gb: float | None
+    written_gb: float | None
+    memory_peak_bytes: float | None
+    complete: bool = True
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a whole run consumed."""
+
+    seconds: float
+    cpu_allowed: float | None
+    core_seconds: float | None
+    steps: int
+    samples: int | None
+    epochs: tuple[EpochRow, ...]
+    epoch_source: str | None
+    phases: tuple[tuple[str, int, float], ...]
+    """Name, how often, total seconds."""
+    statistics: tuple[Statistic, ...]
+    roles: tuple[str, ...]
+    watcher: dict[str, float]
+    totals: dict[str, float]

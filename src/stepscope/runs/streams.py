@@ -1,0 +1,183 @@
+"""Samples as append-only Arrow IPC streams: whole batches or nothing, whatever happens.
+
+A batch is put together in memory and appended with one write. If the disk is full, what was written
+of it is taken back, the rows are kept (up to a limit) and tried again with the next batch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.ipc
+
+from stepscope.metrics import Scope, of_scope
+from stepscope.records import Entity
+from stepscope.runs.paths import RunPaths
+
+KEYS = ("t_ns", "window_s", "entity", "pid")
+"""Every row: when (monotonic), over how long its rates are, and what it is about."""
+
+MOST_ROWS_KEPT = 200_000
+ROLL_BYTES = 64 * 1024 * 1024
+
+
+def schema_of(scope: Scope) -> pa.Schema:
+    """The columns of `<scope>.arrows`: the keys, then the metrics of the table, all nullable."""
+    keys = [
+        pa.field("t_ns", pa.int64(), nullable=False),
+        pa.field("window_s", pa.float64()),
+        pa.field("entity", pa.string(), nullable=False),
+        pa.field("pid", pa.int32()),
+    ]
+    columns = [pa.field(m.key, pa.float64(), metadata={"unit": m.unit}) for m in of_scope(scope)]
+    return pa.schema(keys + columns, metadata={"stepscope.format": "1", "stepscope.scope": scope})
+
+
+class StreamWriter:
+    """Collects rows and appends them as record batches. `flush` raises OSError, rows are kept."""
+
+    def __init__(self, paths: RunPaths, scope: Scope) -> None:
+        self.scope = scope
+        self.rows_dropped = 0
+        self._paths = paths
+        self._schema = schema_of(scope)
+        self._metrics = tuple(metric.key for metric in of_scope(scope))
+        self._columns: list[list[Any]] = [[] for _ in self._schema]
+        self._segment = 0
+        self._fd = -1
+        self._size = 0
+        self._open()
+
+    def append(
+        self, t_ns: int, window_s: float | None, entity: Entity, values: dict[str, float | None]
+    ) -> None:
+        """Keep one row until the next flush."""
+        columns = self._columns
+        columns[0].append(t_ns)
+        columns[1].append(window_s)
+        columns[2].append(entity.name)
+        columns[3].append(entity.pid)
+        get = values.get
+        for column, key in zip(columns[4:], self._metrics, strict=True):
+            column.append(get(key))
+
+    def flush(self) -> None:
+        """Append what was collected as one batch; OSError where it could not be written."""
+        if not self._columns[0]:
+            return
+        batch = pa.record_batch(
+            [pa.array(c, f.type) for c, f in zip(self._columns, self._schema, strict=True)],
+            schema=self._schema,
+        )
+        try:
+            self._write_whole(batch.serialize())
+        except OSError:
+            self._forget_oldest()
+            raise
+        self._columns = [[] for _ in self._schema]
+
+    def roll(self, at_least: int = ROLL_BYTES) -> Path | None:
+        """Close the stream once it is large, and begin the next; the closed one may be packed."""
+        if self._size < at_least:
+            return None
+        self.close()
+        closed = self._paths.closed_stream(self.scope, self._segment)
+        os.rename(self._paths.live_stream(self.scope), closed)
+        self._segment += 1
+        self._open()
+        return closed
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def finish(self) -> Path | None:
+        """Close for good; the live stream becomes the last segment."""
+        self.close()
+        live = self._paths.live_stream(self.scope)
+        closed = self._paths.closed_stream(self.scope, self._segment)
+        os.rename(live, closed)
+        return closed
+
+    def _open(self) -> None:
+        path = self._paths.live_stream(self.scope)
+        self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        self._size = 0
+        self._write_whole(self._schema.serialize())
+
+    def _write_whole(self, buffer: pa.Buffer) -> None:
+        left = memoryview(buffer)
+        try:
+            while left:
+                left = left[os.write(self._fd, left) :]
+        except OSError:
+            os.ftruncate(self._fd, self._size)
+            raise
+        self._size += buffer.size
+
+    def _forget_oldest(self) -> None:
+        surplus = len(self._columns[0]) - MOST_ROWS_KEPT
+        if surplus > 0:
+            self.rows_dropped += surplus
+            self._columns = [column[surplus:] for column in self._columns]
+
+
+def read_segment(path: Path, columns: list[str] | None = None) -> pa.Table:
+    """The rows of a segment, to the last whole batch of a stream that was cut off."""
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        present = set(parquet.read_schema(path).names)
+        wanted = None if columns is None else [c for c in columns if c in present]
+        return parquet.read_table(path, columns=wanted)
+    # Read, not mapped: a writer that meets a full disk takes back what it appended, and a map of
+    # bytes that are gone would kill the reader.
+    batches = list(_whole_batches(pa.BufferReader(path.read_bytes())))
+    if not batches:
+        return pa.table({})
+    table = pa.Table.from_batches(batches)
+    return table if columns is None else table.select([c for c in columns if c in table.column_names])
+
+
+def _whole_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
+    """Batches until the end, a cut, or a tail of zeros (which reads as rows at time 0)."""
+    try:
+        reader = pa.ipc.open_stream(source)
+    except (pa.ArrowInvalid, OSError, EOFError):
+        return
+    last = 0
+    while True:
+        try:
+            batch = reader.read_next_batch()
+            batch.validate()
+        except (StopIteration, pa.ArrowInvalid, OSError, EOFError):
+            return
+        times = batch.column(0)
+        if batch.num_rows == 0 or times.null_count or times[0].as_py() < max(last, 1):
+            return
+        last = times[-1].as_py()
+        if last < times[0].as_py():
+            return
+        yield batch
+
+
+def pack(closed: Path) -> Path:
+    """Roll a closed stream to Parquet; the stream goes once the Parquet file is whole."""
+    import pyarrow.parquet as parquet
+
+    table = read_segment(closed)
+    target = closed.with_suffix(".parquet")
+    temporary = closed.with_name(f".{target.name}.tmp")
+    try:
+        parquet.write_table(table, temporary, compression="zstd")
+        os.replace(temporary, target)
+    except (OSError, pa.ArrowException):
+        temporary.unlink(missing_ok=True)
+        raise
+    closed.unlink()
+    return target

@@ -1,0 +1,1 @@
+"""What can be read: a file per source, one contract."""

@@ -1,0 +1,64 @@
+"""The contract of a sensor.
+
+A sensor reads one source, cheaply, again and again. It never raises for what the machine lacks: a
+value that cannot be read is None, and `missing` says why. Counters are given as cumulative totals;
+the sampler turns them into rates over the true window. `tests/contract/` holds the suite that every
+sensor passes.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+
+from stepscope.metrics import Scope
+from stepscope.records import Reading
+
+
+class Sensor(ABC):
+    """One source. `period` 0 means with every sample; `share` is the most of a core it may cost.
+
+    A sensor whose reading costs more than `share` of its period is read less often.
+    """
+
+    name: str
+    scope: Scope
+    metrics: tuple[str, ...]
+    period: float = 1.0
+    share: float = 0.002
+
+    def __init__(self) -> None:
+        self.missing: dict[str, str] = {}
+        """Metric to the reason why it has no value here."""
+
+    @abstractmethod
+    def read(self) -> list[Reading]:
+        """The values now; every key is one of `metrics`."""
+
+    def close(self) -> None:
+        """Give back what is held open."""
+
+    def lacks(self, reason: str, *metrics: str) -> None:
+        """Note why metrics (all, if none is named) are missing."""
+        for metric in metrics or self.metrics:
+            self.missing[metric] = reason
+
+
+class KeptFile:
+    """A small file under /proc or /sys, kept open and read from its start each time."""
+
+    def __init__(self, path: str, size: int = 4096) -> None:
+        self.path = path
+        self._size = size
+        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+
+    def read(self) -> bytes:
+        return os.pread(self._fd, self._size, 0)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+def why(error: OSError) -> str:
+    """An error as a reason a person can read."""
+    return f"{error.filename or 'source'}: {error.strerror or error}"
