@@ -37,6 +37,21 @@ class MarkEvent:
 
 
 @dataclass(frozen=True)
+class _Training:
+    """When the run, as a whole, can have trained. A pattern is told by a process that does not."""
+
+    begin_ns: int
+    end_ns: int
+    steps: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, timelines: Sequence[Timeline], begin_ns: int, end_ns: int) -> _Training:
+        firsts = [int(r["t"][0]) for t in timelines for r in (t.loader_begins, t.steps) if len(r)]
+        steps = next((t.steps["t"] for t in timelines if len(t.steps)), np.empty(0, np.int64))
+        return cls(min(firsts, default=begin_ns), end_ns, steps)
+
+
+@dataclass(frozen=True)
 class Timeline:
     """What one process reported, in order. `a` of a batch is the wait in ns, `b` its samples."""
 
@@ -49,8 +64,11 @@ class Timeline:
     marks: Sequence[MarkEvent] = field(default=())
 
 
-def find_epochs(timelines: Sequence[Timeline], end_ns: int) -> tuple[Source | None, list[Span]]:
+def find_epochs(
+    timelines: Sequence[Timeline], begin_ns: int, end_ns: int
+) -> tuple[Source | None, list[Span]]:
     """The epochs of the run as its first process that tells them saw them."""
+    training = _Training.of(timelines, begin_ns, end_ns)
     finders: tuple[tuple[Source, Any], ...] = (
         ("marks", _epochs_from_marks),
         ("pattern", _epochs_from_marks),
@@ -59,7 +77,7 @@ def find_epochs(timelines: Sequence[Timeline], end_ns: int) -> tuple[Source | No
     )
     for source, finder in finders:
         for timeline in timelines:
-            spans = finder(timeline, source, end_ns)
+            spans = finder(timeline, source, training)
             if spans:
                 return source, spans
     return None, []
@@ -98,10 +116,10 @@ def _phase(begin: MarkEvent, end_ns: int, pid: int, complete: bool = True) -> Sp
     return Span(begin.name, begin.t, end_ns, _as_index(begin.value), pid, begin.source, complete)
 
 
-def _epochs_from_marks(timeline: Timeline, source: Source, end_ns: int) -> list[Span]:
+def _epochs_from_marks(timeline: Timeline, source: Source, training: _Training) -> list[Span]:
     spans = [
         span
-        for span in phase_spans(timeline, end_ns)
+        for span in phase_spans(timeline, training.end_ns)
         if span.name in _EPOCH_WORDS and span.source == source
     ]
     if spans:
@@ -111,7 +129,7 @@ def _epochs_from_marks(timeline: Timeline, source: Source, end_ns: int) -> list[
         for mark in timeline.marks
         if mark.edge is None and mark.name in _EPOCH_WORDS and mark.source == source
     ]
-    return _between_marks(_without_repeats(marks), timeline, end_ns) if marks else []
+    return _between_marks(_without_repeats(marks), timeline, training) if marks else []
 
 
 def _without_repeats(marks: list[MarkEvent]) -> list[MarkEvent]:
@@ -123,40 +141,27 @@ def _without_repeats(marks: list[MarkEvent]) -> list[MarkEvent]:
     return kept
 
 
-def _between_marks(marks: list[MarkEvent], timeline: Timeline, end_ns: int) -> list[Span]:
+def _between_marks(marks: list[MarkEvent], timeline: Timeline, training: _Training) -> list[Span]:
     """Spans between marks, which stand at the start of each epoch or at its end."""
-    begin_ns = _first_time(timeline, marks)
     times = [mark.t for mark in marks]
-    if _marks_are_ends(times, timeline, begin_ns, end_ns):
-        edges = [begin_ns, *times]
-        return _numbered(
-            [
-                Span("epoch", a, b, _as_index(m.value), timeline.pid, m.source)
-                for a, b, m in zip(edges, edges[1:], marks, strict=True)
-            ]
-        )
-    edges = [*times, end_ns]
+    if _marks_are_ends(times, training):
+        edges = [min(training.begin_ns, times[0]), *times]
+    else:
+        edges = [*times, training.end_ns]
     return _numbered(
         [
-            Span("epoch", a, b, _as_index(m.value), timeline.pid, m.source)
-            for a, b, m in zip(edges, edges[1:], marks, strict=False)
+            Span("epoch", a, b, _as_index(mark.value), timeline.pid, mark.source)
+            for a, b, mark in zip(edges[:-1], edges[1:], marks, strict=True)
         ]
     )
 
 
-def _first_time(timeline: Timeline, marks: list[MarkEvent]) -> int:
-    """When training can have begun: the first loader or step, or the process's first mark."""
-    firsts = [int(r["t"][0]) for r in (timeline.loader_begins, timeline.steps) if len(r)]
-    firsts += [mark.t for mark in timeline.marks[:1]]
-    return min([*firsts, marks[0].t])
-
-
-def _marks_are_ends(times: list[int], timeline: Timeline, begin_ns: int, end_ns: int) -> bool:
+def _marks_are_ends(times: list[int], training: _Training) -> bool:
     """Steps decide where there are any: they lie before the first mark or after the last."""
-    steps = timeline.steps["t"]
+    steps = training.steps
     if len(steps):
         return bool((steps < times[0]).sum() > (steps > times[-1]).sum())
-    lead, tail = times[0] - begin_ns, end_ns - times[-1]
+    lead, tail = times[0] - training.begin_ns, training.end_ns - times[-1]
     usual = float(np.median(np.diff(times))) if len(times) > 1 else float(max(lead, tail))
     return tail < usual / 2 <= lead
 
@@ -171,7 +176,7 @@ class _Pass:
     complete: bool
 
 
-def _epochs_from_loaders(timeline: Timeline, source: Source, end_ns: int) -> list[Span]:
+def _epochs_from_loaders(timeline: Timeline, source: Source, _: _Training) -> list[Span]:
     passes = _passes(timeline)
     training = [p for p in passes if p.trains] if len(timeline.steps) else passes
     spans: list[Span] = []

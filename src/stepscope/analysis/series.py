@@ -38,12 +38,13 @@ def integrate(rate: Series, begin_ns: int, end_ns: int) -> float | None:
 
     None where no sample's window touches it.
     """
-    end = np.minimum(rate.t, end_ns)
-    begin = np.maximum(rate.t - rate.window * 1e9, begin_ns)
-    overlap = np.clip(end - begin, 0, None) / 1e9
+    longest_ns = rate.window.max(initial=0) * 1e9
+    near = slice(*np.searchsorted(rate.t, (begin_ns, end_ns + longest_ns), side="right"))
+    t, window = rate.t[near], rate.window[near]
+    overlap = np.clip(np.minimum(t, end_ns) - np.maximum(t - window * 1e9, begin_ns), 0, None) / 1e9
     if not (overlap > 0).any():
         return None
-    return float((rate.value * overlap).sum())
+    return float((rate.value[near] * overlap).sum())
 
 
 def statistic(metric: str, entity: str, series: Series, is_rate: bool) -> Statistic | None:
@@ -51,24 +52,22 @@ def statistic(metric: str, entity: str, series: Series, is_rate: bool) -> Statis
     if not len(series):
         return None
     covered = float(series.window.sum())
+    values = series.value
     if is_rate and covered > 0:
-        mean = float((series.value * series.window).sum()) / covered
+        mean = float((values * series.window).sum()) / covered
+        # The last sample of a run may be a millisecond after the one before: no rate to compare.
+        values = values[series.window >= np.median(series.window) / 2]
     else:
-        mean = float(series.value.mean())
-    return Statistic(
-        metric,
-        entity,
-        mean,
-        float(np.percentile(series.value, 95)),
-        float(series.value.max()),
-        len(series),
-    )
+        mean = float(values.mean())
+    p95, most = float(np.percentile(values, 95)), float(values.max())
+    return Statistic(metric, entity, mean, p95, most, len(series))
 
 
 def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Series:
     """Memory at every RSS sample, less what the nearest PSS reading showed to be shared.
 
     The nearest reading with as many processes is taken: a fork changes what is shared at once.
+    Where there is none, each process but one is taken to share as much as they did then.
     """
     if not len(rss) or not len(pss):
         return rss
@@ -82,7 +81,9 @@ def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Serie
     prefer_before = count_then[before] == count_at
     closer_after = np.abs(pss.t[after] - rss.t) <= np.abs(pss.t[before] - rss.t)
     pick = np.where(prefer_after & (closer_after | ~prefer_before), after, before)
-    return Series(rss.t, rss.window, np.clip(rss.value - shared[pick], 0, None))
+    others, others_then = np.clip(count_at - 1, 0, None), count_then[pick] - 1
+    part = np.divide(others, others_then, out=np.ones(len(rss)), where=others_then > 0)
+    return Series(rss.t, rss.window, np.clip(rss.value - shared[pick] * part, 0, None))
 
 
 def _held(series: Series, at: Ints) -> Floats:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
@@ -29,6 +30,11 @@ class Recorded:
     def of(self, metric: str, entity: str = "tree") -> Series:
         return self.series.get((metric, entity), EMPTY)
 
+    @cached_property
+    def training_loaders(self) -> list[list[int]]:
+        """Of each timeline the loaders that train: found once, asked for in every epoch."""
+        return [_training_loaders(timeline) for timeline in self.timelines]
+
 
 def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
     """Add the derived `memory` of every entity that has RSS."""
@@ -43,7 +49,7 @@ def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
 
 def summarise(recorded: Recorded) -> Summary:
     """The summary of a run, complete or cut off."""
-    source, epochs = find_epochs(recorded.timelines, recorded.end_ns)
+    source, epochs = find_epochs(recorded.timelines, recorded.begin_ns, recorded.end_ns)
     rows = tuple(_epoch_row(span, i, recorded) for i, span in enumerate(epochs))
     phases = find_phases(recorded.timelines, recorded.end_ns)
     samples = _total_samples(recorded)
@@ -113,13 +119,12 @@ def _steps_between(recorded: Recorded, begin: int, end: int) -> int | None:
 def _samples_between(recorded: Recorded, begin: int, end: int) -> int | None:
     """Samples of all ranks, from each rank's busiest loader; None where a batch did not tell."""
     total = 0
-    for timeline in recorded.timelines:
+    for timeline, numbers in zip(recorded.timelines, recorded.training_loaders, strict=True):
         batches = _between(timeline.batches, begin, end)
         if not len(batches):
             continue
         if (batches["b"] < 0).any():
             return None
-        numbers = _training_loaders(timeline)
         per_loader = [int(batches["b"][batches["number"] == n].sum()) for n in numbers]
         total += max(per_loader, default=0)
     return total or None
@@ -148,9 +153,9 @@ def _steps_within(timeline: Timeline, number: int) -> bool:
 def _total_samples(recorded: Recorded) -> int | None:
     """All samples that were trained on; loaders made anew for each epoch all count."""
     total, known = 0, False
-    for timeline in recorded.timelines:
+    for timeline, numbers in zip(recorded.timelines, recorded.training_loaders, strict=True):
         batches = timeline.batches
-        keep = np.isin(batches["number"], _training_loaders(timeline))
+        keep = np.isin(batches["number"], numbers)
         if keep.any():
             if (batches["b"][keep] < 0).any():
                 return None
@@ -184,7 +189,9 @@ def _phase_totals(phases: Sequence[Span]) -> tuple[tuple[str, int, float], ...]:
 
 
 def _whole(recorded: Recorded, metric: str, entity: str = "tree") -> float | None:
-    return integrate(recorded.of(metric, entity), recorded.begin_ns, recorded.end_ns + 10**9)
+    """What a rate adds up to over all samples; the last may be a little after the end."""
+    rate = recorded.of(metric, entity)
+    return float((rate.value * rate.window).sum()) if len(rate) else None
 
 
 def _totals(recorded: Recorded) -> dict[str, float]:

@@ -155,60 +155,54 @@ def _patch_optimizer(module):
 
 
 def _patch_keras(module):
-    original = module.CallbackList.__init__
-    if getattr(original, "_stepscope", False):
+    """The list of callbacks is told of epochs, batches and evaluations as they happen; a callback
+    of our own would be told later, from other threads, and would show in the user's list."""
+    callback_list = module.CallbackList
+    if getattr(callback_list.on_epoch_begin, "_stepscope", False):
         return "Keras fit"
 
-    def with_ours(self, *args, **kwargs):
-        original(self, *args, **kwargs)
-        try:
-            callbacks = self.callbacks
-            if not any(type(each).__name__ == "_StepscopeCallback" for each in callbacks):
-                self.append(_keras_callback()())
-        except Exception:
-            pass
+    def epoch_begins(self, epoch, logs=None):
+        self._stepscope_last = -1
+        _keras_mark(events.PHASE_BEGIN, "epoch", epoch)
 
-    with_ours._stepscope = True
-    module.CallbackList.__init__ = _dressed_as(original, with_ours)
+    def epoch_ends(self, epoch, logs=None):
+        _keras_mark(events.PHASE_END, "epoch", epoch)
+
+    def batch_ends(self, batch, logs=None):
+        """With `steps_per_execution` a call stands for several steps: `batch` is the last."""
+        steps = max(1, batch - getattr(self, "_stepscope_last", batch - 1))
+        self._stepscope_last = batch
+        writer = events.writer()
+        if writer is not None:
+            writer.write(events.STEP, events.FROM_FIT, 0, steps)
+
+    def test_begins(self, logs=None):
+        _keras_mark(events.PHASE_BEGIN, "evaluation", None)
+
+    def test_ends(self, logs=None):
+        _keras_mark(events.PHASE_END, "evaluation", None)
+
+    _tell_first(callback_list, "on_epoch_begin", epoch_begins)
+    _tell_first(callback_list, "on_epoch_end", epoch_ends)
+    _tell_first(callback_list, "on_train_batch_end", batch_ends)
+    _tell_first(callback_list, "on_test_begin", test_begins)
+    _tell_first(callback_list, "on_test_end", test_ends)
     return "Keras fit"
 
 
-def _keras_callback():
-    """The class is made when Keras is there to derive from."""
-    if _keras_callback.made is None:
-        from keras.src.callbacks.callback import Callback
+def _tell_first(cls, name, tell):
+    """Have a method tell us that it was called before it does what it does."""
+    original = getattr(cls, name)
 
-        class _StepscopeCallback(Callback):
-            """Epochs, steps and evaluation, as Keras tells them."""
+    def told(self, *args, **kwargs):
+        try:
+            tell(self, *args, **kwargs)
+        except Exception:
+            pass
+        return original(self, *args, **kwargs)
 
-            def __init__(self):
-                super().__init__()
-                self._last = -1
-
-            def on_epoch_begin(self, epoch, logs=None):
-                self._last = -1
-                _keras_mark(events.PHASE_BEGIN, "epoch", epoch)
-
-            def on_epoch_end(self, epoch, logs=None):
-                _keras_mark(events.PHASE_END, "epoch", epoch)
-
-            def on_train_batch_end(self, batch, logs=None):
-                steps, self._last = max(1, batch - self._last), batch
-                writer = events.writer()
-                if writer is not None:
-                    writer.write(events.STEP, events.FROM_FIT, 0, steps)
-
-            def on_test_begin(self, logs=None):
-                _keras_mark(events.PHASE_BEGIN, "evaluation", None)
-
-            def on_test_end(self, logs=None):
-                _keras_mark(events.PHASE_END, "evaluation", None)
-
-        _keras_callback.made = _StepscopeCallback
-    return _keras_callback.made
-
-
-_keras_callback.made = None
+    told._stepscope = True
+    setattr(cls, name, _dressed_as(original, told))
 
 
 def _keras_mark(kind, name, value):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import socket
 from enum import Enum
 from pathlib import Path
@@ -83,6 +84,11 @@ def identity(pid: int) -> dict[str, Any]:
         "boot_id": boot_id(),
         "host": socket.gethostname(),
     }
+
+
+def identity_of_self() -> dict[str, Any]:
+    """The identity of the process that calls."""
+    return identity(os.getpid())
 
 
 def watcher_lives(watcher: dict[str, Any]) -> bool:

@@ -7,7 +7,9 @@ of it is taken back, the rows are kept (up to a limit) and tried again with the 
 from __future__ import annotations
 
 import os
+from array import array
 from collections.abc import Iterator
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -37,6 +39,9 @@ def schema_of(scope: Scope) -> pa.Schema:
     return pa.schema(keys + columns, metadata={"stepscope.format": "1", "stepscope.scope": scope})
 
 
+_Row = tuple[int, float | None, Entity, dict[str, float | None]]
+
+
 class StreamWriter:
     """Collects rows and appends them as record batches. `flush` raises OSError, rows are kept."""
 
@@ -46,7 +51,7 @@ class StreamWriter:
         self._paths = paths
         self._schema = schema_of(scope)
         self._metrics = tuple(metric.key for metric in of_scope(scope))
-        self._columns: list[list[Any]] = [[] for _ in self._schema]
+        self._rows: list[_Row] = []
         self._segment = 0
         self._fd = -1
         self._size = 0
@@ -56,29 +61,18 @@ class StreamWriter:
         self, t_ns: int, window_s: float | None, entity: Entity, values: dict[str, float | None]
     ) -> None:
         """Keep one row until the next flush."""
-        columns = self._columns
-        columns[0].append(t_ns)
-        columns[1].append(window_s)
-        columns[2].append(entity.name)
-        columns[3].append(entity.pid)
-        get = values.get
-        for column, key in zip(columns[4:], self._metrics, strict=True):
-            column.append(get(key))
+        self._rows.append((t_ns, window_s, entity, values))
 
     def flush(self) -> None:
         """Append what was collected as one batch; OSError where it could not be written."""
-        if not self._columns[0]:
+        if not self._rows:
             return
-        batch = pa.record_batch(
-            [pa.array(c, f.type) for c, f in zip(self._columns, self._schema, strict=True)],
-            schema=self._schema,
-        )
         try:
-            self._write_whole(batch.serialize())
+            self._write_whole(self._batch().serialize())
         except OSError:
             self._forget_oldest()
             raise
-        self._columns = [[] for _ in self._schema]
+        self._rows = []
 
     def roll(self, at_least: int = ROLL_BYTES) -> Path | None:
         """Close the stream once it is large, and begin the next; the closed one may be packed."""
@@ -120,11 +114,51 @@ class StreamWriter:
             raise
         self._size += buffer.size
 
+    def _batch(self) -> pa.RecordBatch:
+        times, windows, entities, values = zip(*self._rows, strict=True)
+        columns: list[list[Any]] = [
+            list(times),
+            list(windows),
+            [entity.name for entity in entities],
+            [entity.pid for entity in entities],
+        ]
+        present = set().union(*values)
+        nothing: list[Any] = [None] * len(times)
+        columns += [[v.get(k) for v in values] if k in present else nothing for k in self._metrics]
+        return pa.RecordBatch.from_arrays(
+            [_array(c, f.type) for c, f in zip(columns, self._schema, strict=True)],
+            schema=self._schema,
+        )
+
     def _forget_oldest(self) -> None:
-        surplus = len(self._columns[0]) - MOST_ROWS_KEPT
+        surplus = len(self._rows) - MOST_ROWS_KEPT
         if surplus > 0:
             self.rows_dropped += surplus
-            self._columns = [column[surplus:] for column in self._columns]
+            del self._rows[:surplus]
+
+
+_CODES = {pa.int64(): "q", pa.int32(): "i", pa.float64(): "d"}
+
+
+def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
+    """An Arrow array from its buffers. `pa.array` would import pandas, half a second in a watcher
+    that must not stop."""
+    count = len(values)
+    missing = values.count(None)
+    if missing == count:
+        return pa.nulls(count, kind)
+    validity = None
+    if missing:
+        there = sum(1 << i for i, value in enumerate(values) if value is not None)
+        validity = pa.py_buffer(there.to_bytes((count + 7) // 8, "little"))
+        values = [0 if value is None else value for value in values]
+    if kind == pa.string():
+        texts = [value.encode() for value in values]
+        ends = array("i", [0, *accumulate(len(text) for text in texts)])
+        buffers = [validity, pa.py_buffer(ends), pa.py_buffer(b"".join(texts))]
+    else:
+        buffers = [validity, pa.py_buffer(array(_CODES[kind], values))]
+    return pa.Array.from_buffers(kind, count, buffers)
 
 
 def read_segment(path: Path, columns: list[str] | None = None) -> pa.Table:
@@ -141,7 +175,9 @@ def read_segment(path: Path, columns: list[str] | None = None) -> pa.Table:
     if not batches:
         return pa.table({})
     table = pa.Table.from_batches(batches)
-    return table if columns is None else table.select([c for c in columns if c in table.column_names])
+    if columns is not None:
+        table = table.select([c for c in columns if c in table.column_names])
+    return table.combine_chunks()  # a batch a second: what follows would pay for each of them
 
 
 def _whole_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:

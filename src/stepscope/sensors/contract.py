@@ -26,6 +26,8 @@ class Sensor(ABC):
     metrics: tuple[str, ...]
     period: float = 1.0
     share: float = 0.002
+    first_after: float = 0.0
+    """Seconds after the start before which a reading would tell nothing."""
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}

@@ -1,0 +1,230 @@
+"""What watching costs: CPU per sample against psrecord, the whole watcher, the slow-down, the gaps.
+
+    python benchmarks/monitor_cost.py [--quick]
+
+Everything is compared side by side in one run: psrecord and our process-tree sensor follow the same
+nine processes during the same seconds; the training loop runs watched and unwatched in alternating
+half-second blocks of one process.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import results_file
+
+from stepscope.runs.reader import latest_run, open_run
+from stepscope.sensors.process import UsageSensor
+from stepscope.sensors.tree import ProcessTree
+
+INTERVAL = 0.1
+HERE = Path(__file__).parent
+STEPSCOPE = [sys.executable, "-m", "stepscope", "run", "-q", "--no-hook"]
+
+TREE = """
+import multiprocessing as mp, sys, time
+def child(seconds, busy):
+    data = bytearray(30_000_000)
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if not busy: time.sleep(0.005)
+if __name__ == "__main__":
+    seconds, busy = float(sys.argv[1]), sys.argv[2] == "busy"
+    children = [mp.Process(target=child, args=(seconds, busy)) for _ in range(8)]
+    for each in children: each.start()
+    for each in children: each.join()
+"""
+
+
+def cpu_of(pid: int) -> float:
+    return time.clock_gettime(((~pid) << 3) | 2)
+
+
+def start_tree(folder: Path, seconds: float, busy: bool = False) -> subprocess.Popen[bytes]:
+    script = folder / "tree.py"
+    script.write_text(TREE)
+    kind = "busy" if busy else "calm"
+    return subprocess.Popen([sys.executable, str(script), str(seconds), kind])
+
+
+def sample_like_us(pid: int, seconds: float) -> None:
+    """Our process-tree part alone, paced as in the watcher; prints CPU seconds and samples."""
+    tree = ProcessTree(pid)
+    sensor = UsageSensor(tree, born_here=False)
+    time.sleep(1.0)
+    samples, began = 0, time.process_time()
+    planned = time.monotonic()
+    end = planned + seconds
+    while planned < end:
+        sensor.read()
+        samples += 1
+        planned += INTERVAL
+        time.sleep(max(0.0, planned - time.monotonic()))
+    print(json.dumps([time.process_time() - began, samples, len(tree.processes)]))
+
+
+def tree_part(folder: Path, seconds: float) -> dict[str, Any]:
+    """psrecord --include-children and our sensor, on the same tree, at the same time."""
+    tree = start_tree(folder, seconds + 6)
+    time.sleep(1.5)
+    log = folder / "psrecord.txt"
+    psrecord = subprocess.Popen(
+        [sys.executable, "-c", "from psrecord.main import main; main()", str(tree.pid), "--include-children", "--interval",
+         str(INTERVAL), "--duration", str(seconds + 3), "--log", str(log)],
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    ours = subprocess.Popen(
+        [sys.executable, __file__, "--sample", str(tree.pid), str(seconds)], stdout=subprocess.PIPE
+    )
+    time.sleep(2.0)
+    lines, cpu = len(log.read_text().splitlines()), cpu_of(psrecord.pid)
+    time.sleep(seconds - 1.5)
+    lines = len(log.read_text().splitlines()) - lines
+    cpu = cpu_of(psrecord.pid) - cpu
+    our_cpu, our_samples, processes = json.loads(ours.communicate()[0])
+    psrecord.wait()
+    tree.wait()
+    theirs_ms, ours_ms = 1e3 * cpu / lines, 1e3 * our_cpu / our_samples
+    return {
+        "processes": processes,
+        "psrecord_ms_per_sample": round(theirs_ms, 3),
+        "stepscope_ms_per_sample": round(ours_ms, 3),
+        "times_less": round(theirs_ms / ours_ms, 1),
+    }
+
+
+def watch_tree(folder: Path, seconds: float, busy: bool, interval: float) -> dict[str, Any]:
+    """The whole watcher on nine processes: its share of a core, seen from outside, and its gaps."""
+    script = folder / "tree.py"
+    script.write_text(TREE)
+    runs = folder / f"runs{time.monotonic_ns()}"
+    watcher = subprocess.Popen(
+        [*STEPSCOPE, "--interval", str(interval), "--out", str(runs), "--", sys.executable,
+         str(script), str(seconds + 2), "busy" if busy else "calm"]
+    )  # fmt: skip
+    time.sleep(2.0)
+    cpu, began = cpu_of(watcher.pid), time.monotonic()
+    time.sleep(seconds - 1.5)
+    cpu, seconds = cpu_of(watcher.pid) - cpu, time.monotonic() - began
+    watcher.wait()
+    run = open_run(latest_run(runs))
+    times = run.recorded().of("rss").t
+    gaps = [(b - a) / 1e9 for a, b in zip(times[:-1], times[1:], strict=True)]
+    return {
+        "interval_s": interval,
+        "share_of_a_core": round(cpu / seconds, 5),
+        "longest_gap_s": round(max(gaps), 4),
+        "longest_gap_in_intervals": round(max(gaps) / interval, 2),
+        "samples": len(times),
+        "rss_mb": round(run.summary().watcher["rss_bytes"] / 1e6, 1),
+    }
+
+
+def train_in_blocks(seconds: float) -> None:
+    """A training loop that stops and continues its watcher every half second; prints steps/s."""
+    import torch
+    from torch.utils.data import DataLoader, TensorDataset
+
+    watcher, events = os.getppid(), os.environ["STEPSCOPE_EVENTS"]
+    data = TensorDataset(torch.randn(4096, 3, 32, 32), torch.randint(0, 10, (4096,)))
+    loader = DataLoader(data, 32, shuffle=True)
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(3, 16, 3), torch.nn.ReLU(), torch.nn.MaxPool2d(2), torch.nn.Flatten(),
+        torch.nn.Linear(16 * 15 * 15, 10),
+    )  # fmt: skip
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    loss = torch.nn.CrossEntropyLoss()
+
+    def batches() -> Any:
+        while True:
+            yield from loader
+
+    source = batches()
+
+    def block(length: float) -> float:
+        steps, began = 0, time.perf_counter()
+        while (spent := time.perf_counter() - began) < length:
+            images, labels = next(source)
+            optimizer.zero_grad()
+            loss(model(images), labels).backward()
+            optimizer.step()
+            steps += 1
+        return steps / spent
+
+    block(3.0)
+    rates: dict[bool, list[float]] = {True: [], False: []}
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        # Watched first in one pair, unwatched first in the next: a drift cancels.
+        for watched in (True, False) if len(rates[True]) % 2 else (False, True):
+            if watched:
+                os.environ["STEPSCOPE_EVENTS"] = events
+                os.kill(watcher, signal.SIGCONT)
+            else:
+                os.environ.pop("STEPSCOPE_EVENTS", None)
+                os.kill(watcher, signal.SIGSTOP)
+            rates[watched].append(block(0.5))
+    os.kill(watcher, signal.SIGCONT)
+    print("RATES " + json.dumps([rates[True], rates[False]]), flush=True)
+
+
+def slow_down(folder: Path, seconds: float) -> dict[str, Any]:
+    """How much slower the loop is watched than unwatched, from pairs of blocks in one process."""
+    done = subprocess.run(
+        [sys.executable, "-m", "stepscope", "run", "-q", "--out", str(folder / "train"), "--",
+         sys.executable, __file__, "--train", str(seconds)],
+        stdout=subprocess.PIPE, text=True, check=True,
+    )  # fmt: skip
+    found = re.search(r"RATES (.*)", done.stdout)
+    assert found
+    watched, alone = json.loads(found[1])
+    slower = [100 * (1 - w / a) for w, a in zip(watched, alone, strict=True)]
+    error = statistics.stdev(slower) / len(slower) ** 0.5
+    return {
+        "pairs": len(slower),
+        "steps_per_second_alone": round(statistics.mean(alone), 1),
+        "slow_down_percent": round(statistics.mean(slower), 3),
+        "standard_error_percent": round(error, 3),
+        "upper_95_percent": round(statistics.mean(slower) + 1.645 * error, 3),
+        "median_percent": round(statistics.median(slower), 3),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="a tenth of the time, for a look")
+    parser.add_argument("--sample", nargs=2, help=argparse.SUPPRESS)
+    parser.add_argument("--train", type=float, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.sample:
+        return sample_like_us(int(options.sample[0]), float(options.sample[1]))
+    if options.train:
+        return train_in_blocks(options.train)
+    length = 0.1 if options.quick else 1.0
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        figures = {
+            "tree_part": tree_part(folder, max(6, 30 * length)),
+            "whole_watcher_10hz": watch_tree(folder, max(6, 30 * length), False, 0.1),
+            "both_cores_busy_10hz": watch_tree(folder, max(6, 30 * length), True, 0.1),
+            "whole_watcher_50hz": watch_tree(folder, max(6, 20 * length), False, 0.02),
+            "training": slow_down(folder, max(10, 150 * length)),
+        }
+    print(json.dumps(figures, indent=1))
+    if not options.quick:
+        print(results_file.write("monitor_cost", figures))
+
+
+if __name__ == "__main__":
+    main()

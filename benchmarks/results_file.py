@@ -1,0 +1,52 @@
+"""Writes a benchmark's figures with what is needed to judge them: machine, versions, date, command."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from stepscope.capture.environment import environment_record
+
+RESULTS = Path(__file__).parent / "results"
+PACKAGES = ("stepscope", "numpy", "pyarrow", "torch", "psutil", "psrecord")
+
+
+def write(name: str, figures: dict[str, Any]) -> Path:
+    """`results/<date>_<name>_<cores>c.json`."""
+    environment = environment_record([], Path.cwd(), None)
+    result = {
+        "benchmark": name,
+        "date": date.today().isoformat(),
+        "command": " ".join(["python", *(os.path.relpath(word) if i == 0 else word
+                                         for i, word in enumerate(sys.argv))]),
+        "machine": {
+            "cpu": environment.get("cpu"),
+            "memory": environment.get("memory"),
+            "os": environment.get("os"),
+            "cgroup": (environment.get("cgroup") or {}).get("version"),
+            "gpus": environment.get("gpus"),
+        },
+        "versions": {"python": platform.python_version(), **_versions()},
+        "git": (environment.get("git") or {}).get("commit"),
+        "figures": figures,
+    }  # fmt: skip
+    RESULTS.mkdir(exist_ok=True)
+    path = RESULTS / f"{result['date']}_{name}_{os.cpu_count()}c.json"
+    path.write_text(json.dumps(result, indent=1) + "\n")
+    return path
+
+
+def _versions() -> dict[str, str]:
+    found = {}
+    for package in PACKAGES:
+        try:
+            found[package] = version(package)
+        except Exception:  # not installed here
+            continue
+    return found

@@ -1,0 +1,5 @@
+"""`python -m stepscope`."""
+
+from stepscope.cli.app import main
+
+main()

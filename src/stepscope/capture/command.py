@@ -1,0 +1,174 @@
+"""Runs a command and watches its tree until it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import resource
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import stepscope.inject
+from stepscope.capture.outcome import Evidence, judge
+from stepscope.capture.output import Output, capture_output
+from stepscope.capture.session import Plan, Session, prepare_folder
+from stepscope.capture.spawn import (
+    Signals,
+    become_subreaper,
+    find_command,
+    has_ended,
+    pass_on,
+    spawn,
+    take_signals,
+    wait_for_signal,
+)
+from stepscope.errors import CannotWatch
+from stepscope.inject.events import FOLDER_VARIABLE
+from stepscope.records import Ending
+from stepscope.runs.paths import RunPaths
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A command that was watched to its end."""
+
+    paths: RunPaths
+    ending: Ending
+    status: int
+    survivors: list[str]
+
+
+def watch_command(
+    plan: Plan, tell: Callable[[str], None], pattern: str | None = None, wait_tree: bool = False
+) -> Watched:
+    """Start a command, watch it and all that it starts, and write down how it ended."""
+    path = find_command(plan.command)
+    paths = prepare_folder(plan)
+    signals = take_signals()
+    adopts = become_subreaper()
+    try:
+        session = Session(plan, paths, tell)
+        output = capture_output(paths, pattern) if pattern else Output()
+        session.restart_clock()
+        born_ns = time.monotonic_ns()
+        pid = spawn(path, plan.command, _environment(plan, paths), signals, output)
+    except (OSError, CannotWatch) as error:
+        shutil.rmtree(paths.folder, ignore_errors=True)
+        if isinstance(error, CannotWatch):
+            raise
+        raise CannotWatch(f"{plan.command[0]} was not started: {error}") from None
+    output.command_started()
+    _allow_many_descriptors()
+    exclude = (output.pump.pid,) if output.pump else ()
+    session.begin(pid, os.getpid() if adopts else None, born_ns, exclude)
+    return _Loop(session, pid, signals, output).run(wait_tree)
+
+
+def _environment(plan: Plan, paths: RunPaths) -> dict[str, str]:
+    """The command's environment: ours, with where to report and the hook in front of PYTHONPATH."""
+    environment = dict(os.environ)
+    environment[FOLDER_VARIABLE] = str(paths.events)
+    if plan.hook:
+        site = str(Path(stepscope.inject.__file__).with_name("site"))
+        others = environment.get("PYTHONPATH", "").split(os.pathsep)
+        kept = [entry for entry in others if entry and entry != site]
+        environment["PYTHONPATH"] = os.pathsep.join([site, *kept])
+    return environment
+
+
+def _allow_many_descriptors() -> None:
+    """We keep some per process of the tree. The command has started: its limit stays what it was."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+class _Loop:
+    """Samples at every interval, and in between sleeps until a signal."""
+
+    def __init__(self, session: Session, pid: int, signals: Signals, output: Output) -> None:
+        self._session = session
+        self._pid = pid
+        self._signals = signals
+        self._output = output
+        self._status: int | None = None
+        self._asked_to_end = False
+        self._ended_ns = 0
+
+    def run(self, waits: bool) -> Watched:
+        gc.freeze()  # what is loaded now stays: no need to look through it again and again
+        interval = self._session.plan.interval_s
+        planned = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if now >= planned:
+                self._session.tick(now - planned)
+                self._reap()
+                planned = _next_tick(planned, interval)
+            if self._status is None:
+                self._watch_root()
+            if self._status is not None and not (waits and self._session.tree.survivors()):
+                return self._finish()
+            info = wait_for_signal(self._signals, planned - time.monotonic())
+            if info is not None and self._status is None:
+                self._asked_to_end = pass_on(info, self._pid) or self._asked_to_end
+            elif info is not None:
+                waits = waits and not _asks_to_end(info.si_signo)
+
+    def _watch_root(self) -> None:
+        """When the command has ended, read its last figures before it is buried."""
+        if has_ended(self._pid):
+            self._ended_ns = time.monotonic_ns()
+            self._session.mark_end_time(self._ended_ns)
+            self._session.usage.account(thorough=True)
+            self._reap()
+
+    def _reap(self) -> None:
+        """Bury the root and orphans that ended, and take over what they and their children used."""
+        session = self._session
+        for pid in session.tree.zombies_of_adopter() or ([self._pid] if self._ended_ns else []):
+            session.io.reaped(pid)
+            try:
+                _, status, usage = os.wait4(pid, 0)
+            except ChildProcessError:
+                continue
+            session.usage.reaped(pid, usage.ru_utime + usage.ru_stime)
+            session.tree.forget(pid)
+            if pid == self._pid:
+                self._status = status
+                self._ended_ns = self._ended_ns or time.monotonic_ns()
+                session.mark_end_time(self._ended_ns)
+
+    def _finish(self) -> Watched:
+        session = self._session
+        assert self._status is not None
+        if not session.tree.survivors():
+            session.mark_end_time(time.monotonic_ns())
+        session.last_sample()
+        ending = judge(
+            self._status,
+            session.evidence,
+            Evidence.now(session.cgroup),
+            session.shm_share(),
+            self._asked_to_end,
+        )
+        survivors = [f"{p.name} (pid {p.pid})" for p in session.tree.survivors()]
+        self._output.drain()
+        session.end(ending, survivors)
+        return Watched(session.paths, ending, self._status, survivors)
+
+
+def _next_tick(planned: float, interval: float) -> float:
+    """The next time on the grid; ticks that are already past are left out."""
+    now = time.monotonic()
+    return planned + interval * max(1, int((now - planned) / interval) + 1)
+
+
+def _asks_to_end(number: int) -> bool:
+    import signal
+
+    return number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -1,0 +1,190 @@
+"""Reads each sensor when it is due, at a price that is kept low, and appends what it read."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from stepscope.metrics import SCOPES, Scope
+from stepscope.records import Entity, Reading
+from stepscope.capture.rates import Rates
+from stepscope.runs.paths import RunPaths
+from stepscope.runs.streams import StreamWriter, pack
+from stepscope.sensors.contract import Sensor
+from stepscope.sensors.tree import PAGE
+
+FLUSH_EVERY_S = 0.9
+"""A little under a second, so that with the time of a sample at most one second is in memory."""
+
+_OVERDRAW = 4.0
+"""A reading that is asked for (PSS at the end of an epoch) may come this much before its time."""
+
+
+@dataclass
+class _Slot:
+    """A sensor with its schedule and what it has cost."""
+
+    sensor: Sensor
+    rates: Rates
+    due_ns: int = 0
+    read_ns: int = 0
+    cost_s: float = 0.0
+    failed: str = ""
+    slowest_period_s: float = field(default=0.0)
+
+
+class Sampler:
+    """The sampling loop's body: call `tick` at every interval, `finish` at the end."""
+
+    def __init__(self, paths: RunPaths, interval_s: float, trouble: Callable[[str], None]) -> None:
+        self.interval_s = interval_s
+        self.late_s = 0.0
+        self._trouble = trouble
+        self._slots: list[_Slot] = []
+        self._writers: dict[Scope, StreamWriter] = {s: StreamWriter(paths, s) for s in SCOPES}
+        self._flush_ns = time.monotonic_ns()
+        self._packers: list[threading.Thread] = []
+
+    def add(self, sensor: Sensor, counts_from_ns: int | None = None) -> None:
+        """Watch with a sensor. Its counters are 0 at `counts_from_ns`, or are read now."""
+        slot = _Slot(sensor, Rates(sensor.metrics, counts_from_ns))
+        slot.due_ns = time.monotonic_ns() + int(sensor.first_after * 1e9)
+        self._slots.append(slot)
+        if counts_from_ns is None:
+            self._read(slot)
+
+    def tick(self, late_s: float = 0.0) -> None:
+        """Read what is due, and write what was read about every second."""
+        self.late_s = max(self.late_s, late_s)
+        now = time.monotonic_ns()
+        for slot in self._slots:
+            if now >= slot.due_ns and not slot.failed:
+                self._read(slot)
+        if now - self._flush_ns >= FLUSH_EVERY_S * 1e9:
+            self._flush_ns = now
+            self.flush()
+
+    def ask_for(self, sensor: Sensor) -> None:
+        """Read a sensor soon, as far as its budget can be overdrawn."""
+        for slot in self._slots:
+            if slot.sensor is sensor and slot.read_ns:
+                wait_ns = slot.due_ns - slot.read_ns
+                slot.due_ns = min(slot.due_ns, slot.read_ns + int(wait_ns / _OVERDRAW))
+
+    def read_all(self, *sensors: Sensor) -> None:
+        """Read these sensors now, due or not (the last sample)."""
+        for slot in self._slots:
+            if slot.sensor in sensors and not slot.failed:
+                self._read(slot)
+
+    def flush(self) -> None:
+        """Append the rows of the last second; a full disk is told, and the rows are kept."""
+        for writer in self._writers.values():
+            try:
+                writer.flush()
+                closed = writer.roll()
+            except OSError as error:
+                self._trouble(f"samples cannot be written ({error.strerror}): they are kept in memory")
+                continue
+            if closed is not None:
+                self._pack_aside(closed)
+
+    def finish(self) -> None:
+        """Write the rest and roll the streams to Parquet; what cannot be packed stays a stream."""
+        self.flush()
+        for slot in self._slots:
+            slot.sensor.close()
+        for thread in self._packers:
+            thread.join()
+        for writer in self._writers.values():
+            try:
+                writer.flush()
+                closed = writer.finish()
+                pack(closed)
+            except OSError as error:
+                self._trouble(f"samples could not all be written: {error.strerror}")
+
+    def missing(self) -> dict[str, str]:
+        """Metric to the reason why it is missing; a sensor that failed lacks all it had."""
+        found: dict[str, str] = {}
+        for slot in self._slots:
+            found.update(slot.sensor.missing)
+            if slot.failed:
+                found.update(dict.fromkeys(slot.sensor.metrics, slot.failed))
+        return found
+
+    def costs(self) -> dict[str, dict[str, float]]:
+        """What each sensor costs: CPU seconds per reading, and the longest it was put off."""
+        return {
+            slot.sensor.name: {
+                "cpu_s": round(slot.cost_s, 6),
+                "period_s": round(max(slot.sensor.period, self.interval_s), 3),
+                "slowed_to_s": round(slot.slowest_period_s, 3),
+            }
+            for slot in self._slots
+        }
+
+    def rows_dropped(self) -> int:
+        return sum(writer.rows_dropped for writer in self._writers.values())
+
+    def _read(self, slot: _Slot) -> None:
+        sensor = slot.sensor
+        before = time.thread_time()
+        now = time.monotonic_ns()
+        try:
+            readings = sensor.read()
+        except Exception as error:  # a sensor must never end a run
+            slot.failed = f"the sensor failed: {type(error).__name__}: {error}"
+            self._trouble(f"sensor '{sensor.name}' is off: {error}")
+            return
+        writer = self._writers[sensor.scope]
+        for window, reading in slot.rates.convert(now, readings):
+            writer.append(now, window, reading.entity, reading.values)
+        cost = time.thread_time() - before
+        slot.cost_s = cost if not slot.read_ns else 0.8 * slot.cost_s + 0.2 * cost
+        slot.read_ns = now
+        affordable = slot.cost_s / sensor.share
+        if affordable > max(sensor.period, self.interval_s):
+            slot.slowest_period_s = max(slot.slowest_period_s, affordable)
+        if sensor.period or affordable > self.interval_s:
+            # Half an interval early is on time: a tick is never exactly where it was planned.
+            slack = self.interval_s / 2
+            slot.due_ns = now + int((max(sensor.period, affordable) - slack) * 1e9)
+
+    def _pack_aside(self, closed: Path) -> None:
+        def run() -> None:
+            with contextlib.suppress(OSError):
+                pack(closed)
+
+        thread = threading.Thread(target=run, daemon=True)
+        thread.start()
+        self._packers.append(thread)
+
+
+class WatcherSensor(Sensor):
+    """What watching itself costs."""
+
+    name = "watcher"
+    scope: Scope = "host"
+    metrics = ("watcher_cpu", "watcher_rss", "watcher_late")
+    period = 1.0
+
+    def __init__(self, sampler: Sampler) -> None:
+        super().__init__()
+        self._sampler = sampler
+        self._entity = Entity("watcher")
+
+    def read(self) -> list[Reading]:
+        late, self._sampler.late_s = self._sampler.late_s, 0.0
+        with open("/proc/self/statm", "rb") as file:
+            rss = int(file.read().split()[1]) * PAGE
+        values: dict[str, float | None] = {
+            "watcher_cpu": time.process_time(),
+            "watcher_rss": float(rss),
+            "watcher_late": late,
+        }
+        return [Reading(self._entity, values)]

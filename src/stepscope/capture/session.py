@@ -1,0 +1,199 @@
+"""One watched tree: its sensors, its run folder, and what is known of it so far."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from stepscope.capture.environment import environment_record
+from stepscope.capture.hookwatch import HookWatch
+from stepscope.capture.outcome import Evidence
+from stepscope.capture.sampler import Sampler, WatcherSensor
+from stepscope.errors import CannotWatch
+from stepscope.records import Ending, Outcome
+from stepscope.runs import runfile
+from stepscope.runs.masking import mask_command, mask_text
+from stepscope.runs.paths import FORMAT, RunPaths, new_run_folder
+from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
+from stepscope.sensors.host import HostSensor
+from stepscope.sensors.network import NetworkSensor
+from stepscope.sensors.process import (
+    DetailSensor,
+    IoSensor,
+    SharedMemorySensor,
+    SwitchesSensor,
+    UsageSensor,
+)
+from stepscope.sensors.shm import ShmSensor
+from stepscope.sensors.tree import ProcessTree
+
+_POLL_S = 0.5
+_SETTLE_S = 0.5
+"""How long after processes appeared PSS is read: they have touched their memory by then."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """What to watch and how."""
+
+    name: str
+    command: list[str]
+    interval_s: float
+    out: Path
+    hook: bool = True
+    cwd: Path = dataclasses.field(default_factory=Path.cwd)
+
+
+def prepare_folder(plan: Plan) -> RunPaths:
+    """Make the run folder, or say why it cannot be made."""
+    try:
+        return new_run_folder(plan.out, plan.name)
+    except OSError as error:
+        raise CannotWatch(
+            f"The run folder cannot be made in {plan.out}: {error.strerror}",
+            "Choose another place with --out DIR",
+        ) from None
+
+
+class Session:
+    """Watches one tree, from `begin` to `end`; calls to `tick` in between do the work."""
+
+    def __init__(self, plan: Plan, paths: RunPaths, tell: Callable[[str], None]) -> None:
+        self.plan = plan
+        self.paths = paths
+        self.facts: dict[str, Any] = {}
+        self._tell = tell
+        self._troubles: dict[str, int] = {}
+        self._next_poll = 0.0
+        self._read_pss_at = 0.0
+        self._write_first_facts()
+        self.sampler = Sampler(paths, plan.interval_s, self._trouble)
+        self.sampler.add(HostSensor())
+        self._shm = ShmSensor()
+        self.sampler.add(self._shm)
+        self._shm_share: float | None = None
+
+    def begin(
+        self, root: int, adopter: int | None, born_ns: int | None, exclude: tuple[int, ...] = ()
+    ) -> None:
+        """Watch a tree; `born_ns` is when it was started, None if it ran before."""
+        born_here = born_ns is not None
+        self.tree = ProcessTree(root, adopter, exclude)
+        self.usage = UsageSensor(self.tree, born_here)
+        self.io = IoSensor(self.tree, born_here)
+        self.detail = DetailSensor(self.tree, born_here)
+        self.pss = SharedMemorySensor(self.tree)
+        for sensor in (
+            self.usage,
+            self.io,
+            self.detail,
+            SwitchesSensor(self.tree, born_here),
+            self.pss,
+        ):
+            self.sampler.add(sensor, born_ns)
+        self.cgroup = find_cgroup(root)
+        self.sampler.add(CgroupSensor(self.cgroup))
+        self.sampler.add(NetworkSensor(self.tree.network_namespaces))
+        self.sampler.add(WatcherSensor(self.sampler))
+        self.evidence = Evidence.now(self.cgroup)
+        self.hookwatch = HookWatch(self.paths, self.tree, self.plan.command, self.plan.hook)
+        self.facts["root"] = runfile.identity(root)
+        self._write_facts()
+
+    def tick(self, late_s: float) -> None:
+        """One sample, and whatever else is due."""
+        self.sampler.tick(late_s)
+        now = time.monotonic()
+        if self.usage.appeared:
+            self.usage.appeared = False
+            self._read_pss_at = now + _SETTLE_S
+        if self._read_pss_at and now >= self._read_pss_at:
+            self._read_pss_at = 0.0
+            self.sampler.ask_for(self.pss)
+        if now >= self._next_poll:
+            self._next_poll = now + _POLL_S
+            self._poll()
+
+    def last_sample(self) -> None:
+        """Once more everything that is cheap, while what ended can still be read."""
+        self.sampler.read_all(self.usage, self.io, self.detail, self._shm)
+
+    def end(self, ending: Ending, survivors: list[str]) -> None:
+        """Write everything down."""
+        self.hookwatch.poll()
+        message = self.hookwatch.last_message()
+        if message:
+            self._tell(message)
+        self.sampler.finish()
+        self.tree.close()
+        self.facts["ending"] = {
+            **dataclasses.asdict(ending),
+            "monotonic_ns": self.facts["ending"].get("monotonic_ns", time.monotonic_ns()),
+        }
+        self.facts["survivors"] = survivors
+        self._write_facts()
+
+    def mark_end_time(self, t_ns: int) -> None:
+        """When the command ended (writing it all down comes later)."""
+        self.facts["ending"]["monotonic_ns"] = t_ns
+
+    def shm_share(self) -> float | None:
+        """How full /dev/shm is, or was at its fullest when polled."""
+        readings = self._shm.read()
+        for reading in readings:
+            used, size = reading.values.get("shm_used"), reading.values.get("shm_size")
+            if used is not None and size:
+                self._shm_share = max(self._shm_share or 0.0, used / size)
+        return self._shm_share
+
+    def _poll(self) -> None:
+        if self.hookwatch.poll():
+            self.sampler.ask_for(self.pss)
+        message = self.hookwatch.new_message()
+        if message:
+            self._tell(message)
+            self._write_facts()
+        self.shm_share()
+
+    def _write_first_facts(self) -> None:
+        wall, monotonic = time.time_ns(), time.monotonic_ns()
+        self.facts = {
+            "format": FORMAT,
+            "name": mask_text(self.plan.name),
+            "command": mask_command(self.plan.command),
+            "cwd": str(self.plan.cwd),
+            "interval_s": self.plan.interval_s,
+            "clock": {"monotonic_ns": monotonic, "wall_ns": wall},
+            "watcher": runfile.identity_of_self(),
+            "ending": {"outcome": Outcome.RUNNING, "reason": "it is running"},
+            "environment": environment_record(self.plan.command, self.plan.cwd, None),
+        }
+        runfile.write_facts(self.paths, self.facts)
+
+    def restart_clock(self) -> None:
+        """The run begins now: what came before was our own preparation."""
+        self.facts["clock"] = {"monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+
+    def _write_facts(self) -> None:
+        self.facts["hook"] = self.hookwatch.facts()
+        self.facts["sensors"] = {
+            "missing": self.sampler.missing(),
+            "costs": self.sampler.costs(),
+            "rows_dropped": self.sampler.rows_dropped(),
+        }
+        self.facts["troubles"] = self._troubles
+        try:
+            runfile.write_facts(self.paths, self.facts)
+        except OSError as error:
+            self._trouble(f"run.json cannot be written ({error.strerror})")
+
+    def _trouble(self, text: str) -> None:
+        """Tell the user once, and count."""
+        self._troubles[text] = self._troubles.get(text, 0) + 1
+        if self._troubles[text] == 1:
+            with contextlib.suppress(OSError):
+                self._tell(f"{text}. The command goes on. Folder: {self.paths.folder}")

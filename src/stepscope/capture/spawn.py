@@ -1,0 +1,138 @@
+"""Starts a command as if alone, and waits for it and for signals at once.
+
+The command inherits our descriptors, our process group and the signal mask we were started with.
+Signals are blocked in the watcher and taken with `sigtimedwait`, which is also its sleep: what the
+terminal sends (Ctrl-C) the command has received itself, what was sent to the watcher alone is passed
+on. As a subreaper the watcher inherits, and accounts for, the orphans of the tree.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+from dataclasses import dataclass
+
+from stepscope.capture.output import Output
+from stepscope.errors import CommandNotExecutable, CommandNotFound
+
+PASSED_ON = (
+    signal.SIGINT,
+    signal.SIGTERM,
+    signal.SIGHUP,
+    signal.SIGQUIT,
+    signal.SIGUSR1,
+    signal.SIGUSR2,
+)
+_FROM_KERNEL = 128
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+@dataclass(frozen=True)
+class Signals:
+    """The mask the command gets, and what was blocked for the watcher."""
+
+    inherited: set[signal.Signals]
+    taken: set[signal.Signals]
+
+
+def take_signals() -> Signals:
+    """From now on signals wait for `sigtimedwait`."""
+    taken = {signal.SIGCHLD, *PASSED_ON}
+    inherited = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
+    return Signals({signal.Signals(number) for number in inherited}, taken)
+
+
+def become_subreaper() -> bool:
+    """Orphans of our descendants become our children, on Linux since 3.4."""
+    try:
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
+
+
+def find_command(command: list[str]) -> str:
+    """The path of a command, or the error a shell would give."""
+    name = command[0]
+    found = shutil.which(name)
+    if found:
+        return found
+    if os.path.isdir(name):
+        raise CommandNotExecutable(f"{name} is a folder", "Name the program to run")
+    if os.path.exists(name) and os.sep in name:
+        raise CommandNotExecutable(
+            f"{name} is not executable", f"Run it with its interpreter, or: chmod +x {name}"
+        )
+    hint = "Check its name and the PATH"
+    if name.endswith(".py"):
+        hint = f"Run a script with its interpreter: stepscope run -- python {name}"
+    raise CommandNotFound(f"There is no command {name}", hint)
+
+
+def spawn(
+    path: str, command: list[str], environment: dict[str, str], signals: Signals, output: Output
+) -> int:
+    """Start the command and return its pid."""
+    redirect = [
+        (os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in output.for_command.items()
+    ]
+    try:
+        return os.posix_spawn(
+            path,
+            command,
+            environment,
+            file_actions=redirect,
+            setsigmask=signals.inherited,
+            # Python ignores these two for itself; the command must find them as we found them.
+            setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
+        )
+    except FileNotFoundError as error:  # a script whose interpreter is not there
+        raise CommandNotFound(f"{path} cannot be started: {error.strerror}") from None
+    except OSError as error:
+        raise CommandNotExecutable(
+            f"{path} cannot be executed: {error.strerror}",
+            "A script needs a first line such as #!/bin/sh",
+        ) from None
+
+
+def wait_for_signal(signals: Signals, seconds: float) -> signal.struct_siginfo | None:
+    """Sleep, or be woken by a signal."""
+    if seconds <= 0:
+        return signal.sigtimedwait(signals.taken, 0)
+    return signal.sigtimedwait(signals.taken, seconds)
+
+
+def pass_on(info: signal.struct_siginfo, pid: int) -> bool:
+    """Give the command a signal that was meant for it; True if it was asked to end."""
+    if info.si_signo == signal.SIGCHLD:
+        return False
+    if info.si_code != _FROM_KERNEL:
+        try:
+            os.kill(pid, info.si_signo)
+        except ProcessLookupError:
+            return False
+    return info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+def has_ended(pid: int) -> bool:
+    """Whether a child is a zombie, which it stays: its last figures can still be read."""
+    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+
+def die_like(status: int) -> int:
+    """The exit code for ours, after ending by the same signal where the command did.
+
+    A shell loop stops at Ctrl-C only if what it ran died of it.
+    """
+    if not os.WIFSIGNALED(status):
+        return os.waitstatus_to_exitcode(status)
+    number = os.WTERMSIG(status)
+    if number not in (signal.SIGKILL, signal.SIGSTOP):
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        signal.signal(number, signal.SIG_DFL)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
+    os.kill(os.getpid(), number)
+    return 128 + number

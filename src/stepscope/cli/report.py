@@ -1,0 +1,40 @@
+"""`stepscope report RUN`: look at a run again, also at one that was killed or is running."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepscope.errors import StepscopeError
+
+
+def report(
+    run: Annotated[
+        Path | None, typer.Argument(help="A run folder; without it, the latest in ./runs.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+) -> None:
+    """Show the summary of a run and write its report again."""
+    from stepscope.report.derive import derive
+    from stepscope.report.summary import summary_dict
+    from stepscope.report.terminal import print_summary
+    from stepscope.runs.reader import latest_run, open_run
+
+    opened = open_run(run if run is not None else latest_run())
+    try:
+        view = derive(opened)
+    except OSError as error:
+        raise StepscopeError(
+            f"The report cannot be written in {opened.path}: {error.strerror}",
+            "Copy the folder to a place you can write",
+        ) from None
+    if as_json:
+        sys.stdout.write(json.dumps(summary_dict(view)) + "\n")
+        return
+    from rich.console import Console
+
+    print_summary(Console(), view, opened.paths.report_html)

@@ -1,0 +1,126 @@
+"""`stepscope run -- CMD`: watch any command."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepscope.errors import CannotWatch
+from stepscope.runs.paths import DEFAULT_FOLDER
+
+SHORTEST_INTERVAL_S = 0.02
+
+
+def run(
+    command: Annotated[
+        list[str], typer.Argument(metavar="-- CMD...", help="The command, after two dashes.")
+    ],
+    name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between samples, 0.02 to 60.", metavar="S")
+    ] = 0.1,
+    out: Annotated[Path, typer.Option(help="Where run folders go.", metavar="DIR")] = Path(
+        os.environ.get("STEPSCOPE_RUNS", DEFAULT_FOLDER)
+    ),
+    epoch_pattern: Annotated[
+        str | None,
+        typer.Option(
+            metavar="RE",
+            help="A regular expression for the lines of output that tell an epoch; "
+            "its first group is the number. Only then is output captured.",
+        ),
+    ] = None,
+    no_hook: Annotated[
+        bool, typer.Option("--no-hook", help="Do not look into Python processes.")
+    ] = False,
+    wait_tree: Annotated[
+        bool, typer.Option("--wait-tree", help="Wait for processes that outlive the command.")
+    ] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with the summary as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Watch a command and all that it starts; end with a summary and a report.
+
+    The command runs as if alone: its terminal, signals and exit code are its own. Exit codes 125 to
+    127 mean that it was not started (125: stepscope could not begin, 126: the command cannot be
+    executed, 127: there is no such command).
+    """
+    _check(interval, epoch_pattern)
+    from stepscope.capture.command import watch_command
+    from stepscope.capture.session import Plan
+    from stepscope.capture.spawn import die_like
+
+    def tell(text: str) -> None:
+        if not quiet:
+            say(text)
+
+    plan = Plan(name or name_of(command), command, interval, out, hook=not no_hook)
+    watched = watch_command(plan, tell, epoch_pattern, wait_tree)
+    _show(watched.paths.folder, quiet, as_json)
+    if watched.survivors and not quiet:
+        some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
+        say(f"still running: {some}; --wait-tree waits for such processes")
+    raise typer.Exit(die_like(watched.status))
+
+
+def _check(interval: float, pattern: str | None) -> None:
+    if not SHORTEST_INTERVAL_S <= interval <= 60:
+        raise CannotWatch(f"An interval of {interval} s is not possible", "Give 0.02 to 60 seconds")
+    if pattern is not None:
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise CannotWatch(
+                f"--epoch-pattern {pattern!r} is no regular expression: {error}",
+                r"For example: --epoch-pattern 'Epoch (\d+)'",
+            ) from None
+
+
+def name_of(command: list[str]) -> str:
+    """A name for a run that was given none: the script, or the program."""
+    for word in command[1:]:
+        if word.endswith(".py") and not word.startswith("-"):
+            return Path(word).stem
+    return Path(command[0]).name
+
+
+def say(text: str) -> None:
+    """One line on standard error; nobody there is no reason to fail."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stderr.write(f"stepscope: {text}\n")
+        sys.stderr.flush()
+
+
+def _show(folder: Path, quiet: bool, as_json: bool) -> None:
+    """Derive the summary and the report, and show them. Whatever fails, the exit code stays."""
+    try:
+        _derive_and_print(folder, quiet, as_json)
+    except Exception as error:
+        why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
+        say(f"the report could not be made ({why}); try again with: stepscope report {folder}")
+
+
+def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:
+    from stepscope.report.derive import derive
+    from stepscope.report.summary import summary_dict
+    from stepscope.report.terminal import print_summary
+    from stepscope.runs.reader import open_run
+
+    run = open_run(folder)
+    view = derive(run)
+    if as_json:
+        sys.stdout.write(json.dumps(summary_dict(view)) + "\n")
+        sys.stdout.flush()
+    if not quiet:
+        from rich.console import Console
+
+        print_summary(Console(stderr=True), view, run.paths.report_html)

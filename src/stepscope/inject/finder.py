@@ -1,0 +1,84 @@
+"""Waits for a framework to be imported, and has the hook look at it once it has run.
+
+Standard library only, and little of it: every Python process of a watched command loads this file.
+"""
+
+import os
+import sys
+from _frozen_importlib_external import SourceFileLoader
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+WATCHED = (
+    "torch.utils.data.dataloader",
+    "torch.optim.optimizer",
+    "keras.src.callbacks.callback_list",
+    "torch",
+    "tensorflow",
+    "keras",
+    "jax",
+    "lightning",
+    "transformers",
+)
+
+
+class StepscopeFinder(object):
+    """Lets the other finders find a watched module, and attaches the hook after it ran."""
+
+    def __init__(self):
+        self.waiting = set(WATCHED)
+
+    def find_spec(self, name, path=None, target=None):
+        if name not in self.waiting:
+            return None
+        self.waiting.discard(name)
+        for finder in list(sys.meta_path):
+            if finder is self or not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                if spec.loader is not None:
+                    _attach_after(spec.loader, name)
+                return spec
+        return None
+
+
+def _attach_after(loader, name):
+    """The loader stays the one that was found: only this module's turn is extended."""
+    run = loader.exec_module
+
+    def exec_module(module):
+        run(module)
+        try:
+            load_hook().attach(name, module)
+        except Exception:
+            pass
+
+    try:
+        loader.exec_module = exec_module
+    except Exception:
+        pass
+
+
+def install():
+    """Begin to wait, once per process."""
+    if not any(type(finder).__name__ == "StepscopeFinder" for finder in sys.meta_path):
+        sys.meta_path.insert(0, StepscopeFinder())
+
+
+def load_hook():
+    """The hook, and the writer it needs, loaded by path: stepscope need not be installed here."""
+    for name, file in (("_stepscope_events", "events.py"), ("_stepscope_hook", "hook.py")):
+        if name not in sys.modules:
+            load(name, os.path.join(_HERE, file))
+    return sys.modules["_stepscope_hook"]
+
+
+def load(name, path):
+    """Import a file under a name of our own."""
+    code = SourceFileLoader(name, path).get_code(name)
+    module = type(sys)(name)
+    module.__file__ = path
+    sys.modules[name] = module
+    exec(code, module.__dict__)
+    return module

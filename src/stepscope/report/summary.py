@@ -1,0 +1,64 @@
+"""The summary for programs: `--json` and `derived/summary.json`. Missing is null."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from stepscope.metrics import BY_KEY
+from stepscope.records import Statistic
+from stepscope.report.headline import data_wait_share, mean_cores, peak_memory, samples_per_second
+from stepscope.report.view import View
+
+FORMAT = 1
+
+
+def summary_dict(view: View) -> dict[str, Any]:
+    """A run as plain values, each in the unit its key names, else as it is stored."""
+    summary = view.summary
+    ending = view.ending
+    plain = {
+        "format": FORMAT,
+        "name": view.name,
+        "command": view.command,
+        "started": view.started,
+        "outcome": ending.outcome.value,
+        "reason": ending.reason,
+        "exit_code": ending.exit_code,
+        "signal": ending.signal,
+        "evidence": ending.evidence,
+        "seconds": summary.seconds,
+        "steps": summary.steps,
+        "samples": summary.samples,
+        "samples_per_second": samples_per_second(summary.epochs),
+        "data_wait_share": data_wait_share(summary.epochs),
+        "cpu_allowed": summary.cpu_allowed,
+        "cores": mean_cores(summary),
+        "core_seconds": summary.core_seconds,
+        "memory_peak_bytes": peak_memory(summary),
+        "totals": summary.totals,
+        "epoch_source": summary.epoch_source,
+        "epochs": [dataclasses.asdict(row) for row in summary.epochs],
+        "phases": [{"name": n, "count": c, "seconds": s} for n, c, s in summary.phases],
+        "roles": list(summary.roles),
+        "statistics": [_statistic(each) for each in summary.statistics],
+        "missing": dict(view.missing),
+        "notes": list(view.notes),
+        "watcher": summary.watcher,
+    }
+    return {key: _without_nan(value) for key, value in plain.items()}
+
+
+def _statistic(found: Statistic) -> dict[str, Any]:
+    return {**dataclasses.asdict(found), "unit": BY_KEY[found.metric].unit}
+
+
+def _without_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _without_nan(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_without_nan(each) for each in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return value if value is None or isinstance(value, str | int) else str(value)

@@ -1,0 +1,247 @@
+"""The processes of a tree: found as they appear, followed by kept descriptors, noticed when gone."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+
+from stepscope.sensors.roles import rank_in, role_of
+
+PAGE = os.sysconf("SC_PAGE_SIZE")
+TICK = 1.0 / os.sysconf("SC_CLK_TCK")
+_STAT_BYTES = 512
+_SCAN_AT_MOST = 100
+"""Looking for new processes may take one part in this many of the time."""
+
+
+@dataclass(slots=True, eq=False)
+class Process:
+    """One process of the tree, as it was last read."""
+
+    pid: int
+    parent: int
+    started_ticks: int
+    descriptor: int
+    clock: int
+    name: str = ""
+    state: str = "R"
+    role: str = ""
+    rank: int | None = None
+    born: float = 0.0
+    settled: bool = False
+    """Whether the role was looked at again once the process had time to exec and rename itself."""
+    cpu_s: float = 0.0
+    reaped_s: float = 0.0
+    rss: int = 0
+    threads: int = 0
+    faults_minor: int = 0
+    faults_major: int = 0
+    network: int | None = None
+
+
+@dataclass(slots=True)
+class Changes:
+    """What one refresh found: processes that are gone now, children before parents."""
+
+    gone: list[Process] = field(default_factory=list)
+    appeared: bool = False
+
+
+class ProcessTree:
+    """All living descendants of `root`, parents before children.
+
+    `adopter` is the process that orphans of the tree fall to (the watcher, as their subreaper).
+    """
+
+    def __init__(self, root: int, adopter: int | None = None, exclude: Iterable[int] = ()) -> None:
+        self.root = root
+        self.adopter = adopter
+        self.processes: dict[int, Process] = {}
+        self.trains: set[int] = set()
+        """Processes known, from what they reported, to train."""
+        self._excluded = set(exclude) | {os.getpid()}
+        self._foreign: set[int] = set()
+        self._last_pid = b""
+        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        self._next_scan = 0.0
+        self._track(root)
+
+    def __iter__(self) -> Iterator[Process]:
+        return iter(self.processes.values())
+
+    def refresh(self, thorough: bool = False) -> Changes:
+        """Read every process again, and look for new ones if any process was started.
+
+        Looking has a budget, unless it must be `thorough`: at the end nobody may be missed.
+        """
+        changes = Changes()
+        now = time.monotonic()
+        for process in list(self.processes.values()):
+            if not self._read(process, now):
+                changes.gone.append(process)
+                self._forget(process)
+        changes.gone.reverse()
+        if self._something_started(now, thorough):
+            changes.appeared = self._scan(now)
+        return changes
+
+    def forget(self, pid: int) -> None:
+        """A process that was waited for."""
+        process = self.processes.get(pid)
+        if process is not None:
+            self._forget(process)
+
+    def zombies_of_adopter(self) -> list[int]:
+        """Orphans (and the root) that ended and wait for the watcher to reap them."""
+        return [p.pid for p in self.processes.values() if p.state == "Z" and p.parent == self.adopter]
+
+    def survivors(self) -> list[Process]:
+        """Living processes besides the root."""
+        return [p for p in self.processes.values() if p.pid != self.root and p.state != "Z"]
+
+    def network_namespaces(self) -> dict[int, int]:
+        """Network namespace to a living process in it."""
+        found: dict[int, int] = {}
+        for process in self.processes.values():
+            if process.network is None and process.state != "Z":
+                process.network = _inode(f"/proc/{process.pid}/ns/net")
+            if process.network:
+                found.setdefault(process.network, process.pid)
+        return found
+
+    def now_trains(self, pid: int) -> None:
+        """A process reported a batch or a step."""
+        if pid not in self.trains:
+            self.trains.add(pid)
+            if pid in self.processes:
+                self._give_role(self.processes[pid])
+
+    def close(self) -> None:
+        for process in list(self.processes.values()):
+            self._forget(process)
+        os.close(self._loadavg)
+
+    def _something_started(self, now: float, at_any_price: bool) -> bool:
+        """The last field of loadavg is the newest process number: unchanged, nothing started."""
+        newest = os.pread(self._loadavg, 64, 0).rsplit(None, 1)[-1]
+        if newest == self._last_pid or (now < self._next_scan and not at_any_price):
+            return False
+        self._last_pid = newest
+        return True
+
+    def _scan(self, now: float) -> bool:
+        numbers = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+        self._foreign &= numbers
+        parents = {
+            pid: _parent_of(pid)
+            for pid in sorted(numbers - self._foreign - self.processes.keys() - self._excluded)
+        }
+        found = False
+        more = True
+        while more:
+            more = False
+            for pid, parent in list(parents.items()):
+                if parent == self.adopter or parent in self.processes:
+                    del parents[pid]
+                    more = self._track(pid) or more
+            found = found or more
+        self._foreign.update(parents)
+        self._next_scan = now + (time.monotonic() - now) * _SCAN_AT_MOST
+        return found
+
+    def _track(self, pid: int) -> bool:
+        try:
+            descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        process = Process(pid, 0, 0, descriptor, ((~pid) << 3) | 2, born=time.monotonic())
+        if not self._read(process, process.born):
+            os.close(descriptor)
+            return False
+        self.processes[pid] = process
+        self._give_role(process)
+        return True
+
+    def _forget(self, process: Process) -> None:
+        os.close(process.descriptor)
+        del self.processes[process.pid]
+
+    def _read(self, process: Process, now: float) -> bool:
+        """One pread of stat and one clock: all that is needed with every sample."""
+        try:
+            data = os.pread(process.descriptor, _STAT_BYTES, 0)
+        except OSError:
+            return False
+        name_ends = data.rfind(b")")
+        fields = data[name_ends + 2 :].split(b" ", 22)
+        if fields[0] == b"X":
+            return False
+        process.state = fields[0].decode()
+        process.parent = int(fields[1])
+        process.faults_minor = int(fields[7]) + int(fields[8])
+        process.faults_major = int(fields[9]) + int(fields[10])
+        process.reaped_s = (int(fields[13]) + int(fields[14])) * TICK
+        process.threads = int(fields[17])
+        process.rss = int(fields[21]) * PAGE
+        try:
+            process.cpu_s = time.clock_gettime_ns(process.clock) * 1e-9
+        except OSError:  # a kernel that does not show other processes' clocks
+            process.cpu_s = (int(fields[11]) + int(fields[12])) * TICK
+        name = data[data.find(b"(") + 1 : name_ends]
+        if name != process.name.encode("latin-1") or not (process.settled or now - process.born < 1):
+            process.started_ticks = int(fields[19])
+            process.name = name.decode("latin-1")
+            process.settled = now - process.born >= 1
+            if process.pid in self.processes:
+                self._give_role(process)
+        return True
+
+    def _give_role(self, process: Process) -> None:
+        process.rank = _rank_of(process.pid) if process.rank is None else process.rank
+        parent = self.processes.get(process.parent)
+        process.role = role_of(
+            process.name,
+            process.pid == self.root,
+            process.pid in self.trains,
+            process.rank,
+            parent.rank if parent else None,
+        )
+
+
+def _parent_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            data = file.read(_STAT_BYTES)
+    except OSError:
+        return None
+    return int(data[data.rfind(b")") + 2 :].split(b" ", 2)[1])
+
+
+def _rank_of(pid: int) -> int | None:
+    try:
+        with open(f"/proc/{pid}/environ", "rb") as file:
+            return rank_in(file.read())
+    except OSError:
+        return None
+
+
+def _inode(path: str) -> int | None:
+    try:
+        return os.stat(path).st_ino
+    except OSError:
+        return 0
+
+
+def ignores_children(pid: int) -> bool:
+    """Whether a process lets the kernel bury its children (SIGCHLD ignored): nobody gets their time."""
+    try:
+        with open(f"/proc/{pid}/status", "rb") as file:
+            status = file.read()
+    except OSError:
+        return False
+    mask = status.partition(b"SigIgn:")[2].split(None, 1)[0]
+    return bool(int(mask, 16) >> 16 & 1)
+
+

@@ -1,0 +1,196 @@
+"""The report in a real browser, from a file: what it draws, and what it must not do."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from playwright.sync_api import Browser, Locator, Page, sync_playwright
+
+from stepscope.report.derive import derive
+from stepscope.runs.paths import RunPaths
+from stepscope.runs.reader import open_run
+from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+OPTIONS = [
+    "--no-sandbox",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--disable-quic",
+    "--disable-gpu",
+    "--no-first-run",
+]
+NASTY = '<script>alert(1)</script> & "x"'
+
+if CHROMIUM is None and not os.environ.get("CI"):
+    pytest.skip("there is no chromium here", allow_module_level=True)
+
+
+@dataclass
+class Opened:
+    """A page with all that it asked for or complained about."""
+
+    page: Page
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+
+    def plot(self, number: int) -> Locator:
+        return self.page.locator(f"#plot-{number}")
+
+    def ranges(self) -> list[tuple[float, float]]:
+        """What time each panel shows."""
+        data = [self.plot(i).evaluate("plot => ({...plot.dataset})") for i in range(3)]
+        return [(float(each["from"]), float(each["to"])) for each in data]
+
+    def drag(self, number: int, begin: float, end: float) -> None:
+        """Select a part of a panel, from one share of its width to another."""
+        area = self.plot(number).locator(".u-over")
+        area.scroll_into_view_if_needed()
+        box = area.bounding_box()
+        assert box is not None
+        y = box["y"] + box["height"] / 2
+        self.page.mouse.move(box["x"] + box["width"] * begin, y)
+        self.page.mouse.down()
+        self.page.mouse.move(box["x"] + box["width"] * end, y, steps=4)
+        self.page.mouse.up()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    assert CHROMIUM is not None, "CI must have chromium"
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
+        yield browser
+        browser.close()
+
+
+def open_report(browser: Browser, paths: RunPaths) -> Iterator[Opened]:
+    """The page of a run; that it asked for nothing and complained of nothing is checked last."""
+    derive(open_run(paths.folder))
+    opened = Opened(browser.new_page(viewport={"width": 1400, "height": 1400}))
+    page = opened.page
+    page.on("request", lambda request: opened.requests.append(request.url))
+    page.on("console", lambda message: opened.complaints.append(message.text))
+    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
+    page.on("dialog", lambda dialog: opened.complaints.append(dialog.message))
+    page.goto(paths.report_html.as_uri())
+    yield opened
+    page.close()
+    assert opened.requests == [paths.report_html.as_uri()]
+    assert not opened.complaints
+
+
+@pytest.fixture
+def report(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
+    yield from open_report(browser, write_run(tmp_path / "run"))
+
+
+COLOURS_IN = """canvas => {
+  const {width, height} = canvas;
+  const pixels = new Uint32Array(
+    canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer);
+  return new Set(pixels).size;
+}"""
+
+
+def test_three_panels_are_drawn(report: Opened) -> None:
+    assert report.page.locator("canvas").count() == 3
+    for number in range(3):
+        assert report.plot(number).locator("canvas").evaluate(COLOURS_IN) > 20
+    assert report.ranges() == [(0, 60)] * 3
+
+
+def test_zoom_is_linked_and_double_click_resets_it(report: Opened) -> None:
+    reset = report.page.locator("#reset")
+    assert reset.is_hidden()
+    report.drag(1, 0.25, 0.5)
+    begin, end = report.ranges()[0]
+    assert begin == pytest.approx(15, abs=0.5)
+    assert end == pytest.approx(30, abs=0.5)
+    assert len(set(report.ranges())) == 1
+    report.plot(2).locator(".u-over").dblclick()
+    assert report.ranges() == [(0, 60)] * 3
+    report.drag(2, 0.5, 0.9)
+    assert len(set(report.ranges())) == 1
+    assert report.ranges() != [(0, 60)] * 3
+    reset.click()
+    assert report.ranges() == [(0, 60)] * 3
+
+
+def test_legend_tells_the_values_under_the_cursor_in_every_panel(report: Opened) -> None:
+    report.plot(0).locator(".u-over").hover()
+    values = report.page.locator(".u-legend tr.line .u-value")
+    texts = values.all_inner_texts()
+    assert len(texts) == report.page.locator(".u-legend tr.line").count()
+    assert any(text.endswith(" GB") for text in texts)
+    assert any(text.endswith(" MB/s") for text in texts)
+    assert any(" cores · " in text for text in texts)
+    assert "4.00 GB" in texts  # the limit, which has no points of its own there
+
+
+def test_line_can_be_hidden_by_mouse_and_keyboard(report: Opened) -> None:
+    before = report.plot(0).locator("canvas").evaluate("canvas => canvas.toDataURL()")
+    looks = "before => (document.querySelector('canvas').toDataURL() == before)"
+    name = report.plot(0).get_by_role("button", name="memory", exact=True)
+    name.click()
+    report.page.wait_for_function(f"{looks} == false", arg=before)
+    name.press("Enter")
+    report.page.wait_for_function(looks, arg=before)
+
+
+def test_tables_and_numbers_are_there(report: Opened) -> None:
+    page = report.page
+    assert page.locator(".badge").inner_text() == "ok"
+    assert page.locator(".tile").count() == 8
+    ledger = page.locator("section.card", has=page.get_by_role("heading", name="Epochs"))
+    assert ledger.locator("tbody tr").count() == 4
+    statistics = page.locator("details", has_text="Statistics of every metric")
+    assert statistics.locator("table").is_hidden()
+    statistics.locator("summary").click()
+    assert statistics.locator("table").is_visible()
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1400, "dark"), (390, "light")])
+def test_page_fits_its_window_in_both_colours(report: Opened, width: int, scheme: str) -> None:
+    page = report.page
+    page.set_viewport_size({"width": width, "height": 900})
+    page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
+    page.wait_for_function("document.querySelector('.u-over').clientWidth < innerWidth")
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    light = page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(245, 246, 248)"
+    assert light == (scheme == "light")
+
+
+def test_nothing_of_a_run_is_taken_for_code(browser: Browser, tmp_path: Path) -> None:
+    plan = Plan(name=NASTY, command=("python", NASTY, "</script>"), seconds=5)
+    for opened in open_report(browser, write_run(tmp_path / "run", plan)):
+        assert opened.page.locator("h1").inner_text() == NASTY
+        assert opened.page.title() == f"{NASTY} · stepscope"
+        assert NASTY in opened.page.locator(".command").inner_text()
+        assert opened.page.locator("canvas").count() == 3
+
+
+def test_empty_run(browser: Browser, tmp_path: Path) -> None:
+    for opened in open_report(browser, write_empty_run(tmp_path / "run")):
+        assert opened.page.get_by_text("Nothing was recorded").count() == 3
+        assert opened.page.locator("canvas").count() == 0
+
+
+def test_cut_off_run(browser: Browser, tmp_path: Path) -> None:
+    for opened in open_report(browser, write_cut_off_run(tmp_path / "run")):
+        assert opened.page.locator(".badge.warning").inner_text() == "lost"
+        assert opened.page.locator("canvas").count() == 3
+
+
+def test_long_run_has_bands_that_are_no_lines(browser: Browser, tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "run", Plan(seconds=450, epochs=3))
+    for opened in open_report(browser, paths):
+        assert opened.plot(2).locator("canvas").evaluate(COLOURS_IN) > 20
+        assert opened.page.locator(".u-legend tr.edge").count() > 0
+        assert opened.page.locator(".u-legend tr.edge").first.is_hidden()

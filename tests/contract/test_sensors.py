@@ -1,0 +1,166 @@
+"""The contract of every sensor, as one suite. A new sensor adds a case, and passes."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from stepscope.metrics import BY_KEY, is_counter
+from stepscope.records import Reading
+from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
+from stepscope.sensors.contract import Sensor
+from stepscope.sensors.host import HostSensor
+from stepscope.sensors.network import NetworkSensor
+from stepscope.sensors.shm import ShmSensor
+
+
+@dataclass(frozen=True)
+class Case:
+    """A sensor on this machine, and the same one where none of its sources exists."""
+
+    name: str
+    here: Callable[[], Sensor]
+    nowhere: Callable[[Path], Sensor]
+    most_ms: float = 5.0
+    """A generous bound for the CPU time of one reading."""
+
+
+def _own_namespace() -> dict[int, int]:
+    return {os.stat("/proc/self/ns/net").st_ino: os.getpid()}
+
+
+CASES = [
+    Case("host", HostSensor, lambda root: HostSensor(str(root))),
+    Case(
+        "cgroup",
+        lambda: CgroupSensor(find_cgroup(os.getpid())),
+        lambda root: CgroupSensor(find_cgroup(os.getpid(), str(root))),
+    ),
+    Case(
+        "network",
+        lambda: NetworkSensor(_own_namespace),
+        lambda root: NetworkSensor(_own_namespace, str(root)),
+    ),
+    Case("shm", ShmSensor, lambda root: ShmSensor(str(root / "shm"))),
+]
+
+
+@pytest.fixture(params=CASES, ids=lambda case: case.name)
+def case(request: pytest.FixtureRequest) -> Case:
+    chosen: Case = request.param
+    return chosen
+
+
+@pytest.fixture
+def sensor(case: Case) -> Iterator[Sensor]:
+    made = case.here()
+    yield made
+    made.close()
+
+
+def totals(readings: list[Reading]) -> dict[tuple[str, int | None, str], float]:
+    return {
+        (reading.entity.name, reading.entity.pid, key): value
+        for reading in readings
+        for key, value in reading.values.items()
+        if is_counter(key) and value is not None
+    }
+
+
+def spend() -> None:
+    """Give the counters something to count."""
+    sum(index * index for index in range(20_000))
+
+
+def test_it_names_itself_and_its_metrics(sensor: Sensor) -> None:
+    assert sensor.name
+    assert sensor.period >= 0
+    assert 0 < sensor.share < 0.1
+    assert len(set(sensor.metrics)) == len(sensor.metrics) > 0
+    for key in sensor.metrics:
+        assert BY_KEY[key].scope == sensor.scope
+
+
+def test_every_value_is_one_of_its_metrics(sensor: Sensor) -> None:
+    for reading in sensor.read():
+        assert reading.entity.name
+        assert reading.values.keys() <= set(sensor.metrics)
+
+
+def test_a_value_is_a_finite_number_or_missing_with_a_reason(sensor: Sensor) -> None:
+    for _ in range(3):
+        for reading in sensor.read():
+            for key, value in reading.values.items():
+                if value is None:
+                    assert sensor.missing[key].strip()
+                else:
+                    assert math.isfinite(value) and value >= 0
+
+
+def test_it_says_nothing_twice(sensor: Sensor) -> None:
+    entities = [reading.entity for reading in sensor.read()]
+    assert len(entities) == len(set(entities))
+
+
+def test_counters_never_fall(sensor: Sensor) -> None:
+    before = totals(sensor.read())
+    for _ in range(5):
+        spend()
+        after = totals(sensor.read())
+        for key in before.keys() & after.keys():
+            assert after[key] >= before[key], key
+        before |= after
+
+
+def test_it_reads_something_on_this_machine_or_says_why_not(sensor: Sensor) -> None:
+    found = {
+        key
+        for reading in sensor.read()
+        for key, value in reading.values.items()
+        if value is not None
+    }
+    assert found | sensor.missing.keys() >= set(sensor.metrics)
+
+
+def test_without_its_sources_it_has_reasons_and_no_values(case: Case, tmp_path: Path) -> None:
+    sensor = case.nowhere(tmp_path)
+    for _ in range(2):
+        for reading in sensor.read():
+            assert set(reading.values.values()) <= {None}
+    assert sensor.missing.keys() == set(sensor.metrics)
+    assert all(reason.strip() for reason in sensor.missing.values())
+    sensor.close()
+
+
+def test_closing_gives_back_its_descriptors(case: Case) -> None:
+    before = set(os.listdir("/proc/self/fd"))
+    sensor = case.here()
+    sensor.read()
+    sensor.close()
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def test_reading_keeps_no_more_descriptors(sensor: Sensor) -> None:
+    sensor.read()
+    before = len(os.listdir("/proc/self/fd"))
+    for _ in range(5):
+        sensor.read()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_reading_is_cheap(case: Case, sensor: Sensor) -> None:
+    sensor.read()
+    times = []
+    for _ in range(30):
+        begin = time.thread_time_ns()
+        sensor.read()
+        times.append(time.thread_time_ns() - begin)
+    cost = sorted(times)[len(times) // 2] / 1e6
+    print(f"{case.name}: {cost:.3f} ms of CPU time a reading (median of {len(times)})")
+    assert cost < case.most_ms

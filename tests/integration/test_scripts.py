@@ -1,0 +1,136 @@
+"""Scripts that know nothing of us work untouched, and are seen as they are."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from conftest import SCRIPTS, Finished
+
+Watch = Callable[..., Finished]
+PythonFile = Callable[[str], str]
+
+
+@pytest.mark.parametrize("start", ["fork", "spawn"])
+def test_torch_loop_with_workers(watch: Watch, start: str) -> None:
+    done = watch(sys.executable, str(SCRIPTS / "torch_loop.py"), "2", start)
+
+    assert done.code == 0, done.err
+    assert len(re.findall(r"^epoch \d: ", done.out, re.M)) == 3
+    assert "hook: DataLoader, optimizer" in done.err
+    summary = done.run.summary()
+    assert summary.epoch_source == "loader"
+    assert [row.steps for row in summary.epochs] == [16, 16, 16]
+    assert [row.samples for row in summary.epochs] == [1000, 1000, 1000]
+    assert summary.steps == 48
+    assert summary.phases[0][:2] == ("evaluation", 3)
+    assert {"main", "worker"} <= set(summary.roles)
+    assert all(0 < row.data_wait_share < 1 for row in summary.epochs)
+    assert done.run.facts["hook"]["frameworks"]["torch"].startswith("2.")
+
+
+def test_torchrun_with_two_ranks(watch: Watch) -> None:
+    done = watch(
+        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+        str(SCRIPTS / "torchrun_ranks.py"),
+    )  # fmt: skip
+
+    assert done.code == 0, done.err
+    summary = done.run.summary()
+    assert {"rank0", "rank1"} <= set(summary.roles)
+    assert [row.steps for row in summary.epochs] == [8, 8]
+    assert [row.samples for row in summary.epochs] == [256, 256], "both ranks' samples"
+    steps = done.run.steps().to_pylist()
+    assert {row["rank"] for row in steps} == {0, 1}
+    assert sum(row["steps"] or 0 for row in steps) == 32
+
+
+def test_keras_fit(watch: Watch) -> None:
+    done = watch(sys.executable, str(SCRIPTS / "keras_fit.py"))
+
+    assert done.code == 0, done.err
+    assert "hook: Keras fit" in done.err
+    summary = done.run.summary()
+    assert summary.epoch_source == "fit"
+    assert [row.steps for row in summary.epochs] == [10, 10, 10]
+    assert [row.index for row in summary.epochs] == [0, 1, 2]
+    assert ("evaluation", 3) in [phase[:2] for phase in summary.phases]
+
+
+def test_jax_script_is_told_how_to_mark(watch: Watch) -> None:
+    done = watch(sys.executable, str(SCRIPTS / "jax_loop.py"))
+
+    assert done.code == 0, done.err
+    assert done.out.startswith("loss ")
+    assert "hook: nothing attached (jax has no hook: use stepscope.mark()" in done.err
+    assert done.run.facts["hook"]["frameworks"]["jax"]
+
+
+def test_shell_pipeline(watch: Watch) -> None:
+    done = watch("sh", "-c", "seq 1 100000 | sort -r | tail -n 1; exit 7")
+
+    assert (done.code, done.out) == (7, "1\n")
+    assert "no Python among its processes" in done.err
+    assert done.run.ending.outcome == "crashed"
+    assert done.run.ending.exit_code == 7
+
+
+def test_reads_its_standard_input(watch: Watch) -> None:
+    done = watch(
+        sys.executable, "-c", "import sys; print(sys.stdin.read().upper())", input="hello\n"
+    )
+
+    assert (done.code, done.out) == (0, "HELLO\n\n")
+
+
+def test_isolated_python_is_told_that_the_hook_is_off(watch: Watch) -> None:
+    done = watch(sys.executable, "-I", "-c", "print('fine')")
+
+    assert (done.code, done.out) == (0, "fine\n")
+    assert "hook: nothing attached (python -I ignores the environment" in done.err
+
+
+DETACHES = """
+import os, sys, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        end = time.monotonic() + {seconds}
+        while time.monotonic() < end:
+            pass
+        open({result!r}, "w").write(str(time.process_time()))
+        os._exit(0)
+    os._exit(0)
+os.wait()
+"""
+
+
+def test_forks_and_detaches(watch: Watch, python_file: PythonFile, tmp_path: object) -> None:
+    result = f"{tmp_path}/result"
+    script = python_file(DETACHES.format(seconds=1.5, result=result))
+
+    began = time.monotonic()
+    done = watch(sys.executable, script)
+
+    assert done.code == 0
+    assert "still running: " in done.err
+    assert time.monotonic() - began < 5
+    assert len(done.run.facts["survivors"]) == 1
+
+
+def test_waits_for_the_tree(watch: Watch, python_file: PythonFile, tmp_path: object) -> None:
+    result = f"{tmp_path}/result"
+    script = python_file(DETACHES.format(seconds=1.5, result=result))
+
+    done = watch(sys.executable, script, options=["--wait-tree"])
+
+    assert done.code == 0
+    assert "still running" not in done.err
+    with open(result) as file:
+        burned = float(file.read())
+    core_seconds = done.run.summary().core_seconds
+    assert core_seconds is not None and core_seconds > burned

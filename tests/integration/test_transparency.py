@@ -1,0 +1,190 @@
+"""The command runs as if alone: its terminal, its signals, its exit code, its life."""
+
+from __future__ import annotations
+
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import STEPSCOPE, Finished
+from stepscope.runs.reader import latest_run, open_run
+
+Watch = Callable[..., Finished]
+PythonFile = Callable[[str], str]
+
+COUNTS_SIGNALS = """
+import signal, sys, time
+got = []
+signal.signal(signal.SIGINT, lambda *_: got.append("INT"))
+signal.signal(signal.SIGTERM, lambda *_: got.append("TERM"))
+print("ready", flush=True)
+end = time.monotonic() + 1.2
+while time.monotonic() < end: time.sleep(0.02)
+print("got", ",".join(got), flush=True)
+"""
+
+
+def start(script: str, runs: Path, *options: str, **popen: object) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [*STEPSCOPE, "run", "--out", str(runs), *options, "--", sys.executable, script],
+        text=True,
+        **popen,  # type: ignore[call-overload]
+    )
+
+
+def read_until(descriptor: int, text: str, seconds: float = 20) -> str:
+    seen, end = "", time.monotonic() + seconds
+    while text not in seen and time.monotonic() < end:
+        if select.select([descriptor], [], [], 0.1)[0]:
+            try:
+                data = os.read(descriptor, 65536)
+            except OSError:
+                break
+            if not data:
+                break
+            seen += data.decode(errors="replace")
+    return seen
+
+
+def in_terminal(command: list[str]) -> tuple[int, int]:
+    """Start a command with a terminal of its own; its pid and our side of the terminal."""
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execvp(command[0], command)
+    return pid, terminal
+
+
+@pytest.mark.parametrize("options", [[], ["--epoch-pattern", "epoch (\\d+)"]])
+def test_ctrl_c_reaches_the_command_once(
+    python_file: PythonFile, tmp_path: Path, options: list[str]
+) -> None:
+    script = python_file(COUNTS_SIGNALS)
+    pid, terminal = in_terminal(
+        [*STEPSCOPE, "run", "--out", str(tmp_path / "runs"), *options, "--", sys.executable, script]
+    )
+    read_until(terminal, "ready")
+    os.write(terminal, b"\x03")
+    printed = read_until(terminal, "report")
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert re.search(r"got INT\r?\n", printed), printed
+
+
+def test_a_signal_sent_to_stepscope_is_passed_on(python_file: PythonFile, tmp_path: Path) -> None:
+    process = start(python_file(COUNTS_SIGNALS), tmp_path, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "got TERM\n"
+    assert process.wait(20) == 0
+
+
+@pytest.mark.parametrize("options", [[], ["--epoch-pattern", "x"]])
+def test_the_command_has_its_terminal(tmp_path: Path, options: list[str]) -> None:
+    program = "import os, sys; print([os.isatty(f) for f in (0, 1, 2)], os.get_terminal_size())"
+    pid, terminal = in_terminal(
+        [*STEPSCOPE, "run", "--out", str(tmp_path), *options, "--", sys.executable, "-c", program]
+    )
+    printed = read_until(terminal, "report")
+    os.waitpid(pid, 0)
+    os.close(terminal)
+    assert "[True, True, True]" in printed, printed
+
+
+@pytest.mark.parametrize(
+    ("program", "code"),
+    [
+        ("raise SystemExit(0)", 0),
+        ("raise SystemExit(41)", 41),
+        ("import os; os.abort()", -signal.SIGABRT),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGTERM)", -signal.SIGTERM),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
+    ],
+)
+def test_its_exit_code_is_ours(watch: Watch, program: str, code: int) -> None:
+    done = watch(sys.executable, "-S", "-c", program, options=["--quiet"])
+
+    assert done.code == code
+    assert done.err == ""
+    ending = done.run.ending
+    assert ending.outcome == ("ok" if code == 0 else "crashed")
+    assert (ending.exit_code, ending.signal) == (
+        (code, None) if code >= 0 else (None, signal.Signals(-code).name)
+    )
+
+
+def test_a_killed_watcher_leaves_the_command_alone(python_file: PythonFile, tmp_path: Path) -> None:
+    script = python_file("""
+import time
+for i in range(20):
+    print("line", i, flush=True)
+    time.sleep(0.05)
+print("finished", flush=True)
+""")
+    for options in ((), ("--epoch-pattern", r"line (\d+)")):
+        process = start(script, tmp_path, *options, stdout=subprocess.PIPE)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "line 0\n"
+        process.kill()
+        assert process.stdout.read().endswith("line 19\nfinished\n"), options
+        process.wait()
+        assert open_run(latest_run(tmp_path)).ending.outcome == "lost"
+
+
+def test_the_environment_is_what_it_was_but_for_two_variables(watch: Watch) -> None:
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    alone = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True)
+    done = watch(sys.executable, "-S", "-c", program, options=["--quiet"])
+
+    import json
+
+    before, under = json.loads(alone.stdout), json.loads(done.out)
+    assert {k for k in under if under[k] != before.get(k)} == {"PYTHONPATH", "STEPSCOPE_EVENTS"}
+    assert before.keys() <= under.keys()
+
+
+def test_a_hidden_sitecustomize_still_runs(watch: Watch, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.theirs = 42\n")
+    program = "import sys, sitecustomize; print(theirs, sitecustomize.__file__, sys.path)"
+    done = watch(
+        sys.executable, "-c", program, env={**os.environ, "PYTHONPATH": str(tmp_path / "own")}
+    )
+
+    assert done.code == 0, done.err
+    assert done.out.startswith(f"42 {tmp_path}/own/sitecustomize.py")
+    assert "inject" not in done.out, "our folder is not on the script's path"
+
+
+def test_signal_dispositions_are_those_of_a_shell(watch: Watch) -> None:
+    program = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
+    done = watch("sh", "-c", program, options=["--quiet"])
+    blocked, ignored = (int(line.split()[1], 16) for line in done.out.splitlines())
+    # Signals 32 and 33 belong to the C library, which ignores them in what it spawns.
+    assert (blocked, ignored & 0x7FFFFFFF) == (0, 0)
+
+
+def test_a_script_that_closes_all_descriptors(watch: Watch, python_file: PythonFile) -> None:
+    """Ours may be closed under us; a file of the script's must never be written to by us."""
+    script = python_file("""
+import os, stepscope
+stepscope.mark("epoch", 0)
+os.closerange(3, 4096)
+files = [open(f"{__file__}.{i}", "wb") for i in range(200)]
+stepscope.mark("epoch", 1)
+stepscope.mark("epoch", 2)
+print(sum(os.path.getsize(f"{__file__}.{i}") for i in range(200)))
+""")
+    done = watch(sys.executable, script)
+
+    assert done.out == "0\n"
+    values = [mark["value"] for mark in done.run.marks().to_pylist()]
+    assert values[0] == "0" and values[-1] == "2"

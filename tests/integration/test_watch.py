@@ -1,0 +1,91 @@
+"""`with stepscope.watch(...)`: the same from Python."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from stepscope.runs.reader import latest_run, open_run
+
+PythonFile = Callable[[str], str]
+
+TRAINS = """
+import sys, time
+import torch
+from torch.utils.data import DataLoader, TensorDataset
+import stepscope
+
+torch.set_num_threads(1)
+loader = DataLoader(TensorDataset(torch.randn(96, 8)), 32)
+model = torch.nn.Linear(8, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+def epoch():
+    for (x,) in loader:
+        optimizer.zero_grad()
+        model(x).sum().backward()
+        optimizer.step()
+
+epoch()  # before: not seen
+with stepscope.watch("inside <b>", out=sys.argv[1]) as watched:
+    for _ in range(2):
+        epoch()
+    start = time.process_time()
+    while time.process_time() < start + 0.5: pass
+    {last}
+epoch()  # after: not seen
+summary = watched.summary()
+print(summary.steps, len(summary.epochs), 0.45 < summary.core_seconds < 1.5, flush=True)
+assert (watched.path / "derived" / "report.html").exists()
+"""
+
+
+def test_watches_this_process(python_file: PythonFile, tmp_path: Path) -> None:
+    script = python_file(TRAINS.format(last="pass"))
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "runs")], capture_output=True, text=True
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "6 2 True\n"
+    run = open_run(latest_run(tmp_path / "runs"))
+    assert run.name == "inside <b>"
+    assert run.ending.outcome == "ok"
+    assert run.facts["hook"]["attached"] == ["DataLoader", "optimizer"]
+    longest = run.summary().watcher["longest_gap_s"]
+    assert longest < 0.5
+
+
+@pytest.mark.parametrize(
+    ("last", "outcome", "words"),
+    [
+        ("raise ValueError('bad')", "crashed", "raised ValueError: bad"),
+        ("import os; os.kill(os.getpid(), 9)", "crashed", "died inside the watched block"),
+        ("raise KeyboardInterrupt", "interrupted", "interrupted"),
+    ],
+)
+def test_how_the_block_ends(
+    python_file: PythonFile, tmp_path: Path, last: str, outcome: str, words: str
+) -> None:
+    script = python_file(f"""
+import stepscope, sys, time
+with stepscope.watch("block", out=sys.argv[1]):
+    time.sleep(0.2)
+    {last}
+""")
+    subprocess.run([sys.executable, script, str(tmp_path / "runs")], capture_output=True)
+
+    import time
+
+    end = time.monotonic() + 10  # where the process was killed, its side process is still writing
+    while time.monotonic() < end:
+        run = open_run(latest_run(tmp_path / "runs"))
+        if run.ending.outcome != "running":
+            break
+        time.sleep(0.05)
+    assert run.ending.outcome == outcome
+    assert words in run.ending.reason

@@ -1,0 +1,270 @@
+"""Writes run folders of runs that never were, through the writers that real runs use."""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from stepscope.inject import events
+from stepscope.metrics import SCOPES
+from stepscope.records import Entity
+from stepscope.runs.paths import FORMAT, RunPaths
+from stepscope.runs.runfile import write_facts
+from stepscope.runs.streams import StreamWriter, pack
+
+BEGIN_NS = 5_000_000_000_000
+WALL_NS = 1_767_348_185_000_000_000
+MAIN_PID = 4100
+
+OK: dict[str, Any] = {
+    "outcome": "ok",
+    "reason": "the command ended by itself with exit code 0",
+    "exit_code": 0,
+    "signal": None,
+    "evidence": {},
+}
+RUNNING: dict[str, Any] = {"outcome": "running", "reason": ""}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What the synthetic run is like."""
+
+    name: str = "resnet18-cifar"
+    command: tuple[str, ...] = ("python", "train.py", "--batch-size", "128", "--workers", "2")
+    seconds: float = 60.0
+    hertz: float = 10.0
+    epochs: int = 4
+    batches: int = 50
+    """Batches in an epoch."""
+    workers: int = 2
+    allowed: float | None = 4.0
+    memory_limit: float | None = 4e9
+    ending: dict[str, Any] = field(default_factory=lambda: OK)
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What replaces the facts below."""
+    seed: int = 1
+
+    @property
+    def start_up(self) -> float:
+        return self.seconds * 0.08
+
+    @property
+    def epoch_seconds(self) -> float:
+        return self.seconds * 0.88 / max(1, self.epochs)
+
+    @property
+    def evaluation_seconds(self) -> float:
+        """The last part of each epoch's time is an evaluation."""
+        return self.epoch_seconds * 0.12
+
+
+def write_run(folder: Path, plan: Plan | None = None) -> RunPaths:
+    """A run that was watched to its end, with samples, batches, steps and evaluations."""
+    plan = plan or Plan()
+    paths = RunPaths(folder)
+    paths.events.mkdir(parents=True)
+    write_facts(paths, facts_of(plan))
+    _write_samples(paths, plan)
+    if plan.epochs:
+        _write_events(paths, plan)
+    return paths
+
+
+def write_empty_run(folder: Path) -> RunPaths:
+    """A run whose command ended before anything was read."""
+    paths = RunPaths(folder)
+    paths.events.mkdir(parents=True)
+    write_facts(paths, facts_of(Plan(seconds=0.02, epochs=0)))
+    return paths
+
+
+def write_cut_off_run(folder: Path) -> RunPaths:
+    """A run whose machine went down: no ending, and the last bytes of every file torn."""
+    plan = Plan(ending=RUNNING)
+    paths = write_run(folder, plan)
+    streams = [paths.live_stream(scope) for scope in SCOPES]
+    for path in (*streams, *paths.events.glob("*.bin")):
+        data = path.read_bytes()
+        path.write_bytes(data[: int(len(data) * 0.6) | 1])
+    return paths
+
+
+def facts_of(plan: Plan) -> dict[str, Any]:
+    """The facts of `run.json`."""
+    ending = dict(plan.ending)
+    if ending["outcome"] != "running":
+        ending["monotonic_ns"] = BEGIN_NS + int(plan.seconds * 1e9)
+    facts: dict[str, Any] = {
+        "format": FORMAT,
+        "name": plan.name,
+        "command": list(plan.command),
+        "clock": {"monotonic_ns": BEGIN_NS, "wall_ns": WALL_NS},
+        "watcher": {"pid": 4000, "started_ticks": 1, "boot_id": "gone", "host": "node-7"},
+        "ending": ending,
+        "environment": {
+            "cpu": {"allowed": plan.allowed, "model": "Intel Xeon Platinum 8480+"},
+            "memory": {"total": 16_000_000_000},
+            "python": "3.11.7",
+            "packages": {"torch": "2.14.1", "numpy": "2.1.0"},
+            "git": {"commit": "4f2a9c1", "dirty": False},
+        },
+        "sensors": {
+            "missing": {
+                "pressure_io": "/proc/pressure/io: No such file or directory",
+                "pressure_io_full": "/proc/pressure/io: No such file or directory",
+            }
+        },
+        "hook": {
+            "attached": ["DataLoader", "optimizer"],
+            "message": "hook: DataLoader, optimizer",
+            "frameworks": {"torch": "2.14.1"},
+        },
+        "interval_s": 1 / plan.hertz,
+    }
+    return {**facts, **plan.facts}
+
+
+def _write_samples(paths: RunPaths, plan: Plan) -> None:
+    """Both streams; what was rolled on the way is packed, as capture does."""
+    process, host = StreamWriter(paths, "process"), StreamWriter(paths, "host")
+    random = np.random.default_rng(plan.seed)
+    window, every = 1 / plan.hertz, max(1, round(plan.hertz))
+    for number in range(1, int(plan.seconds * plan.hertz) + 1):
+        at = number * window
+        t_ns = BEGIN_NS + int(at * 1e9)
+        for entity, values in _process_rows(plan, at, random, with_pss=number % (2 * every) == 0):
+            process.append(t_ns, window, entity, values)
+        if number % every == 0:
+            for entity, values in _host_rows(plan, at, random):
+                host.append(t_ns, window * every, entity, values)
+            for writer in (process, host):
+                writer.flush()
+                closed = writer.roll()
+                if closed:
+                    pack(closed)
+    for writer in (process, host):
+        writer.flush()
+        writer.close()
+
+
+def _process_rows(
+    plan: Plan, at: float, random: np.random.Generator, with_pss: bool
+) -> Iterator[tuple[Entity, dict[str, float | None]]]:
+    busy, epoch = _activity(plan, at)
+    noise = random.normal(size=6)
+    cold = 1.0 if epoch == 0 else 0.15
+    main = {
+        "cpu": max(0.02, (0.35 + 0.6 * busy) * (1 + 0.05 * noise[0])),
+        "rss": 0.35e9 + 1.05e9 * min(1.0, at / plan.start_up) + 0.04e9 * max(0, epoch),
+        "read": max(0.0, 4e6 * (1 - busy) * (1 + 0.5 * noise[1])),
+        "write": 55e6 if busy == 0 and epoch >= 0 else max(0.0, 2e5 * noise[2]),
+    }
+    parts = {"main": (1, main)}
+    if busy:
+        worker = {
+            "cpu": max(0.05, 0.8 * plan.workers * busy * (1 + 0.12 * noise[3])),
+            "rss": plan.workers * (0.62e9 + 0.02e9 * math.sin(at)),
+            "read": max(0.0, 140e6 * cold * busy * (1 + 0.25 * noise[4])),
+            "write": 0.0,
+        }
+        parts["worker"] = (plan.workers, worker)
+    for role, (count, values) in parts.items():
+        yield Entity(role), _whole_row(values, count, with_pss)
+    total = {key: sum(values[key] for _, values in parts.values()) for key in main}
+    yield Entity("tree"), _whole_row(total, sum(count for count, _ in parts.values()), with_pss)
+    yield Entity("main", MAIN_PID), {"cpu": main["cpu"], "rss": main["rss"]}
+
+
+def _whole_row(values: dict[str, float], count: int, with_pss: bool) -> dict[str, float | None]:
+    shared = 0.45e9 * (count - 1)
+    return {
+        **values,
+        "pss": max(0.1e9, values["rss"] - shared) if with_pss else None,
+        "processes": count,
+        "threads": 6 * count,
+        "read_calls": values["read"] * 1.4 + 1e6,
+    }
+
+
+def _host_rows(
+    plan: Plan, at: float, random: np.random.Generator
+) -> Iterator[tuple[Entity, dict[str, float | None]]]:
+    busy, _ = _activity(plan, at)
+    noise = random.normal(size=4)
+    cpu = 0.5 + (0.95 + 0.8 * plan.workers) * busy + 0.2 * abs(noise[0])
+    yield Entity("host"), {"host_cpu": cpu, "host_memory": 6.1e9, "page_cache": 3e9}
+    yield (
+        Entity("cgroup"),
+        {
+            "cgroup_cpu": cpu * 0.95,
+            "cgroup_memory": 2.4e9 + 0.2e9 * at / plan.seconds,
+            "cgroup_memory_limit": plan.memory_limit,
+        },
+    )
+    yield (
+        Entity("net:4026531840"),
+        {
+            "net_received": max(0.0, 12e6 * busy * (1 + 0.3 * noise[1])),
+            "net_sent": max(0.0, 1.5e6 * busy * (1 + 0.3 * noise[2])),
+        },
+    )
+    yield Entity("net:4026532001"), {"net_received": 1e5, "net_sent": 1e5}
+    yield Entity("shm"), {"shm_used": 0.2e9 * busy, "shm_size": 8e9}
+    yield Entity("watcher"), {"watcher_cpu": 0.006, "watcher_rss": 48e6, "watcher_late": 0.002}
+
+
+def _activity(plan: Plan, at: float) -> tuple[float, int]:
+    """How busy the run is (0 outside epochs, less in evaluations), and its epoch or -1."""
+    since = at - plan.start_up
+    if since < 0 or since >= plan.epochs * plan.epoch_seconds:
+        return 0.0, -1
+    epoch, within = divmod(since, plan.epoch_seconds)
+    training = plan.epoch_seconds - plan.evaluation_seconds
+    if within < training:
+        return 1.0, int(epoch)
+    return (0.0 if within - training < plan.evaluation_seconds * 0.3 else 0.6), int(epoch)
+
+
+def _write_events(paths: RunPaths, plan: Plan) -> None:
+    """What the hook would have seen in the training process."""
+    data = [_record(0, events.START, number=1, a=-1, b=0x030B07F0)]
+    for what in ("DataLoader", "optimizer"):
+        data += [events.name_records(what), _record(0.1, events.ATTACHED, a=events.name_id(what))]
+    training = plan.epoch_seconds - plan.evaluation_seconds
+    for epoch in range(plan.epochs):
+        begin = plan.start_up + epoch * plan.epoch_seconds
+        wait = 0.4 if epoch == 0 else 0.12
+        data += _pass(begin, training, plan.batches, wait=wait, loader=1, steps=True)
+        quiet = plan.evaluation_seconds * 0.3
+        evaluation = plan.evaluation_seconds * 0.6
+        data += _pass(
+            begin + training + quiet, evaluation, plan.batches // 4, wait=0.5, loader=2, steps=False
+        )
+    (paths.events / f"{MAIN_PID}.bin").write_bytes(b"".join(data))
+
+
+def _pass(
+    begin: float, seconds: float, batches: int, *, wait: float, loader: int, steps: bool
+) -> Iterator[bytes]:
+    """One pass over a loader; `wait` is the share of the time spent waiting for batches."""
+    each = seconds / (batches + 1)
+    waited = int(each * wait * 1e9)
+    yield _record(begin, events.LOADER_BEGIN, number=loader, a=waited, b=batches)
+    for index in range(batches):
+        at = begin + each * (index + 0.5)
+        yield _record(at, events.BATCH, number=loader, a=waited, b=128)
+        if steps:
+            yield _record(at + each * 0.4, events.STEP, number=1, a=1)
+    yield _record(begin + seconds, events.LOADER_END, number=loader, a=waited)
+
+
+def _record(at: float, kind: int, *, number: int = 0, a: int = 0, b: int = 0) -> bytes:
+    record: struct.Struct = events.RECORD
+    return record.pack(BEGIN_NS + int(at * 1e9), kind, 0, number, a, b)

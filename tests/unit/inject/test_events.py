@@ -1,0 +1,105 @@
+"""The binary records: written by the standard library alone, read back by numpy."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import given
+
+from stepscope.inject import events
+from stepscope.runs.events import parse, read_file, read_folder
+
+texts = st.text(max_size=80)
+numbers = st.integers(-(2**63), 2**63 - 1)
+marks = st.tuples(
+    texts, st.none() | numbers | st.floats(allow_nan=False) | texts.filter(lambda text: text != "")
+)
+
+
+@given(st.lists(marks, max_size=20))
+def test_marks_come_back_as_they_were_given(tmp_path_factory: Any, given_marks: Any) -> None:
+    folder = tmp_path_factory.mktemp("events")
+    writer = events.Writer(str(folder))
+    for name, value in given_marks:
+        writer.mark(events.MARK, name, value)
+    found = [
+        (process.name(record["a"]), process.value(record))
+        for process in read_folder(folder)
+        for record in process.of(events.MARK)
+    ]
+    assert found == given_marks
+
+
+@given(st.binary(max_size=400))
+def test_any_bytes_can_be_read(tmp_path_factory: Any, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("events") / "77.bin"
+    path.write_bytes(data)
+    for process in read_file(path):
+        assert process.pid == 77
+
+
+def test_a_torn_or_zero_filled_tail_is_left_out(tmp_path: Path) -> None:
+    writer = events.Writer(str(tmp_path))
+    for _ in range(3):
+        writer.write(events.STEP, a=1)
+    data = (tmp_path / f"{os.getpid()}.bin").read_bytes()
+    for tail in (data[:31], bytes(64), b"\xff" * 32):
+        assert len(parse(data + tail)) == 4, "the start and three steps"
+
+
+def test_after_a_fork_the_child_has_a_file_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(events.FOLDER_VARIABLE, str(tmp_path))
+    events.writer().write(events.STEP, a=1)
+    child = os.fork()
+    if child == 0:
+        events.writer().write(events.STEP, a=1)
+        os._exit(0)
+    os.waitpid(child, 0)
+    events.writer().write(events.STEP, a=1)
+    steps = {p.pid: len(p.of(events.STEP)) for p in read_folder(tmp_path)}
+    assert steps == {os.getpid(): 2, child: 1}
+
+
+def test_a_number_used_again_makes_two_processes(tmp_path: Path) -> None:
+    for _ in range(2):
+        events.Writer(str(tmp_path)).write(events.STEP, a=1)
+    assert [len(p.of(events.STEP)) for p in read_folder(tmp_path)] == [1, 1]
+
+
+def test_nobody_watches_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(events.FOLDER_VARIABLE, raising=False)
+    assert events.writer() is None
+
+
+def test_a_folder_that_is_gone_never_raises(tmp_path: Path) -> None:
+    writer = events.Writer(str(tmp_path / "gone"))
+    writer.mark(events.MARK, "epoch", 1)
+    assert not (tmp_path / "gone").exists()
+
+
+def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    writer = events.Writer(str(folder))
+    for _ in range(5):
+        writer.write(events.STEP, a=1)
+    folder.mkdir()
+    writer.write(events.STEP, a=1)
+    (process,) = read_folder(folder)
+    assert process.dropped == 5
+    assert len(process.of(events.STEP)) == 1
+
+
+@pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID"])
+def test_the_rank_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    writer = events.Writer(str(tmp_path))
+    writer.write(events.STEP, a=1)
+    monkeypatch.setenv(variable, "3")
+    writer.learn_rank()
+    (process,) = read_folder(tmp_path)
+    assert process.rank == 3

@@ -1,0 +1,70 @@
+"""The summary as it is printed: at 80 columns, and as plain text."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from stepscope.report.terminal import print_summary
+from stepscope.report.view import View, view_of
+from stepscope.runs.reader import open_run
+from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
+
+REPORT = Path("/somewhere/with a long path", *["folder"] * 12, "report.html")
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> View:
+    plan = Plan(epochs=30, batches=9)
+    return view_of(open_run(write_run(tmp_path_factory.mktemp("runs") / "run", plan).folder))
+
+
+def printed(view: View, *, colour: bool = False) -> str:
+    out = io.StringIO()
+    print_summary(Console(file=out, width=80, force_terminal=colour), view, REPORT)
+    return out.getvalue()
+
+
+def test_everything_fits_80_columns_and_the_path_is_whole(view: View) -> None:
+    lines = printed(view).splitlines()
+    assert lines[-1] == f"Report    {REPORT}"
+    assert max(len(line) for line in lines[:-1]) <= 80
+    assert "\x1b" not in "".join(lines)
+
+
+def test_what_is_told(view: View) -> None:
+    text = printed(view)
+    assert text.startswith("resnet18-cifar  ok  the command ended by itself with exit code 0\n")
+    for part in (
+        "Cores used         2.1",
+        "CPU, share of 4",
+        "CPU of worker",
+        "network in",
+        "18 more",
+        "Phase     evaluation: 30 times",
+        "Note      hook: DataLoader, optimizer",
+        "Watching  0.6 % of one core",
+    ):
+        assert part in text
+    assert "Peak memory" in text.split("Epoch ")[1]
+
+
+def test_colours_only_in_a_terminal(view: View) -> None:
+    assert "\x1b[" in printed(view, colour=True)
+
+
+def test_name_cannot_steer_the_terminal(view: View) -> None:
+    text = printed(replace(view, name="a\x1b[2Jb[red]", command="x " * 500, finding="so it is"))
+    assert "\x1b" not in text
+    assert text.startswith("a�[2Jb[red]  ok")
+    assert "so it is" in text
+    assert len(text.split("Duration")[0]) < 600
+
+
+@pytest.mark.parametrize("write", [write_empty_run, write_cut_off_run])
+def test_every_run_can_be_printed(write: type, tmp_path: Path) -> None:
+    assert "Duration" in printed(view_of(open_run(write(tmp_path / "run").folder)))

@@ -1,0 +1,127 @@
+"""Streams are readable wherever they are cut."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from stepscope.metrics import SCOPES, of_scope
+from stepscope.records import Entity
+from stepscope.runs.paths import RunPaths
+from stepscope.runs.streams import StreamWriter, pack, read_segment
+
+METRICS = [metric.key for metric in of_scope("process")]
+values = st.dictionaries(
+    st.sampled_from(METRICS), st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=5
+)
+rows = st.tuples(
+    st.none() | st.floats(0, 10), st.text(max_size=8), st.none() | st.integers(1, 2**22), values
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
+@given(batches=st.lists(st.lists(rows, min_size=1, max_size=12), min_size=1, max_size=4))
+def test_what_is_written_is_read(tmp_path_factory, batches) -> None:  # type: ignore[no-untyped-def]
+    paths = RunPaths(tmp_path_factory.mktemp("run"))
+    writer = StreamWriter(paths, "process")
+    expected, time = [], 0
+    for batch in batches:
+        for window, name, pid, given_values in batch:
+            time += 1
+            writer.append(time, window, Entity(name, pid), given_values)
+            expected.append((time, window, name, pid, *(given_values.get(k) for k in METRICS)))
+        writer.flush()
+    for path in (paths.live_stream("process"), pack(writer.finish())):
+        table = read_segment(path) if path.exists() else None
+        if table is not None:
+            assert [tuple(row.values()) for row in table.to_pylist()] == expected
+
+
+def two_batches(folder: Path) -> tuple[Path, int]:
+    """A stream of two batches, and where the second begins."""
+    paths = RunPaths(folder)
+    writer = StreamWriter(paths, "host")
+    sizes = []
+    for begin in (1, 11):
+        for time in range(begin, begin + 10):
+            writer.append(time, 0.1, Entity("host"), {"host_cpu": float(time)})
+        writer.flush()
+        sizes.append(paths.live_stream("host").stat().st_size)
+    writer.close()
+    return paths.live_stream("host"), sizes[0]
+
+
+def test_cut_at_every_byte_it_reads_to_the_last_whole_batch(tmp_path: Path) -> None:
+    path, first = two_batches(tmp_path)
+    data = path.read_bytes()
+    for cut in range(len(data) + 1):
+        path.write_bytes(data[:cut])
+        count = read_segment(path).num_rows
+        assert count == (20 if cut == len(data) else 10 if cut >= first else 0), cut
+
+
+@pytest.mark.parametrize("zeros", [1, 8, 100, 4096, 100_000])
+def test_a_tail_of_zeros_is_no_sample(tmp_path: Path, zeros: int) -> None:
+    path, _ = two_batches(tmp_path)
+    path.write_bytes(path.read_bytes() + bytes(zeros))
+    assert read_segment(path).column("t_ns").to_pylist() == list(range(1, 21))
+
+
+def test_rolled_segments_read_in_order(tmp_path: Path) -> None:
+    paths = RunPaths(tmp_path)
+    writer = StreamWriter(paths, "host")
+    for time in range(1, 31):
+        writer.append(time, None, Entity("host"), {"host_cpu": 1.0})
+        if time % 10 == 0:
+            writer.flush()
+            closed = writer.roll(at_least=1)
+            assert closed is not None
+            if time == 10:
+                pack(closed)
+    names = [path.name for path in paths.segments("host")]
+    assert names == ["host.0000.parquet", "host.0001.arrows", "host.0002.arrows", "host.arrows"]
+    *rolled, live = [read_segment(path) for path in paths.segments("host")]
+    assert live.num_rows == 0
+    assert [t for table in rolled for t in table.column("t_ns").to_pylist()] == list(range(1, 31))
+
+
+def test_a_failed_write_leaves_whole_batches_and_keeps_the_rows(tmp_path: Path) -> None:
+    """/dev/full refuses every write, as a full disk does."""
+    import os
+
+    paths = RunPaths(tmp_path)
+    writer = StreamWriter(paths, "host")
+    writer.append(1, None, Entity("host"), {"host_cpu": 1.0})
+    writer.flush()
+    real, writer._fd = writer._fd, os.open("/dev/full", os.O_WRONLY)
+    writer.append(2, None, Entity("host"), {"host_cpu": 2.0})
+    with pytest.raises(OSError):
+        writer.flush()
+    writer._fd = real
+    assert read_segment(paths.live_stream("host")).num_rows == 1
+    writer.append(3, None, Entity("host"), {"host_cpu": 3.0})
+    writer.flush()
+    assert read_segment(paths.live_stream("host")).column("t_ns").to_pylist() == [1, 2, 3]
+
+
+def test_writing_does_not_import_pandas(tmp_path: Path) -> None:
+    """Half a second in which a watcher would not sample."""
+    program = f"""
+import sys
+from pathlib import Path
+from stepscope.records import Entity
+from stepscope.runs.paths import RunPaths
+from stepscope.runs.streams import StreamWriter
+for scope in {SCOPES!r}:
+    writer = StreamWriter(RunPaths(Path({str(tmp_path)!r})), scope)
+    writer.append(1, None, Entity("host", 3), {{"cpu": 1.0, "host_cpu": None}})
+    writer.flush()
+print("pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n", done.stderr

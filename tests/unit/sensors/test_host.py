@@ -1,0 +1,138 @@
+"""The machine's files, made up and real."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+from stepscope.sensors.contract import KeptFile
+from stepscope.sensors.host import HostSensor, cpu_times, memory_values
+
+TICKS = os.sysconf("SC_CLK_TCK")
+MEMINFO = b"""\
+MemTotal:       24684100 kB
+MemFree:        23628832 kB
+MemAvailable:   24200292 kB
+Buffers:           16076 kB
+Cached:           717900 kB
+SwapCached:            7 kB
+SwapTotal:          1000 kB
+SwapFree:            400 kB
+Dirty:              2512 kB
+Shmem:             12772 kB
+"""
+
+
+def write(root: Path, files: dict[str, str | bytes]) -> str:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    return str(root)
+
+
+def pressure(some: int, full: int) -> str:
+    return "".join(
+        f"{kind} avg10=0.29 avg60=0.25 avg300=0.24 total={total}\n"
+        for kind, total in (("some", some), ("full", full))
+    )
+
+
+def stat(iowait: int = 500) -> str:
+    return f"cpu  100 20 30 4000 {iowait} 6 7 80 9 1\ncpu0 1 2 3 4 5 6 7 8 9 10\nintr 12\n"
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> str:
+    files: dict[str, str | bytes] = {"stat": stat(), "meminfo": MEMINFO}
+    for resource in ("cpu", "memory", "io"):
+        files[f"pressure/{resource}"] = pressure(2_500_000, 1_000_000)
+    return write(tmp_path, files)
+
+
+def test_reads_a_made_up_machine(proc: str) -> None:
+    sensor = HostSensor(proc)
+    [reading] = sensor.read()
+    sensor.close()
+    assert reading.entity.name == "host"
+    assert reading.values == {
+        "host_cpu": pytest.approx(163 / TICKS),
+        "host_iowait": pytest.approx(500 / TICKS),
+        "host_steal": pytest.approx(80 / TICKS),
+        "host_memory": (24684100 - 24200292) * 1024,
+        "host_available": 24200292 * 1024,
+        "page_cache": (717900 + 16076 - 12772) * 1024,
+        "dirty": 2512 * 1024,
+        "host_swap": 600 * 1024,
+        "pressure_cpu": 2.5,
+        "pressure_memory": 2.5,
+        "pressure_memory_full": 1.0,
+        "pressure_io": 2.5,
+        "pressure_io_full": 1.0,
+    }
+    assert sensor.missing == {}
+
+
+def test_io_wait_does_not_run_backwards(proc: str) -> None:
+    sensor = HostSensor(proc)
+    [before] = sensor.read()
+    Path(proc, "stat").write_text(stat(iowait=400))
+    [after] = sensor.read()
+    sensor.close()
+    assert after.values["host_iowait"] == before.values["host_iowait"]
+
+
+def test_a_kernel_without_pressure_says_so(proc: str) -> None:
+    for resource in ("cpu", "memory", "io"):
+        Path(proc, "pressure", resource).unlink()
+    sensor = HostSensor(proc)
+    [reading] = sensor.read()
+    sensor.close()
+    assert reading.values["pressure_io"] is None
+    assert "PSI" in sensor.missing["pressure_io_full"]
+    assert reading.values["host_cpu"] is not None
+
+
+def test_pressure_switched_off_at_boot_says_so(proc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = KeptFile.read
+
+    def refuse(self: KeptFile) -> bytes:
+        if "pressure" in self.path:
+            raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
+        return read(self)
+
+    monkeypatch.setattr(KeptFile, "read", refuse)
+    sensor = HostSensor(proc)
+    [reading] = sensor.read()
+    sensor.close()
+    assert reading.values["pressure_cpu"] is None
+    assert "not supported" in sensor.missing["pressure_cpu"]
+
+
+@pytest.mark.parametrize("text", ["", "garbage\n", "cpu 1 2\n", "cpu a b c d e f g h\n"])
+def test_odd_content_is_missing_not_an_error(proc: str, text: str) -> None:
+    Path(proc, "stat").write_text(text)
+    sensor = HostSensor(proc)
+    [reading] = sensor.read()
+    sensor.close()
+    assert reading.values["host_cpu"] is None
+    assert sensor.missing["host_cpu"]
+    assert reading.values["host_memory"] is not None
+
+
+def test_an_old_kernel_has_no_available_memory() -> None:
+    values = memory_values(MEMINFO.replace(b"MemAvailable", b"MemSomething"))
+    assert values.keys() == {"page_cache", "dirty", "host_swap"}
+
+
+def test_real_busy_time_is_seen() -> None:
+    text = Path("/proc/stat").read_bytes()
+    before = cpu_times(text)["host_cpu"]
+    assert before == pytest.approx(sum(map(int, (w := text.split())[1:4] + w[6:8])) / TICKS)
+    end = os.times().user + 0.1
+    while os.times().user < end:
+        pass
+    assert cpu_times(Path("/proc/stat").read_bytes())["host_cpu"] - before >= 0.05

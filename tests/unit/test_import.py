@@ -1,0 +1,40 @@
+"""Importing stepscope is quick and brings nothing heavy."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+HEAVY = ("pyarrow", "numpy", "pandas", "torch", "tensorflow", "jax", "keras", "rich", "typer")
+
+
+def run(program: str) -> str:
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_import_is_quick() -> None:
+    times = [
+        float(run("import time; t = time.perf_counter(); import stepscope, stepscope.marks;"
+                  "print(time.perf_counter() - t)"))
+        for _ in range(3)
+    ]  # fmt: skip
+    assert min(times) < 0.2
+
+
+def test_import_brings_nothing_heavy() -> None:
+    program = f"""
+import sys, stepscope
+stepscope.mark("epoch", 1)
+with stepscope.phase("eval"): pass
+print([name for name in {HEAVY!r} if name in sys.modules])
+"""
+    assert run(program) == "[]"
+
+
+def test_every_public_name_is_there() -> None:
+    assert run("import stepscope; [getattr(stepscope, n) for n in stepscope.__all__]") == ""
+    assert "AttributeError" in run(
+        "import stepscope\ntry: stepscope.nonsense\nexcept AttributeError as e: print(repr(e))"
+    )
