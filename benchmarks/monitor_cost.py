@@ -23,7 +23,6 @@ from pathlib import Path
 from typing import Any
 
 import results_file
-
 from stepscope.runs.reader import latest_run, open_run
 from stepscope.sensors.process import UsageSensor
 from stepscope.sensors.tree import ProcessTree
@@ -80,8 +79,9 @@ def tree_part(folder: Path, seconds: float) -> dict[str, Any]:
     time.sleep(1.5)
     log = folder / "psrecord.txt"
     psrecord = subprocess.Popen(
-        [sys.executable, "-c", "from psrecord.main import main; main()", str(tree.pid), "--include-children", "--interval",
-         str(INTERVAL), "--duration", str(seconds + 3), "--log", str(log)],
+        [sys.executable, "-c", "from psrecord.main import main; main()", str(tree.pid),
+         "--include-children", "--interval", str(INTERVAL), "--duration", str(seconds + 3),
+         "--log", str(log)],
         stdout=subprocess.DEVNULL,
     )  # fmt: skip
     ours = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""Writes a benchmark's figures with what is needed to judge them: machine, versions, date, command."""
+"""Writes a benchmark's figures with machine, versions, date and command."""
 
 from __future__ import annotations
 

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import math
 import os
+import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -17,7 +21,15 @@ from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
 from stepscope.sensors.contract import Sensor
 from stepscope.sensors.host import HostSensor
 from stepscope.sensors.network import NetworkSensor
+from stepscope.sensors.process import (
+    DetailSensor,
+    IoSensor,
+    SharedMemorySensor,
+    SwitchesSensor,
+    UsageSensor,
+)
 from stepscope.sensors.shm import ShmSensor
+from stepscope.sensors.tree import ProcessTree
 
 
 @dataclass(frozen=True)
@@ -26,13 +38,24 @@ class Case:
 
     name: str
     here: Callable[[], Sensor]
-    nowhere: Callable[[Path], Sensor]
+    nowhere: Callable[[Path], Sensor] | None
     most_ms: float = 5.0
     """A generous bound for the CPU time of one reading."""
 
 
 def _own_namespace() -> dict[int, int]:
     return {os.stat("/proc/self/ns/net").st_ino: os.getpid()}
+
+
+@functools.cache
+def a_tree() -> ProcessTree:
+    """A shell with a child, both asleep."""
+    shell = subprocess.Popen(["sh", "-c", "sleep 600; true"], start_new_session=True)
+    atexit.register(os.killpg, shell.pid, signal.SIGKILL)
+    tree = ProcessTree(shell.pid)
+    while len(tree.processes) < 2:
+        tree.refresh(thorough=True)
+    return tree
 
 
 CASES = [
@@ -48,6 +71,12 @@ CASES = [
         lambda root: NetworkSensor(_own_namespace, str(root)),
     ),
     Case("shm", ShmSensor, lambda root: ShmSensor(str(root / "shm"))),
+    # A tree that is gone is no missing source: the sampler is told by the process tree.
+    Case("process", lambda: UsageSensor(a_tree()), None),
+    Case("process detail", lambda: DetailSensor(a_tree()), None),
+    Case("process io", lambda: IoSensor(a_tree()), None),
+    Case("context switches", lambda: SwitchesSensor(a_tree()), None),
+    Case("pss", lambda: SharedMemorySensor(a_tree()), None),
 ]
 
 
@@ -129,6 +158,8 @@ def test_it_reads_something_on_this_machine_or_says_why_not(sensor: Sensor) -> N
 
 
 def test_without_its_sources_it_has_reasons_and_no_values(case: Case, tmp_path: Path) -> None:
+    if case.nowhere is None:
+        pytest.skip("its source is the tree it is given")
     sensor = case.nowhere(tmp_path)
     for _ in range(2):
         for reading in sensor.read():
@@ -139,6 +170,7 @@ def test_without_its_sources_it_has_reasons_and_no_values(case: Case, tmp_path: 
 
 
 def test_closing_gives_back_its_descriptors(case: Case) -> None:
+    a_tree()
     before = set(os.listdir("/proc/self/fd"))
     sensor = case.here()
     sensor.read()

@@ -98,8 +98,12 @@ def test_cpu_of_a_tree_within_two_percent(
     assert told * 0.98 <= measured <= told * 1.02 + unseen, (told, measured)
 
 
-def test_cpu_by_role_adds_up_to_the_tree(watch: Watch, python_file: PythonFile, folder: Path) -> None:
-    script = python_file(REPORTS.format(folder=str(folder)) + CPU_TREES["parallel"] + "\nreport()\n")
+def test_cpu_by_role_adds_up_to_the_tree(
+    watch: Watch, python_file: PythonFile, folder: Path
+) -> None:
+    script = python_file(
+        REPORTS.format(folder=str(folder)) + CPU_TREES["parallel"] + "\nreport()\n"
+    )
 
     done = watch(sys.executable, script, options=["--wait-tree"])
 

@@ -84,9 +84,7 @@ def test_no_command_and_unknown_options() -> None:
         (lambda folder: (folder / "host.0000.parquet").write_bytes(b"PAR1"), "cannot be read"),
     ],
 )
-def test_a_damaged_run_folder(
-    watch: Watch, damage: Callable[[Path], object], words: str
-) -> None:
+def test_a_damaged_run_folder(watch: Watch, damage: Callable[[Path], object], words: str) -> None:
     folder = watch("true").run.path
     damage(folder)
 

@@ -68,8 +68,7 @@ def test_the_training_goes_on(
         assert run.ending.outcome == "ok"
         covered = (times[-1] - times[0]) / 1e9
         assert covered > 2.5, "the samples of the full second were kept and written later"
-        (process,) = run.processes
-        assert process.dropped + steps == pytest.approx(300, abs=3), "what is lost is counted"
+        assert steps == 300, "and so were the steps"
     else:
         assert 100 <= steps < 300
 

@@ -45,17 +45,13 @@ def test_output_is_passed_on_byte_for_byte(watch: Watch) -> None:
     program = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096)"
     import subprocess
 
-    done = watch(
-        sys.executable, "-c", program, options=["--epoch-pattern", "x", "-q"], text=False
-    )
+    done = watch(sys.executable, "-c", program, options=["--epoch-pattern", "x", "-q"], text=False)
     assert done.out == subprocess.run([sys.executable, "-c", program], stdout=-1).stdout
 
 
 def test_a_reader_that_goes_away_ends_the_command(watch: Watch) -> None:
     """As alone: `yes | head` ends because `yes` gets SIGPIPE."""
-    done = watch(
-        "sh", "-c", "yes | head -n 3", options=["--epoch-pattern", "never", "-q"]
-    )
+    done = watch("sh", "-c", "yes | head -n 3", options=["--epoch-pattern", "never", "-q"])
     assert (done.code, done.out) == (0, "y\ny\ny\n")
 
 

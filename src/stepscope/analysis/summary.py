@@ -106,7 +106,7 @@ def _between(records: Records, begin: int, end: int) -> Records:
 
 
 def _steps_between(recorded: Recorded, begin: int, end: int) -> int | None:
-    """Optimizer steps of the first process that reports any (ranks step together), or step marks."""
+    """Steps of the first process that reports any (ranks step together), or step marks."""
     for timeline in recorded.timelines:
         if len(timeline.steps):
             return int(_between(timeline.steps, begin, end)["a"].sum())

@@ -81,7 +81,7 @@ def _environment(plan: Plan, paths: RunPaths) -> dict[str, str]:
 
 
 def _allow_many_descriptors() -> None:
-    """We keep some per process of the tree. The command has started: its limit stays what it was."""
+    """We keep some per process of the tree. The command has started: its limit stays as it was."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

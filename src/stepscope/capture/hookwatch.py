@@ -55,9 +55,7 @@ class HookWatch:
         if self._told:
             return None
         waited = time.monotonic() - self._begun
-        if self.attached and not self._news:
-            self._told = True
-        elif waited > _SAY_NOTHING_ATTACHED_AFTER_S:
+        if (self.attached and not self._news) or waited > _SAY_NOTHING_ATTACHED_AFTER_S:
             self._told = True
         elif waited > _SAY_NOTHING_LOADED_AFTER_S or self._switched_off:
             self._told = self._switched_off is not None or not self._said_hello()
@@ -144,7 +142,7 @@ class HookWatch:
 
 
 def switched_off_by(command: list[str]) -> str | None:
-    """The flag that keeps a Python command from loading the hook, in words; None if there is none."""
+    """The flag that keeps a Python command from loading the hook, in words."""
     if not command or not _PYTHON.match(os.path.basename(command[0])):
         return None
     words = iter(command[1:])

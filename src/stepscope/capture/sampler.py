@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from stepscope.capture.rates import Rates
 from stepscope.metrics import SCOPES, Scope
 from stepscope.records import Entity, Reading
-from stepscope.capture.rates import Rates
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.streams import StreamWriter, pack
 from stepscope.sensors.contract import Sensor
@@ -88,7 +88,9 @@ class Sampler:
                 writer.flush()
                 closed = writer.roll()
             except OSError as error:
-                self._trouble(f"samples cannot be written ({error.strerror}): they are kept in memory")
+                self._trouble(
+                    f"samples cannot be written ({error.strerror}): they are kept in memory"
+                )
                 continue
             if closed is not None:
                 self._pack_aside(closed)

@@ -2,8 +2,8 @@
 
 The command inherits our descriptors, our process group and the signal mask we were started with.
 Signals are blocked in the watcher and taken with `sigtimedwait`, which is also its sleep: what the
-terminal sends (Ctrl-C) the command has received itself, what was sent to the watcher alone is passed
-on. As a subreaper the watcher inherits, and accounts for, the orphans of the tree.
+terminal sends (Ctrl-C) the command has received itself, what was sent to the watcher alone is
+passed on. As a subreaper the watcher inherits, and accounts for, the orphans of the tree.
 """
 
 from __future__ import annotations
@@ -74,9 +74,7 @@ def spawn(
     path: str, command: list[str], environment: dict[str, str], signals: Signals, output: Output
 ) -> int:
     """Start the command and return its pid."""
-    redirect = [
-        (os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in output.for_command.items()
-    ]
+    redirect = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in output.for_command.items()]
     try:
         return os.posix_spawn(
             path,

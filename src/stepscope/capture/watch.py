@@ -44,7 +44,11 @@ class WatchedBlock:
 
 @contextmanager
 def watch(
-    name: str = "watch", *, interval: float = 0.1, out: str | Path = DEFAULT_FOLDER, hook: bool = True
+    name: str = "watch",
+    *,
+    interval: float = 0.1,
+    out: str | Path = DEFAULT_FOLDER,
+    hook: bool = True,
 ) -> Iterator[WatchedBlock]:
     """Watch this process, and all that it starts, until the block ends.
 

@@ -36,9 +36,9 @@ def _options(
     """See what a training run consumes, and what holds it back."""
 
 
-app.command(
-    context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False}
-)(run)
+app.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})(
+    run
+)
 app.command()(report)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import re
 import sys
 from pathlib import Path
@@ -26,9 +25,9 @@ def run(
     interval: Annotated[
         float, typer.Option(help="Seconds between samples, 0.02 to 60.", metavar="S")
     ] = 0.1,
-    out: Annotated[Path, typer.Option(help="Where run folders go.", metavar="DIR")] = Path(
-        os.environ.get("STEPSCOPE_RUNS", DEFAULT_FOLDER)
-    ),
+    out: Annotated[
+        Path, typer.Option(help="Where run folders go.", metavar="DIR", envvar="STEPSCOPE_RUNS")
+    ] = Path(DEFAULT_FOLDER),
     epoch_pattern: Annotated[
         str | None,
         typer.Option(

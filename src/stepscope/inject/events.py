@@ -44,6 +44,9 @@ _FD_ABOVE = 64
 """How far below the limit of descriptors ours is put: a script that closes all it knows and opens
 its own files gets low numbers, so that a number of ours is never taken for a file of the script."""
 
+_MOST_KEPT = 32768 * SIZE
+"""Bytes of records kept in memory while they cannot be written."""
+
 _now = time.monotonic_ns
 _pack = RECORD.pack
 _write = os.write
@@ -81,10 +84,8 @@ class Writer:
 
     def __init__(self, folder):
         self.folder = folder
-        self._fd = -1
-        self._told = set()
-        self._dropped = 0
         self._rank = -1
+        self.reset()
 
     def write(self, kind, flags=0, number=0, a=0, b=0):
         self._append(_pack(_now(), kind, flags, number & 0xFFFFFFFF, a, b))
@@ -114,7 +115,9 @@ class Writer:
     def reset(self):
         """After a fork: the child opens a file of its own when it has something to say."""
         self._fd = -1
+        self._started = False
         self._told = set()
+        self._kept = b""
         self._dropped = 0
 
     def _tell(self, text):
@@ -126,18 +129,24 @@ class Writer:
 
     def _append(self, data):
         try:
-            if self._fd < 0:
-                self._open()
+            start = self._open() if self._fd < 0 else b""
+            if start or self._kept:
+                data, self._kept = start + self._kept + data, b""
             written = _write(self._fd, data)
         except OSError as error:
-            self._failed(data, error)
+            if error.errno == 9:  # EBADF: the script closed our descriptor; open again next time
+                self._fd = -1
+            self._keep(data)
             return
         if written != len(data):
-            self._cut(written)
+            self._cut()
+            self._keep(data[written // SIZE * SIZE :])
         elif self._dropped:
-            self._confess()
+            dropped, self._dropped = self._dropped, 0
+            self.write(DROPPED, a=dropped)
 
     def _open(self):
+        """Open the file of this process; the record it begins with."""
         path = os.path.join(self.folder, "%d.bin" % os.getpid())
         low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         try:
@@ -145,30 +154,26 @@ class Writer:
             os.close(low)
         except OSError:
             self._fd = low
+        if self._started:
+            return b""
+        self._started = True
         self._rank = _rank()
-        start = _pack(_now(), START, 0, os.getppid(), self._rank, sys.hexversion)
-        if _write(self._fd, start) != SIZE:
-            self._cut(0)
+        return _pack(_now(), START, 0, os.getppid(), self._rank, sys.hexversion)
 
-    def _failed(self, data, error):
-        """The disk is full, or the script closed our descriptor: open again next time."""
-        self._dropped += max(1, len(data) // SIZE)
-        self._told.clear()
-        if error.errno == 9:  # EBADF
-            self._fd = -1
+    def _keep(self, data):
+        """The disk is full, or the folder is gone: keep what can be kept, count the rest."""
+        room = _MOST_KEPT - len(self._kept)
+        self._kept += data[:room]
+        if len(data) > room:
+            self._dropped += (len(data) - room) // SIZE
+            self._told.clear()
 
-    def _cut(self, written):
+    def _cut(self):
         """A record was written in part (full disk): take the part back, to stay aligned."""
-        self._dropped += 1
-        self._told.clear()
         try:
             os.ftruncate(self._fd, os.fstat(self._fd).st_size // SIZE * SIZE)
         except OSError:
             pass
-
-    def _confess(self):
-        dropped, self._dropped = self._dropped, 0
-        self.write(DROPPED, a=dropped)
 
 
 def _rank():

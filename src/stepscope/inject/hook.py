@@ -55,7 +55,7 @@ def _samples_in(batch):
         shape = getattr(batch, "shape", None)
         if shape is not None:
             return int(shape[0]) if len(shape) else -1
-        if isinstance(batch, dict) or hasattr(batch, "values") and hasattr(batch, "keys"):
+        if isinstance(batch, dict) or (hasattr(batch, "values") and hasattr(batch, "keys")):
             batch = next(iter(batch.values()), None)
         elif isinstance(batch, (list, tuple)) and batch:
             if isinstance(batch[0], (str, bytes, int, float)):

@@ -11,7 +11,7 @@ import signal
 import sys
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-import events  # noqa: E402
+import events
 
 _LONGEST_LINE = 65536
 _ENDS = re.compile(rb"[\r\n]+")

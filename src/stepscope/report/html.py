@@ -21,6 +21,7 @@ from stepscope.report.view import View, flattened
 
 _STYLES = ("uPlot.min.css", "report.css")
 _SCRIPTS = ("uPlot.iife.min.js", "report.js")
+_HINT = "Drag to zoom all panels, double-click to reset, click a name to hide its line."
 _Y_DIGITS = 4
 _X_DECIMALS = 3
 
@@ -44,6 +45,7 @@ def html_of(view: View) -> str:
         evidence=_evidence(view),
         finding=f'<p class="finding">{escape(view.finding)}</p>' if view.finding else "",
         tiles="\n".join(_tile(each) for each in view.headline),
+        hint=_HINT if any(panel.lines for panel in view.panels) else "",
         key=_key(view),
         panels="\n".join(_panel(panel, i) for i, panel in enumerate(view.panels)),
         sections="\n".join(_sections(view)),
@@ -137,8 +139,7 @@ def _panel(panel: Panel, number: int) -> str:
     plot = f'<div class="plot" id="plot-{number}"></div>'
     if not panel.lines:
         plot = '<p class="empty">Nothing was recorded.</p>'
-    unit = f"{panel.unit}, and % of the allowed" if panel.whole else panel.unit
-    detail = f"{unit} · {panel.detail}" if panel.detail else unit
+    detail = f"{panel.unit} · {panel.detail}" if panel.detail else panel.unit
     return (
         f'<div class="panel"><div class="panel-head"><h3>{escape(panel.title)}</h3>'
         f'<span class="detail">{escape(detail)}</span></div>{plot}</div>'

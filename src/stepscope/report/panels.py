@@ -55,7 +55,7 @@ class Panel:
     unit: str
     lines: tuple[Line, ...]
     detail: str = ""
-    """What bounds it, in a few words: "2 cores allowed"."""
+    """What bounds it, in a few words: "limit 4.00 GB"."""
     whole: float | None = None
     """What 100 % is, where the panel has a scale of shares."""
 
@@ -150,7 +150,7 @@ def _cpu(recorded: Recorded, roles: Sequence[str], end: float) -> Panel:
     allowed = recorded.cpu_allowed
     if allowed and own:
         around.append(_level("allowed", allowed, end))
-    detail = f"{allowed_text(allowed)} cores allowed" if allowed else ""
+    detail = f"on the right % of the {allowed_text(allowed)} allowed" if allowed else ""
     return Panel("CPU use", "cores", _with_surroundings(own, around), detail, allowed)
 
 

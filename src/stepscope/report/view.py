@@ -127,8 +127,16 @@ def flattened(facts: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str
         elif isinstance(value, list):
             rows.append((path, ", ".join(map(str, value)) or "none"))
         elif value is not None:
-            rows.append((path, str(value)))
+            rows.append((path, _fact_text(str(key), value)))
     return rows
+
+
+def _fact_text(key: str, value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, int | float) and key.endswith("bytes"):
+        return bytes_text(value)
+    return str(value)
 
 
 def watching_text(watcher: Mapping[str, float], seconds: float) -> str:

@@ -66,7 +66,7 @@ class RunPaths:
         return self.folder / f"{scope}.{number:04d}.parquet"
 
     def segments(self, scope: Scope) -> list[Path]:
-        """All sample files of a scope, oldest first; Parquet stands for the stream it was made of."""
+        """All sample files of a scope, oldest first; Parquet stands for the stream it was."""
         numbers: dict[int, Path] = {}
         pattern = re.compile(rf"{scope}\.(\d+)\.(arrows|parquet)")
         for path in sorted(self.folder.iterdir()):

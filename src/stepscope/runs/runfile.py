@@ -49,7 +49,9 @@ def _check_format(path: Path, facts: Any) -> None:
             f"{path} has format {facts['format']}, and this stepscope reads up to {FORMAT}",
             "Upgrade with: pip install -U stepscope",
         )
-    missing = [key for key in ("clock", "watcher", "ending") if not isinstance(facts.get(key), dict)]
+    missing = [
+        key for key in ("clock", "watcher", "ending") if not isinstance(facts.get(key), dict)
+    ]
     if missing:
         raise RunFolderError(f"{path} lacks {', '.join(missing)}", "The folder is damaged")
 

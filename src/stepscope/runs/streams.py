@@ -90,7 +90,7 @@ class StreamWriter:
             os.close(self._fd)
             self._fd = -1
 
-    def finish(self) -> Path | None:
+    def finish(self) -> Path:
         """Close for good; the live stream becomes the last segment."""
         self.close()
         live = self._paths.live_stream(self.scope)
@@ -164,7 +164,7 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 def read_segment(path: Path, columns: list[str] | None = None) -> pa.Table:
     """The rows of a segment, to the last whole batch of a stream that was cut off."""
     if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
+        from pyarrow import parquet
 
         present = set(parquet.read_schema(path).names)
         wanted = None if columns is None else [c for c in columns if c in present]
@@ -204,7 +204,7 @@ def _whole_batches(source: pa.NativeFile) -> Iterator[pa.RecordBatch]:
 
 def pack(closed: Path) -> Path:
     """Roll a closed stream to Parquet; the stream goes once the Parquet file is whole."""
-    import pyarrow.parquet as parquet
+    from pyarrow import parquet
 
     table = read_segment(closed)
     target = closed.with_suffix(".parquet")

@@ -11,11 +11,10 @@ import pyarrow.compute as pc
 from stepscope.analysis.epochs import MarkEvent, Source, Timeline
 from stepscope.analysis.series import Series
 from stepscope.inject import events as written
+from stepscope.metrics import BY_KEY
 
 if TYPE_CHECKING:
     from stepscope.runs.events import ProcessEvents
-
-_KEYS = ("t_ns", "window_s", "entity", "pid")
 
 
 def timeline_of(process: ProcessEvents) -> Timeline:
@@ -93,7 +92,7 @@ def series_of(samples: pa.Table) -> dict[tuple[str, str], Series]:
     if not samples.num_rows:
         return found
     whole = samples.filter(pc.is_null(samples.column("pid")))
-    metrics = [name for name in whole.column_names if name not in _KEYS]
+    metrics = [name for name in whole.column_names if name in BY_KEY]  # a newer version has more
     for entity in pc.unique(whole.column("entity")).to_pylist():
         rows = whole.filter(pc.equal(whole.column("entity"), entity))
         t = rows.column("t_ns").to_numpy()

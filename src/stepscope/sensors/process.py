@@ -21,7 +21,7 @@ def _entity(role: str, pid: int | None = None) -> Entity:
 
 
 class UsageSensor(Sensor):
-    """CPU, RSS, threads of every role and of the whole tree; keeps the tree fresh for the others."""
+    """CPU, RSS, threads of every role and of the tree; keeps the tree fresh for the others."""
 
     name = "process"
     scope: Scope = "process"

@@ -1,4 +1,4 @@
-"""The processes of a tree: found as they appear, followed by kept descriptors, noticed when gone."""
+"""The processes of a tree: found as they appear, followed by kept descriptors, and noted gone."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ class ProcessTree:
 
     def zombies_of_adopter(self) -> list[int]:
         """Orphans (and the root) that ended and wait for the watcher to reap them."""
-        return [p.pid for p in self.processes.values() if p.state == "Z" and p.parent == self.adopter]
+        return [
+            p.pid for p in self.processes.values() if p.state == "Z" and p.parent == self.adopter
+        ]
 
     def survivors(self) -> list[Process]:
         """Living processes besides the root."""
@@ -190,7 +192,9 @@ class ProcessTree:
         except OSError:  # a kernel that does not show other processes' clocks
             process.cpu_s = (int(fields[11]) + int(fields[12])) * TICK
         name = data[data.find(b"(") + 1 : name_ends]
-        if name != process.name.encode("latin-1") or not (process.settled or now - process.born < 1):
+        if name != process.name.encode("latin-1") or not (
+            process.settled or now - process.born < 1
+        ):
             process.started_ticks = int(fields[19])
             process.name = name.decode("latin-1")
             process.settled = now - process.born >= 1
@@ -235,7 +239,7 @@ def _inode(path: str) -> int | None:
 
 
 def ignores_children(pid: int) -> bool:
-    """Whether a process lets the kernel bury its children (SIGCHLD ignored): nobody gets their time."""
+    """Whether a process lets the kernel bury its children: then nobody gets their time."""
     try:
         with open(f"/proc/{pid}/status", "rb") as file:
             status = file.read()
@@ -243,5 +247,3 @@ def ignores_children(pid: int) -> bool:
         return False
     mask = status.partition(b"SigIgn:")[2].split(None, 1)[0]
     return bool(int(mask, 16) >> 16 & 1)
-
-

@@ -11,7 +11,9 @@ EPOCHS, SAMPLES, BATCH = 3, 1000, 64
 def main(workers: int, start: str | None) -> None:
     torch.set_num_threads(1)
     data = TensorDataset(torch.randn(SAMPLES, 3072), torch.randint(0, 10, (SAMPLES,)))
-    train = DataLoader(data, BATCH, shuffle=True, num_workers=workers, multiprocessing_context=start)
+    train = DataLoader(
+        data, BATCH, shuffle=True, num_workers=workers, multiprocessing_context=start
+    )
     test = DataLoader(data, 250)
     model = torch.nn.Sequential(torch.nn.Linear(3072, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -59,9 +59,7 @@ def test_a_pass_with_steps_is_an_epoch_and_one_without_an_evaluation() -> None:
 
 
 def test_an_abandoned_pass_ends_with_its_last_step() -> None:
-    line = timeline(
-        begins=[(1, 1)], batches=[(1.2, 1), (1.6, 1)], steps=[1.5, 1.9]
-    )
+    line = timeline(begins=[(1, 1)], batches=[(1.2, 1), (1.6, 1)], steps=[1.5, 1.9])
     (epoch,) = find_epochs([line], 0, 10 * S)[1]
     assert (epoch.begin_ns / S, epoch.end_ns / S, epoch.complete) == (1, 1.9, False)
 

@@ -7,7 +7,12 @@ from stepscope.capture.hookwatch import switched_off_by
 
 @pytest.mark.parametrize(
     "command",
-    ["python -I x.py", "/usr/bin/python3.11 -uE x.py", "python -W ignore -I -m m", "python -X dev -S x"],
+    [
+        "python -I x.py",
+        "/usr/bin/python3.11 -uE x.py",
+        "python -W ignore -I -m m",
+        "python -X dev -S x",
+    ],
 )
 def test_switched_off(command: str) -> None:
     assert switched_off_by(command.split())
@@ -15,8 +20,8 @@ def test_switched_off(command: str) -> None:
 
 @pytest.mark.parametrize(
     "command",
-    ["python x.py -I", "python -c -I", "python -m pkg -E", "python -W Ignore x.py", "python", "sh -I",
-     "python - -I", "python -u x.py"],
+    ["python x.py -I", "python -c -I", "python -m pkg -E", "python -W Ignore x.py", "python",
+     "sh -I", "python - -I", "python -u x.py"],
 )  # fmt: skip
 def test_not_switched_off(command: str) -> None:
     assert switched_off_by(command.split()) is None

@@ -83,16 +83,19 @@ def test_a_folder_that_is_gone_never_raises(tmp_path: Path) -> None:
     assert not (tmp_path / "gone").exists()
 
 
-def test_what_could_not_be_written_is_counted(tmp_path: Path) -> None:
+def test_what_cannot_be_written_is_kept_and_what_cannot_be_kept_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(events, "_MOST_KEPT", 4 * events.SIZE)
     folder = tmp_path / "later"
     writer = events.Writer(str(folder))
-    for _ in range(5):
+    for _ in range(9):
         writer.write(events.STEP, a=1)
     folder.mkdir()
     writer.write(events.STEP, a=1)
     (process,) = read_folder(folder)
     assert process.dropped == 5
-    assert len(process.of(events.STEP)) == 1
+    assert len(process.of(events.STEP)) == 5
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID"])

@@ -144,12 +144,16 @@ def test_facts_are_flattened() -> None:
         "cpu": {"allowed": 2.0, "quota": None},
         "gpus": [{"name": "A"}],
         "flags": [],
+        "git": {"dirty": False},
+        "total_bytes": 16e9,
         "os": "x",
     }
     assert flattened(facts) == [
         ("cpu › allowed", "2.0"),
         ("gpus › 0 › name", "A"),
         ("flags", "none"),
+        ("git › dirty", "no"),
+        ("total_bytes", "16.0 GB"),
         ("os", "x"),
     ]
 

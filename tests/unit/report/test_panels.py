@@ -62,7 +62,7 @@ def test_surroundings_that_would_flatten_the_run_start_hidden() -> None:
     assert labels(cpu, shown=True) == ["all processes", "allowed"]
     assert labels(cpu, shown=False) == ["host"]
     assert cpu.whole == 4
-    assert cpu.detail == "4 cores allowed"
+    assert cpu.detail == "on the right % of the 4 allowed"
 
 
 def test_limit_of_the_group_is_a_level() -> None:

@@ -17,7 +17,9 @@ from stepscope.runs.streams import StreamWriter, pack, read_segment
 
 METRICS = [metric.key for metric in of_scope("process")]
 values = st.dictionaries(
-    st.sampled_from(METRICS), st.none() | st.floats(allow_nan=False, allow_infinity=False), max_size=5
+    st.sampled_from(METRICS),
+    st.none() | st.floats(allow_nan=False, allow_infinity=False),
+    max_size=5,
 )
 rows = st.tuples(
     st.none() | st.floats(0, 10), st.text(max_size=8), st.none() | st.integers(1, 2**22), values

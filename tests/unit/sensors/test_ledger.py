@@ -111,7 +111,9 @@ actions = st.tuples(
     st.integers(0, 50),
     st.integers(1, 100).map(float),
 )
-ticks = st.lists(st.tuples(st.lists(actions, max_size=8), st.lists(actions, max_size=6)), max_size=25)
+ticks = st.lists(
+    st.tuples(st.lists(actions, max_size=8), st.lists(actions, max_size=6)), max_size=25
+)
 
 
 @given(ticks)

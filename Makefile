@@ -1,0 +1,48 @@
+# Everything on a fresh machine: `make demo` and `make test` set up what they need.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
+PYTEST := $(BIN)/python -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint test-long test-gpu bench clean
+
+help: ## Show what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+demo: $(VENV)/.core ## Train a small CNN under stepscope; leaves a summary and a report
+	$(BIN)/stepscope run --name demo -- $(BIN)/python examples/plain_loop/train.py --fraction 0.2 --epochs 5
+
+test: lint ## All checks and tests that need no GPU and little time
+	$(PYTEST) -m "not long and not gpu"
+
+lint: $(VENV)/.dev ## Style, types and the direction of imports
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports --no-cache
+
+test-long: $(VENV)/.dev ## What takes long: hundreds of kills, a day of samples
+	$(PYTEST) -m long --timeout 1200
+
+test-gpu: ## What needs an NVIDIA GPU (with the Python that has PyTorch: make test-gpu PYTHON=...)
+	PYTHONPATH=src $(PYTHON) -m pytest -m gpu --timeout 600
+
+bench: $(VENV)/.dev ## Measure what we claim; writes benchmarks/results/
+	$(BIN)/python benchmarks/monitor_cost.py
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.core: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable ".[torch]"
+	touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(PIP) --editable ".[dev]"
+	touch $@ $(VENV)/.core
+
+clean: ## Remove what was set up and made
+	rm -rf $(VENV) runs build dist
