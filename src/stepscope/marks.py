@@ -29,7 +29,7 @@ def mark(name: str, value: float | str | None = None) -> None:
     A mark named "epoch" divides the run: put it at the start of each epoch or at the end of each,
     stepscope tells which. A mark named "step" counts as a training step.
     """
-    writer = _events.writer()
+    writer = _events.current
     if writer is not None:
         writer.mark(_events.MARK, name, value)
 
@@ -37,7 +37,7 @@ def mark(name: str, value: float | str | None = None) -> None:
 @contextmanager
 def phase(name: str, value: float | str | None = None) -> Iterator[None]:
     """A stretch of time with a name, say `with phase("eval"):` or `with phase("epoch", 3):`."""
-    writer = _events.writer()
+    writer = _events.current
     if writer is None:
         yield
         return

@@ -20,8 +20,10 @@ from stepscope.sensors.tree import PAGE
 FLUSH_EVERY_S = 0.9
 """A little under a second, so that with the time of a sample at most one second is in memory."""
 
-_OVERDRAW = 4.0
-"""A reading that is asked for (PSS at the end of an epoch) may come this much before its time."""
+_ASKED_BURST_S = 0.03
+_ASKED_TIMES_SHARE = 2.0
+"""Readings that are asked for (PSS at the end of an epoch) come out of turn as long as all of a
+sensor's readings together cost less than this, and this many times its share of the time so far."""
 
 
 @dataclass
@@ -33,6 +35,7 @@ class _Slot:
     due_ns: int = 0
     read_ns: int = 0
     cost_s: float = 0.0
+    spent_s: float = 0.0
     failed: str = ""
     slowest_period_s: float = field(default=0.0)
 
@@ -46,7 +49,7 @@ class Sampler:
         self._trouble = trouble
         self._slots: list[_Slot] = []
         self._writers: dict[Scope, StreamWriter] = {s: StreamWriter(paths, s) for s in SCOPES}
-        self._flush_ns = time.monotonic_ns()
+        self._begun_ns = self._flush_ns = time.monotonic_ns()
         self._packers: list[threading.Thread] = []
 
     def add(self, sensor: Sensor, counts_from_ns: int | None = None) -> None:
@@ -71,9 +74,11 @@ class Sampler:
     def ask_for(self, sensor: Sensor) -> None:
         """Read a sensor soon, as far as its budget can be overdrawn."""
         for slot in self._slots:
-            if slot.sensor is sensor and slot.read_ns:
-                wait_ns = slot.due_ns - slot.read_ns
-                slot.due_ns = min(slot.due_ns, slot.read_ns + int(wait_ns / _OVERDRAW))
+            if slot.sensor is sensor:
+                elapsed = (time.monotonic_ns() - self._begun_ns) / 1e9
+                allowed = _ASKED_BURST_S + _ASKED_TIMES_SHARE * sensor.share * elapsed
+                if slot.spent_s + slot.cost_s <= allowed:
+                    slot.due_ns = 0
 
     def read_all(self, *sensors: Sensor) -> None:
         """Read these sensors now, due or not (the last sample)."""
@@ -148,6 +153,7 @@ class Sampler:
             writer.append(now, window, reading.entity, reading.values)
         cost = time.thread_time() - before
         slot.cost_s = cost if not slot.read_ns else 0.8 * slot.cost_s + 0.2 * cost
+        slot.spent_s += cost
         slot.read_ns = now
         affordable = slot.cost_s / sensor.share
         if affordable > max(sensor.period, self.interval_s):

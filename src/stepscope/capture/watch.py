@@ -66,6 +66,8 @@ def watch(
     sidecar = _start_sidecar(spec)
     before = dict(os.environ)
     os.environ[FOLDER_VARIABLE] = str(paths.events)
+    reporter = sys.modules["_stepscope_events"]
+    reporter.report_to(str(paths.events))
     if hook:
         _install_hook()
     said = DONE
@@ -80,6 +82,7 @@ def watch(
                 os.environ[variable] = before[variable]
             else:
                 os.environ.pop(variable, None)
+        reporter.report_to(before.get(FOLDER_VARIABLE))
         _stop_sidecar(sidecar, said)
 
 

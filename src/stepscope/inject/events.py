@@ -194,28 +194,23 @@ def _high_number():
     return max(3, soft - _FD_ABOVE)
 
 
-_current = None
-_forgets_on_fork = False
+current = None
+"""The writer of this process, or None when nobody watches."""
 
 
-def writer():
-    """The writer of this process, or None when nobody watches."""
-    global _current, _forgets_on_fork
-    folder = os.environ.get(FOLDER_VARIABLE)
-    if not folder:
-        return None
-    if _current is None or _current.folder != folder:
-        _current = Writer(folder)
-        if not _forgets_on_fork:
-            _forgets_on_fork = True
-            os.register_at_fork(after_in_child=_after_fork)
-    return _current
+def report_to(folder):
+    """Report to a folder from now on; to nobody if it is None."""
+    global current
+    current = Writer(folder) if folder else None
 
 
 def _after_fork():
-    if _current is not None:
-        _current.reset()
+    if current is not None:
+        current.reset()
 
+
+os.register_at_fork(after_in_child=_after_fork)
+report_to(os.environ.get(FOLDER_VARIABLE))
 
 # The hook loads this file by path, a script that marks imports it from the package: whoever comes
 # first is the one both use, so that a process has one writer.

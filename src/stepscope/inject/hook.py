@@ -20,12 +20,12 @@ def attach(name, module):
     """Attach to a module that has just been imported."""
     patch = _PATCHES.get(name)
     if patch is None:
-        writer = events.writer()
+        writer = events.current
         if writer is not None:
             writer.seen(name, getattr(module, "__version__", "unknown"))
         return
     what = patch(module)
-    writer = events.writer()
+    writer = events.current
     if writer is not None and what:
         writer.write_named(events.ATTACHED, what)
 
@@ -50,19 +50,22 @@ def _number_of(thing):
 
 
 def _samples_in(batch):
-    """The length of the first thing with a first dimension, -1 where there is none."""
-    for _ in range(8):
-        shape = getattr(batch, "shape", None)
-        if shape is not None:
-            return int(shape[0]) if len(shape) else -1
-        if isinstance(batch, dict) or (hasattr(batch, "values") and hasattr(batch, "keys")):
-            batch = next(iter(batch.values()), None)
-        elif isinstance(batch, (list, tuple)) and batch:
-            if isinstance(batch[0], (str, bytes, int, float)):
-                return len(batch)
-            batch = batch[0]
-        else:
-            return -1
+    """The length of the first thing with a first dimension, -1 where there is none.
+
+    A batch may be anything, with any idea of what its attributes are.
+    """
+    try:
+        for _ in range(8):
+            if isinstance(batch, (list, tuple)):
+                if isinstance(batch[0], (str, bytes, int, float)):
+                    return len(batch)
+                batch = batch[0]
+            elif hasattr(batch, "shape"):
+                return int(batch.shape[0])
+            else:
+                batch = next(iter(batch.values()))
+    except Exception:
+        pass
     return -1
 
 
@@ -71,26 +74,30 @@ def _patch_dataloader(module):
     if getattr(base.__next__, "_stepscope", False):
         return "DataLoader"
     next_batch, make_iterator = base.__next__, module.DataLoader.__iter__
-    begin, batch_kind, end = events.LOADER_BEGIN, events.BATCH, events.LOADER_END
 
     def timed_next(self):
+        writer = events.current
+        if writer is None:
+            return next_batch(self)
         started = _now()
         try:
             batch = next_batch(self)
         except StopIteration:
-            _report(end, self, _now() - started, 0)
+            writer.write(events.LOADER_END, 0, _number_in(self), _now() - started)
             raise
-        _report(batch_kind, self, _now() - started, batch)
+        waited = _now() - started
+        writer.write(events.BATCH, 0, _number_in(self), waited, _samples_in(batch))
         return batch
 
     def timed_iter(self):
+        writer = events.current
+        if writer is None:
+            return make_iterator(self)
         started = _now()
         iterator = make_iterator(self)
-        try:
-            iterator._stepscope_number = _number_of(self)
-            _report(begin, iterator, _now() - started, _length_of(self))
-        except Exception:
-            pass
+        spent = _now() - started
+        iterator._stepscope_number = number = _number_of(self)
+        writer.write(events.LOADER_BEGIN, 0, number, spent, _length_of(self))
         return iterator
 
     timed_next._stepscope = True
@@ -99,15 +106,9 @@ def _patch_dataloader(module):
     return "DataLoader"
 
 
-def _report(kind, iterator, waited, detail):
-    try:
-        writer = events.writer()
-        if writer is not None:
-            if kind == events.BATCH:
-                detail = _samples_in(detail)
-            writer.write(kind, 0, getattr(iterator, "_stepscope_number", 0), waited, detail)
-    except Exception:
-        pass
+def _number_in(iterator):
+    """The number of its loader, put there by `timed_iter`."""
+    return getattr(iterator, "_stepscope_number", 0)
 
 
 def _length_of(loader):
@@ -139,15 +140,12 @@ def _patch_optimizer(module):
     first = [True]
 
     def after_step(optimizer, args, kwargs):
-        try:
-            writer = events.writer()
-            if writer is not None:
-                if first:
-                    first.clear()
-                    writer.learn_rank()
-                writer.write(step, 0, _number_of(optimizer), 1)
-        except Exception:
-            pass
+        writer = events.current
+        if writer is not None:
+            if first:
+                first.clear()
+                writer.learn_rank()
+            writer.write(step, 0, _number_of(optimizer), 1)
 
     after_step._torchdynamo_disable = True
     register(after_step)
@@ -172,7 +170,7 @@ def _patch_keras(module):
         """With `steps_per_execution` a call stands for several steps: `batch` is the last."""
         steps = max(1, batch - getattr(self, "_stepscope_last", batch - 1))
         self._stepscope_last = batch
-        writer = events.writer()
+        writer = events.current
         if writer is not None:
             writer.write(events.STEP, events.FROM_FIT, 0, steps)
 
@@ -206,7 +204,7 @@ def _tell_first(cls, name, tell):
 
 
 def _keras_mark(kind, name, value):
-    writer = events.writer()
+    writer = events.current
     if writer is not None:
         writer.mark(kind, name, value, events.FROM_FIT)
 

@@ -13,6 +13,7 @@ living are observed, since their parent may have received their time already.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 
@@ -49,6 +50,15 @@ class Ledger:
             account.pending -= known
             if arrived > known:
                 self.totals[reaped_role] += arrived - known
+
+    def observe_own(self, used: Iterable[tuple[int, float, str]]) -> None:
+        """Pid, what it used itself, role: for a time in which no child can have been reaped."""
+        accounts, totals = self._accounts, self.totals
+        for pid, own, role in used:
+            account = accounts[pid]
+            if own > account.own:
+                totals[role] += own - account.own
+                account.own = own
 
     def vanished(self, pid: int, reaper: int | None) -> None:
         """A process is gone. What was credited to it will arrive at its reaper, if it has one."""

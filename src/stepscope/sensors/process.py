@@ -43,29 +43,26 @@ class UsageSensor(Sensor):
 
     def read(self) -> list[Reading]:
         self.account()
-        sums: dict[str, list[float]] = {}
-        whole = [0.0, 0.0, 0.0]
-        for process in self.tree:
-            if process.state == "Z":
-                continue
-            row = sums.get(process.role)
-            if row is None:
-                row = sums[process.role] = [0.0, 0.0, 0.0]
-            row[0] += process.rss
-            row[1] += 1
-            row[2] += process.threads
-        for row in sums.values():
-            whole = [a + b for a, b in zip(whole, row, strict=True)]
+        sums: dict[str, list[float]] = {role: [0, 0, 0] for role in self.cpu.totals}
+        for process in self.tree.processes.values():
+            if process.state != "Z":
+                row = sums.get(process.role)
+                if row is None:
+                    row = sums[process.role] = [0, 0, 0]
+                row[0] += process.rss
+                row[1] += 1
+                row[2] += process.threads
+        whole = [sum(column) for column in zip(*sums.values(), strict=True)] or [0, 0, 0]
         readings = [_usage(TREE, self.cpu.total, whole)]
-        for role in sums.keys() | self.cpu.totals.keys():
-            readings.append(
-                _usage(role, self.cpu.totals.get(role, 0.0), sums.get(role, [0.0, 0.0, 0.0]))
-            )
+        readings += [_usage(role, self.cpu.totals[role], row) for role, row in sums.items()]
         return readings
 
     def account(self, thorough: bool = False) -> None:
         """Read the tree again and credit what was used since."""
         changes = self.tree.refresh(thorough)
+        if not changes.full:
+            self.cpu.observe_own((p.pid, p.cpu_s, p.role) for p in self.tree)
+            return
         self.appeared = self.appeared or changes.appeared
         for process in changes.gone:
             self._roles_gone[process.parent] = process.role
@@ -317,7 +314,7 @@ class SharedMemorySensor(Sensor):
     scope: Scope = "process"
     metrics = ("pss", "swap")
     period = 1.0
-    share = 0.002
+    share = 0.001
     first_after = 0.4
 
     def __init__(self, tree: ProcessTree) -> None:

@@ -12,6 +12,7 @@ from stepscope.sensors.roles import rank_in, role_of
 PAGE = os.sysconf("SC_PAGE_SIZE")
 TICK = 1.0 / os.sysconf("SC_CLK_TCK")
 _STAT_BYTES = 512
+_FULL_EVERY_S = 0.95
 _SCAN_AT_MOST = 100
 """Looking for new processes may take one part in this many of the time."""
 
@@ -22,10 +23,11 @@ class Process:
 
     pid: int
     parent: int
-    started_ticks: int
-    descriptor: int
+    stat: int
+    statm: int
+    """Descriptors of the two files that are read again and again."""
     clock: int
-    name: str = ""
+    comm: bytes = b""
     state: str = "R"
     role: str = ""
     rank: int | None = None
@@ -40,6 +42,10 @@ class Process:
     faults_major: int = 0
     network: int | None = None
 
+    @property
+    def name(self) -> str:
+        return self.comm.decode("utf-8", "replace")
+
 
 @dataclass(slots=True)
 class Changes:
@@ -47,6 +53,8 @@ class Changes:
 
     gone: list[Process] = field(default_factory=list)
     appeared: bool = False
+    full: bool = True
+    """False where only CPU and RSS were read, since nothing else can have changed."""
 
 
 class ProcessTree:
@@ -63,7 +71,9 @@ class ProcessTree:
         """Processes known, from what they reported, to train."""
         self._excluded = set(exclude) | {os.getpid()}
         self._foreign: set[int] = set()
-        self._last_pid = b""
+        self._newest = self._scanned_up_to = b""
+        self._unsettled = False
+        self._next_full = 0.0
         self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self._next_scan = 0.0
         self._track(root)
@@ -78,12 +88,21 @@ class ProcessTree:
         """
         changes = Changes()
         now = time.monotonic()
+        started = self._something_started()
+        # Nothing started and nothing went: then children cannot have been reaped, and the cheap
+        # reading tells all that changes from sample to sample.
+        due = started or thorough or self._unsettled or now >= self._next_full
+        if not due and self._read_all_quick():
+            changes.full = False
+            return changes
+        self._next_full = now + _FULL_EVERY_S
         for process in list(self.processes.values()):
-            if not self._read(process, now):
+            if not self._read_full(process, now):
                 changes.gone.append(process)
                 self._forget(process)
         changes.gone.reverse()
-        if self._something_started(now, thorough):
+        self._unsettled = bool(changes.gone)
+        if started and (thorough or now >= self._next_scan):
             changes.appeared = self._scan(now)
         return changes
 
@@ -125,15 +144,13 @@ class ProcessTree:
             self._forget(process)
         os.close(self._loadavg)
 
-    def _something_started(self, now: float, at_any_price: bool) -> bool:
-        """The last field of loadavg is the newest process number: unchanged, nothing started."""
-        newest = os.pread(self._loadavg, 64, 0).rsplit(None, 1)[-1]
-        if newest == self._last_pid or (now < self._next_scan and not at_any_price):
-            return False
-        self._last_pid = newest
-        return True
+    def _something_started(self) -> bool:
+        """The last field of loadavg is the newest process: the same as at the last scan?"""
+        self._newest = os.pread(self._loadavg, 64, 0).rsplit(None, 1)[-1]
+        return self._newest != self._scanned_up_to
 
     def _scan(self, now: float) -> bool:
+        self._scanned_up_to = self._newest
         numbers = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
         self._foreign &= numbers
         parents = {
@@ -155,25 +172,42 @@ class ProcessTree:
 
     def _track(self, pid: int) -> bool:
         try:
-            descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            statm = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return False
-        process = Process(pid, 0, 0, descriptor, ((~pid) << 3) | 2, born=time.monotonic())
-        if not self._read(process, process.born):
-            os.close(descriptor)
+        process = Process(pid, 0, stat, statm, ((~pid) << 3) | 2, born=time.monotonic())
+        if not self._read_full(process, process.born):
+            os.close(stat)
+            os.close(statm)
             return False
         self.processes[pid] = process
         self._give_role(process)
         return True
 
     def _forget(self, process: Process) -> None:
-        os.close(process.descriptor)
+        os.close(process.stat)
+        os.close(process.statm)
         del self.processes[process.pid]
 
-    def _read(self, process: Process, now: float) -> bool:
-        """One pread of stat and one clock: all that is needed with every sample."""
+    def _read_all_quick(self) -> bool:
+        """CPU and RSS of all; False once one of them is no more, or about to be."""
+        pread, clock = os.pread, time.clock_gettime_ns
         try:
-            data = os.pread(process.descriptor, _STAT_BYTES, 0)
+            for process in self.processes.values():
+                pages = int(pread(process.statm, 64, 0).split(b" ", 2)[1])
+                if not pages and process.state != "Z":
+                    return False
+                process.rss = pages * PAGE
+                process.cpu_s = clock(process.clock) * 1e-9
+        except OSError:
+            return False
+        return True
+
+    def _read_full(self, process: Process, now: float) -> bool:
+        """All that the kernel tells in one line."""
+        try:
+            data = os.pread(process.stat, _STAT_BYTES, 0)
         except OSError:
             return False
         name_ends = data.rfind(b")")
@@ -191,16 +225,17 @@ class ProcessTree:
             process.cpu_s = time.clock_gettime_ns(process.clock) * 1e-9
         except OSError:  # a kernel that does not show other processes' clocks
             process.cpu_s = (int(fields[11]) + int(fields[12])) * TICK
-        name = data[data.find(b"(") + 1 : name_ends]
-        if name != process.name.encode("latin-1") or not (
-            process.settled or now - process.born < 1
-        ):
-            process.started_ticks = int(fields[19])
-            process.name = name.decode("latin-1")
-            process.settled = now - process.born >= 1
+        self._follow_name(process, data[data.find(b"(") + 1 : name_ends], now)
+        return True
+
+    def _follow_name(self, process: Process, name: bytes, now: float) -> None:
+        """A process that renames itself, or has had time to exec, may have another role."""
+        settles = not process.settled and now - process.born >= 1
+        if name != process.comm or settles:
+            process.comm = name
+            process.settled = settles or process.settled
             if process.pid in self.processes:
                 self._give_role(process)
-        return True
 
     def _give_role(self, process: Process) -> None:
         process.rank = _rank_of(process.pid) if process.rank is None else process.rank

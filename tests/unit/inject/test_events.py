@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 
 from stepscope.inject import events
+from stepscope.marks import mark, phase
 from stepscope.runs.events import parse, read_file, read_folder
 
 texts = st.text(max_size=80)
@@ -51,17 +52,16 @@ def test_a_torn_or_zero_filled_tail_is_left_out(tmp_path: Path) -> None:
         assert len(parse(data + tail)) == 4, "the start and three steps"
 
 
-def test_after_a_fork_the_child_has_a_file_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv(events.FOLDER_VARIABLE, str(tmp_path))
-    events.writer().write(events.STEP, a=1)
+def test_after_a_fork_the_child_has_a_file_of_its_own(tmp_path: Path) -> None:
+    events.report_to(str(tmp_path))
+    events.current.write(events.STEP, a=1)
     child = os.fork()
     if child == 0:
-        events.writer().write(events.STEP, a=1)
+        events.current.write(events.STEP, a=1)
         os._exit(0)
     os.waitpid(child, 0)
-    events.writer().write(events.STEP, a=1)
+    events.current.write(events.STEP, a=1)
+    events.report_to(None)
     steps = {p.pid: len(p.of(events.STEP)) for p in read_folder(tmp_path)}
     assert steps == {os.getpid(): 2, child: 1}
 
@@ -72,9 +72,12 @@ def test_a_number_used_again_makes_two_processes(tmp_path: Path) -> None:
     assert [len(p.of(events.STEP)) for p in read_folder(tmp_path)] == [1, 1]
 
 
-def test_nobody_watches_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(events.FOLDER_VARIABLE, raising=False)
-    assert events.writer() is None
+def test_nobody_watches_nothing_happens() -> None:
+    events.report_to(None)
+    mark("epoch", 1)
+    with phase("eval"):
+        pass
+    assert events.current is None
 
 
 def test_a_folder_that_is_gone_never_raises(tmp_path: Path) -> None:
