@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
 import sys
 import time
@@ -10,6 +11,13 @@ from collections.abc import Callable
 import pytest
 
 from conftest import SCRIPTS, Finished
+
+
+def needs(package: str) -> pytest.MarkDecorator:
+    """`make test` installs them all; elsewhere what is missing is left out."""
+    missing = importlib.util.find_spec(package) is None
+    return pytest.mark.skipif(missing, reason=f"{package} is not installed")
+
 
 Watch = Callable[..., Finished]
 PythonFile = Callable[[str], str]
@@ -49,6 +57,7 @@ def test_torchrun_with_two_ranks(watch: Watch) -> None:
     assert sum(row["steps"] or 0 for row in steps) == 32
 
 
+@needs("keras")
 def test_keras_fit(watch: Watch) -> None:
     done = watch(sys.executable, str(SCRIPTS / "keras_fit.py"))
 
@@ -61,6 +70,7 @@ def test_keras_fit(watch: Watch) -> None:
     assert ("evaluation", 3) in [phase[:2] for phase in summary.phases]
 
 
+@needs("jax")
 def test_jax_script_is_told_how_to_mark(watch: Watch) -> None:
     done = watch(sys.executable, str(SCRIPTS / "jax_loop.py"))
 

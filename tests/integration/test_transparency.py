@@ -155,9 +155,8 @@ def test_a_hidden_sitecustomize_still_runs(watch: Watch, tmp_path: Path) -> None
     (tmp_path / "own").mkdir()
     (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.theirs = 42\n")
     program = "import sys, sitecustomize; print(theirs, sitecustomize.__file__, sys.path)"
-    done = watch(
-        sys.executable, "-c", program, env={**os.environ, "PYTHONPATH": str(tmp_path / "own")}
-    )
+    path = os.pathsep.join([str(tmp_path / "own"), os.environ.get("PYTHONPATH", "")])
+    done = watch(sys.executable, "-c", program, env={**os.environ, "PYTHONPATH": path})
 
     assert done.code == 0, done.err
     assert done.out.startswith(f"42 {tmp_path}/own/sitecustomize.py")

@@ -11,6 +11,9 @@ from stepscope.report.panels import drawn_roles, roles_in_order
 from stepscope.report.thinning import MOST_POINTS, bucket_seconds
 from stepscope.runs.reader import Run
 
+_NO_NEWS = {"cgroup_memory_limit"}
+"""What is missing on most machines and tells a reader nothing by it: there is no limit."""
+
 
 def notes_of(run: Run, recorded: Recorded, seconds: float) -> tuple[str, ...]:
     """All notes on a run, each a sentence of its own."""
@@ -20,7 +23,9 @@ def notes_of(run: Run, recorded: Recorded, seconds: float) -> tuple[str, ...]:
     notes = [str(hook["message"])] if hook.get("message") else []
     if not recorded.series:
         notes.append("There are no samples: the run ended before the first, or they were lost")
-    notes += _missing(sensors.get("missing") or {})
+    read = {metric for metric, _ in recorded.series} | _NO_NEWS
+    missing = sensors.get("missing") or {}
+    notes += _missing({metric: why for metric, why in missing.items() if metric not in read})
     for trouble, times in (run.facts.get("troubles") or {}).items():
         notes.append(f"{trouble} ({count_text(times)} times)" if times > 1 else str(trouble))
     if sensors.get("rows_dropped"):

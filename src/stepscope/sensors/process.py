@@ -39,7 +39,7 @@ class UsageSensor(Sensor):
             for process in tree:
                 self.cpu.baseline(process.pid, process.cpu_s, process.reaped_s)
         self._roles_gone: dict[int, str] = {}
-        self.account()
+        self.account(thorough=True)
 
     def read(self) -> list[Reading]:
         self.account()

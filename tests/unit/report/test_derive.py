@@ -61,8 +61,10 @@ def test_view_has_the_clock_the_epochs_and_the_phases_of_the_run(folder: Path) -
 
 
 def test_notes_tell_what_was_missing_and_lost(tmp_path: Path) -> None:
+    missing = {"switches_voluntary": "no rights", "switches_involuntary": "no rights"}
+    # Read for most of the run, and missing at its end: that is no news.
     facts = {
-        "sensors": {"missing": {"read": "no rights", "write": "no rights"}, "rows_dropped": 1200},
+        "sensors": {"missing": {**missing, "read": "it is gone"}, "rows_dropped": 1200},
         "troubles": {"the disk is full": 3},
         "hook": {"message": "hook: nothing to attach to"},
     }
@@ -70,11 +72,11 @@ def test_notes_tell_what_was_missing_and_lost(tmp_path: Path) -> None:
     view = view_of(open_run(paths.folder))
     assert view.notes == (
         "hook: nothing to attach to",
-        "Not read: disk read, disk written (no rights)",
+        "Not read: voluntary switches, involuntary switches (no rights)",
         "the disk is full (3 times)",
         "1,200 rows of samples were lost: they could not be written",
     )
-    assert view.missing == {"read": "no rights", "write": "no rights"}
+    assert view.missing == {**missing, "read": "it is gone"}
 
 
 def test_long_run_is_thinned_and_says_so(tmp_path: Path) -> None:

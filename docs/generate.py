@@ -1,0 +1,196 @@
+"""Rewrites the generated parts of the docs: the tables of metrics and sensors, and the commands.
+
+    python docs/generate.py            rewrite docs/measurement.md and docs/cli.md
+    python docs/generate.py --check    change nothing; exit code 1 where a page is stale
+
+A generated part stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. All else in
+a page is written by hand and stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from importlib import import_module
+from inspect import cleandoc
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+import typer.main
+
+import stepscope.sensors
+from stepscope.cli.app import app
+from stepscope.errors import StepscopeError
+from stepscope.metrics import DERIVED, Metric, Scope, of_scope
+from stepscope.sensors.contract import Sensor
+
+DOCS = Path(__file__).parent
+PAGES = (DOCS / "measurement.md", DOCS / "cli.md")
+
+METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
+PLAIN_CODES = (
+    ("0", "`run`: the command ended with 0. `report`, `--help`, `--version`: it worked"),
+    ("1", "Any other error of stepscope, say a report that cannot be written"),
+    ("2", "An option or argument that does not exist, is missing or cannot be understood"),
+)
+
+_PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
+
+
+def metrics_of(scope: Scope) -> str:
+    """A row for every column of `<scope>.arrows`."""
+    return table(
+        METRIC_HEAD, (_metric_row(metric, _readers(metric.key)) for metric in of_scope(scope))
+    )
+
+
+def derived_metrics() -> str:
+    """A row for every metric that is no column."""
+    return table(METRIC_HEAD, (_metric_row(metric, "none: computed") for metric in DERIVED))
+
+
+def sensors() -> str:
+    """A row for every sensor, those that read most often first."""
+    found = sorted(sensor_classes(), key=lambda sensor: (sensor.period, sensor.name))
+    return table(
+        ("sensor", "read", "at most", "what it reads"),
+        (
+            (
+                sensor.name,
+                f"every {sensor.period:g} s" if sensor.period else "with every sample",
+                f"{sensor.share * 100:g} % of a core",
+                first_sentence(sensor.__doc__),
+            )
+            for sensor in found
+        ),
+    )
+
+
+def commands() -> str:
+    """Every command with its arguments and options."""
+    group: Any = typer.main.get_command(app)
+    return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+
+
+def exit_codes() -> str:
+    """The codes that are not the command's own."""
+    kinds = [error for error in _all_below(StepscopeError) if error is not StepscopeError]
+    ours = {str(error.exit_code): first_sentence(error.__doc__) for error in kinds}
+    ordered = sorted({**dict(PLAIN_CODES), **ours}.items(), key=lambda row: int(row[0]))
+    return table(("code", "meaning"), ordered)
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "metrics-process": lambda: metrics_of("process"),
+    "metrics-host": lambda: metrics_of("host"),
+    "metrics-derived": derived_metrics,
+    "sensors": sensors,
+    "commands": commands,
+    "exit-codes": exit_codes,
+}
+
+
+def sensor_classes() -> list[type[Sensor]]:
+    """The sensors there are: those with a name (the others are their base classes)."""
+    for module in iter_modules(stepscope.sensors.__path__, "stepscope.sensors."):
+        import_module(module.name)
+    import_module("stepscope.capture.sampler")
+    return [sensor for sensor in _all_below(Sensor) if hasattr(sensor, "name")]
+
+
+def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(_cell(cell) for cell in line)} |" for line in lines)
+
+
+def first_sentence(text: str | None) -> str:
+    """The first sentence of the first paragraph of a docstring, without its full stop."""
+    paragraph = " ".join(cleandoc(text or "").partition("\n\n")[0].split())
+    return re.split(r"\.\s", paragraph)[0].rstrip(".")
+
+
+def rewritten(text: str) -> str:
+    """A page with every generated part made anew."""
+    return _PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}", text)
+
+
+def _all_below(base: type[Any]) -> Iterator[type[Any]]:
+    if base is not Sensor:
+        yield base
+    for child in base.__subclasses__():
+        yield from _all_below(child)
+
+
+def _metric_row(metric: Metric, source: str) -> tuple[str, ...]:
+    return (
+        f"`{metric.key}`",
+        metric.label,
+        metric.unit,
+        metric.kind,
+        source,
+        metric.description,
+    )
+
+
+def _readers(key: str) -> str:
+    names = [sensor.name for sensor in sensor_classes() if key in sensor.metrics]
+    return ", ".join(dict.fromkeys(names))
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def _command(name: str, command: Any) -> str:
+    parameters = [p for p in command.params if "--help" not in p.opts]
+    arguments = [p for p in parameters if p.param_type_name == "argument"]
+    options = [p for p in parameters if p.param_type_name == "option"]
+    usage = " ".join(["stepscope", name, "[OPTIONS]", *(_argument_name(a) for a in arguments)])
+    parts = [
+        f"## `stepscope {name}`",
+        f"```text\n{usage}\n```",
+        cleandoc(command.help or ""),
+        table(("argument", "meaning"), ((f"`{_argument_name(a)}`", a.help) for a in arguments)),
+        table(("option", "meaning"), ((_option_name(o), _option_help(o)) for o in options)),
+    ]
+    return "\n\n".join(parts)
+
+
+def _argument_name(argument: Any) -> str:
+    name = argument.metavar or argument.name.upper()
+    return str(name) if argument.required else f"[{name}]"
+
+
+def _option_name(option: Any) -> str:
+    value = "" if option.is_flag else f" {option.metavar or option.name.upper()}"
+    return ", ".join(f"`{name}{value}`" for name in option.opts)
+
+
+def _option_help(option: Any) -> str:
+    notes = []
+    if not option.is_flag and option.default is not None:
+        notes.append(f"Default: `{option.default}`.")
+    if option.envvar:
+        notes.append(f"Taken from `{option.envvar}` where that is set.")
+    return " ".join([option.help, *notes])
+
+
+def main(arguments: list[str]) -> int:
+    stale = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        new = rewritten(text)
+        if new != text:
+            stale.append(page.name)
+            if "--check" not in arguments:
+                page.write_text(new, encoding="utf-8")
+    if stale and "--check" in arguments:
+        sys.stderr.write(f"stale: {', '.join(stale)}; run: python docs/generate.py\n")
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
