@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+import stepscope
+from conftest import Finished
+from stepscope.errors import CannotWatch
 from stepscope.runs.reader import latest_run, open_run
 
 PythonFile = Callable[[str], str]
@@ -58,6 +61,36 @@ def test_watches_this_process(python_file: PythonFile, tmp_path: Path) -> None:
     assert run.facts["hook"]["attached"] == ["DataLoader", "optimizer"]
     longest = run.summary().watcher["longest_gap_s"]
     assert longest < 0.5
+
+
+def test_inside_of_stepscope_run_each_gets_its_own(
+    watch: Callable[..., Finished], python_file: PythonFile, tmp_path: Path
+) -> None:
+    script = python_file("""
+import stepscope, sys, time
+stepscope.mark("epoch", 0)
+time.sleep(0.1)
+with stepscope.watch("inner", out=sys.argv[1]):
+    stepscope.mark("inner")
+stepscope.mark("epoch", 1)
+time.sleep(0.1)
+""")
+    done = watch(sys.executable, script, str(tmp_path / "inner"))
+
+    assert done.code == 0, done.err
+    assert [mark["name"] for mark in done.run.marks().to_pylist()] == ["epoch", "epoch"]
+    assert [row.index for row in done.run.summary().epochs] == [0, 1]
+    inner = open_run(latest_run(tmp_path / "inner"))
+    assert [mark["name"] for mark in inner.marks().to_pylist()] == ["inner"]
+
+
+def test_an_interval_that_is_not_possible(tmp_path: Path) -> None:
+    with (
+        pytest.raises(CannotWatch, match=r"0\.02 to 60"),
+        stepscope.watch(interval=0, out=tmp_path),
+    ):
+        pass
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize(

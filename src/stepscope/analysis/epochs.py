@@ -7,6 +7,7 @@ epoch, and a pass without steps is an evaluation.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -239,6 +240,10 @@ def _numbered(spans: list[Span]) -> list[Span]:
 
 
 def _as_index(value: float | str | None) -> int | None:
+    """The number of an epoch, if what was told with it is one."""
     if isinstance(value, str):
-        return int(value) if value.strip().isdigit() else None
-    return int(value) if value is not None and value == int(value) else None
+        value = value.strip()
+        return int(value) if value.isdecimal() and len(value) < 18 else None
+    if value is None or not math.isfinite(value) or value != int(value):
+        return None
+    return int(value)

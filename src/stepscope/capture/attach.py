@@ -10,6 +10,7 @@ from collections.abc import Callable
 from stepscope.capture.outcome import Evidence
 from stepscope.capture.session import Plan, Session
 from stepscope.records import Ending, Outcome
+from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import RunPaths
 
 READY = b"ready\n"
@@ -58,7 +59,7 @@ def _judge(session: Session, said: bytes) -> Ending:
         what = said[len(FAILED) :].decode("utf-8", "replace")
         if what.startswith("KeyboardInterrupt"):
             return Ending(Outcome.INTERRUPTED, "the watched block was interrupted")
-        return Ending(Outcome.CRASHED, f"the watched block raised {what}")
+        return Ending(Outcome.CRASHED, f"the watched block raised {mask_text(what)}")
     now = Evidence.now(session.cgroup)
     before = session.evidence.cgroup_kills
     if before is not None and now.cgroup_kills is not None and now.cgroup_kills > before:

@@ -28,10 +28,15 @@ class _File:
 class HookWatch:
     """Polls the `events` folder. Cheap: only the kinds of new records are looked at."""
 
-    def __init__(self, paths: RunPaths, tree: ProcessTree, command: list[str], enabled: bool):
+    def __init__(
+        self, paths: RunPaths, tree: ProcessTree, command: list[str], enabled: bool, hint: str
+    ) -> None:
         self.attached: list[str] = []
         self.frameworks: dict[str, str] = {}
-        self.message = "" if enabled else "hook: off (--no-hook)"
+        self.message = "" if enabled else "hook: off, as asked"
+        self._hint = hint
+        self._pythons: dict[int, list[str]] = {}
+        """Python processes seen so far, with their command lines."""
         self._enabled = enabled
         self._paths = paths
         self._tree = tree
@@ -40,11 +45,14 @@ class HookWatch:
         self._told = not enabled
         self._news = False
         self._switched_off = switched_off_by(command)
+        self._look_for_python()
 
     def poll(self) -> bool:
         """Read what is new; True if an epoch (or any marked stretch) ended."""
         ended = False
         self._news = False
+        if not self._told:
+            self._look_for_python()
         for entry in _entries(self._paths.events):
             if entry.name[:1].isdigit() and entry.name.endswith(".bin"):
                 ended = self._follow(entry) or ended
@@ -123,22 +131,23 @@ class HookWatch:
     def _said_hello(self) -> bool:
         return self._paths.hello.exists()
 
+    def _look_for_python(self) -> None:
+        for process in self._tree:
+            if process.pid not in self._pythons and _PYTHON.match(process.name):
+                self._pythons[process.pid] = command = _command_of(process.pid)
+                self._switched_off = self._switched_off or switched_off_by(command)
+
     def _why_nothing(self) -> str:
-        if self._switched_off:
-            return f"python {self._switched_off}: use --epoch-pattern, or run without that flag"
-        pythons = [p for p in self._tree if _PYTHON.match(p.name)]
         if self._said_hello():
             seen = [name for name in self.frameworks if name not in ("torch", "keras")]
             if seen:
-                return f"{', '.join(seen)} has no hook: use stepscope.mark() or --epoch-pattern"
-            return "no PyTorch or Keras was imported: use stepscope.mark() or --epoch-pattern"
-        for process in pythons:
-            flags = switched_off_by(_command_of(process.pid))
-            if flags:
-                return f"python {flags}: use --epoch-pattern, or run without that flag"
-        if pythons:
-            return "its Python does not read PYTHONPATH from us: use --epoch-pattern"
-        return "no Python among its processes: use --epoch-pattern"
+                return f"{', '.join(seen)} has no hook: {self._hint}"
+            return f"no PyTorch or Keras was imported: {self._hint}"
+        if self._switched_off:
+            return f"python {self._switched_off}: {self._hint}, or run without that flag"
+        if self._pythons:
+            return f"its Python does not read PYTHONPATH from us: {self._hint}"
+        return f"no Python among its processes: {self._hint}"
 
 
 def switched_off_by(command: list[str]) -> str | None:

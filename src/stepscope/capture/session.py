@@ -36,6 +36,15 @@ _SETTLE_S = 0.5
 """How long after processes appeared PSS is read: they have touched their memory by then."""
 
 
+SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.02, 60.0
+
+
+def check_interval(seconds: float) -> None:
+    """CannotWatch unless one can sample at this pace."""
+    if not SHORTEST_INTERVAL_S <= seconds <= LONGEST_INTERVAL_S:
+        raise CannotWatch(f"An interval of {seconds} s is not possible", "Give 0.02 to 60 seconds")
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What to watch and how."""
@@ -45,6 +54,8 @@ class Plan:
     interval_s: float
     out: Path
     hook: bool = True
+    hint: str = "use stepscope.mark()"
+    """What else the user can do where the hook attaches to nothing."""
     cwd: Path = dataclasses.field(default_factory=Path.cwd)
 
 
@@ -100,7 +111,9 @@ class Session:
         self.sampler.add(NetworkSensor(self.tree.network_namespaces))
         self.sampler.add(WatcherSensor(self.sampler))
         self.evidence = Evidence.now(self.cgroup)
-        self.hookwatch = HookWatch(self.paths, self.tree, self.plan.command, self.plan.hook)
+        self.hookwatch = HookWatch(
+            self.paths, self.tree, self.plan.command, self.plan.hook, self.plan.hint
+        )
         self.facts["root"] = runfile.identity(root)
         self._write_facts()
 

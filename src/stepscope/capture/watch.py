@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import stepscope
 import stepscope.inject
 from stepscope.capture.attach import DONE, FAILED, READY
+from stepscope.capture.session import check_interval
 from stepscope.errors import CannotWatch
 from stepscope.inject import finder
 from stepscope.inject.events import FOLDER_VARIABLE
@@ -56,20 +57,27 @@ def watch(
     `stepscope run` (`hook=False` to leave the frameworks alone). The run, with its report, is in
     the `path` of what the block gets.
     """
+    check_interval(interval)
     try:
         paths = new_run_folder(Path(out), name)
     except OSError as error:
         raise CannotWatch(
             f"The run folder cannot be made in {out}: {error.strerror}", "Give another out="
         ) from None
-    spec = {"name": name, "interval": interval, "folder": str(paths.folder), "pid": os.getpid()}
+    spec = {
+        "name": name,
+        "interval": interval,
+        "folder": str(paths.folder),
+        "pid": os.getpid(),
+        "hook": hook,
+    }
     sidecar = _start_sidecar(spec)
     before = dict(os.environ)
     os.environ[FOLDER_VARIABLE] = str(paths.events)
     reporter = sys.modules["_stepscope_events"]
-    reporter.report_to(str(paths.events))
+    reported_before = reporter.report_to(str(paths.events))
     if hook:
-        _install_hook()
+        _install_hook(paths.events)
     said = DONE
     try:
         yield WatchedBlock(paths.folder)
@@ -82,7 +90,7 @@ def watch(
                 os.environ[variable] = before[variable]
             else:
                 os.environ.pop(variable, None)
-        reporter.report_to(before.get(FOLDER_VARIABLE))
+        reporter.report_with(reported_before)
         _stop_sidecar(sidecar, said)
 
 
@@ -118,10 +126,10 @@ def _stop_sidecar(sidecar: subprocess.Popen[bytes], said: bytes) -> None:
     sidecar.stdout.close()
 
 
-def _install_hook() -> None:
+def _install_hook(events: Path) -> None:
     """Attach to what is imported already, and to what will be, here and in children."""
     site = Path(stepscope.inject.__file__).with_name("site")
     others = os.environ.get("PYTHONPATH")
     os.environ["PYTHONPATH"] = str(site) + (os.pathsep + others if others else "")
-    finder.install()
+    finder.install(str(events))
     finder.load_hook().attach_to_imported()

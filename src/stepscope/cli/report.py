@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from stepscope.cli.run import RUNS_VARIABLE, near
 from stepscope.errors import StepscopeError
+from stepscope.runs.paths import DEFAULT_FOLDER
 
 
 def report(
     run: Annotated[
-        Path | None, typer.Argument(help="A run folder; without it, the latest in ./runs.")
+        Path | None, typer.Argument(help="A run folder; without it, the latest one.")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
 ) -> None:
@@ -24,7 +27,9 @@ def report(
     from stepscope.report.terminal import print_summary
     from stepscope.runs.reader import latest_run, open_run
 
-    opened = open_run(run if run is not None else latest_run())
+    opened = open_run(
+        run if run is not None else latest_run(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
+    )
     try:
         view = derive(opened)
     except OSError as error:
@@ -37,4 +42,4 @@ def report(
         return
     from rich.console import Console
 
-    print_summary(Console(), view, opened.paths.report_html)
+    print_summary(Console(), view, near(opened.paths.report_html))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer
 from stepscope.errors import CannotWatch
 from stepscope.runs.paths import DEFAULT_FOLDER
 
-SHORTEST_INTERVAL_S = 0.02
+RUNS_VARIABLE = "STEPSCOPE_RUNS"
 
 
 def run(
@@ -26,7 +27,7 @@ def run(
         float, typer.Option(help="Seconds between samples, 0.02 to 60.", metavar="S")
     ] = 0.1,
     out: Annotated[
-        Path, typer.Option(help="Where run folders go.", metavar="DIR", envvar="STEPSCOPE_RUNS")
+        Path, typer.Option(help="Where run folders go.", metavar="DIR", envvar=RUNS_VARIABLE)
     ] = Path(DEFAULT_FOLDER),
     epoch_pattern: Annotated[
         str | None,
@@ -53,16 +54,19 @@ def run(
     127 mean that it was not started (125: stepscope could not begin, 126: the command cannot be
     executed, 127: there is no such command).
     """
-    _check(interval, epoch_pattern)
+    _check_pattern(epoch_pattern)
     from stepscope.capture.command import watch_command
-    from stepscope.capture.session import Plan
+    from stepscope.capture.session import Plan, check_interval
     from stepscope.capture.spawn import die_like
+
+    check_interval(interval)
 
     def tell(text: str) -> None:
         if not quiet:
             say(text)
 
-    plan = Plan(name or name_of(command), command, interval, out, hook=not no_hook)
+    hint = "use stepscope.mark()" + ("" if epoch_pattern else " or --epoch-pattern")
+    plan = Plan(name or name_of(command), command, interval, out, hook=not no_hook, hint=hint)
     watched = watch_command(plan, tell, epoch_pattern, wait_tree)
     _show(watched.paths.folder, quiet, as_json)
     if watched.survivors and not quiet:
@@ -71,17 +75,14 @@ def run(
     raise typer.Exit(die_like(watched.status))
 
 
-def _check(interval: float, pattern: str | None) -> None:
-    if not SHORTEST_INTERVAL_S <= interval <= 60:
-        raise CannotWatch(f"An interval of {interval} s is not possible", "Give 0.02 to 60 seconds")
-    if pattern is not None:
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            raise CannotWatch(
-                f"--epoch-pattern {pattern!r} is no regular expression: {error}",
-                r"For example: --epoch-pattern 'Epoch (\d+)'",
-            ) from None
+def _check_pattern(pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        raise CannotWatch(
+            f"--epoch-pattern {pattern!r} is no regular expression: {error}",
+            r"For example: --epoch-pattern 'Epoch (\d+)'",
+        ) from None
 
 
 def name_of(command: list[str]) -> str:
@@ -99,13 +100,21 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+def near(path: Path) -> Path:
+    """A path as a user in this folder would write it."""
+    relative = Path(os.path.relpath(path))
+    return path if relative.parts[:1] == ("..",) else relative
+
+
 def _show(folder: Path, quiet: bool, as_json: bool) -> None:
     """Derive the summary and the report, and show them. Whatever fails, the exit code stays."""
     try:
         _derive_and_print(folder, quiet, as_json)
     except Exception as error:
         why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        say(f"the report could not be made ({why}); try again with: stepscope report {folder}")
+        say(
+            f"the report could not be made ({why}); try again with: stepscope report {near(folder)}"
+        )
 
 
 def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:
@@ -122,4 +131,4 @@ def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:
     if not quiet:
         from rich.console import Console
 
-        print_summary(Console(stderr=True), view, run.paths.report_html)
+        print_summary(Console(stderr=True), view, near(run.paths.report_html))

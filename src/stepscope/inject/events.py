@@ -34,6 +34,7 @@ PHASE_BEGIN = 10  # a: name, b: value; flags: VALUE_*
 PHASE_END = 11  # a: name, b: value; flags: VALUE_*
 DROPPED = 12  # a: records that could not be written before this one
 RANK = 13  # a: rank, where it became known after START
+LAST_KIND = RANK
 
 VALUE_NONE, VALUE_INT, VALUE_FLOAT, VALUE_TEXT = 0, 1, 2, 3
 
@@ -199,9 +200,15 @@ current = None
 
 
 def report_to(folder):
-    """Report to a folder from now on; to nobody if it is None."""
+    """Report to a folder from now on, to nobody if it is None; who was reported to before."""
+    return report_with(Writer(folder) if folder else None)
+
+
+def report_with(writer):
+    """Go on with a writer that was used before."""
     global current
-    current = Writer(folder) if folder else None
+    before, current = current, writer
+    return before
 
 
 def _after_fork():

@@ -68,7 +68,8 @@ def _marker(folder, pattern):
         if match:
             groups = match.groupdict()
             found = groups.get("epoch") or next((g for g in match.groups() if g), None)
-            value = int(found) if found is not None and found.strip().isdigit() else found
+            is_number = found is not None and found.strip().isdecimal() and len(found) < 18
+            value = int(found) if is_number else found
             writer.mark(events.MARK, "epoch", value, events.FROM_PATTERN)
 
     return watch

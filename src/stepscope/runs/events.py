@@ -14,7 +14,6 @@ from stepscope.inject import events as written
 RECORD = np.dtype(
     [("t", "<i8"), ("kind", "<u2"), ("flags", "<u2"), ("number", "<u4"), ("a", "<i8"), ("b", "<i8")]
 )
-_LAST_KIND = written.RANK
 _VALUE_SHAPE = 15
 
 Records = npt.NDArray[np.void]
@@ -73,14 +72,17 @@ def read_file(path: Path) -> list[ProcessEvents]:
     pieces = [records[a:b] for a, b in zip(edges, edges[1:], strict=False)]
     if len(records) and (not starts.size or starts[0] > 0):
         pieces.insert(0, records[: edges[0]])
-    return [_one_process(int(path.stem), piece) for piece in pieces]
+    found = [_one_process(int(path.stem), piece) for piece in pieces]
+    return [process for process in found if len(process.records)]
 
 
 def parse(data: bytes) -> Records:
     """Whole, plausible records; a torn or zero-filled tail is left out."""
     whole = len(data) // written.SIZE * written.SIZE
     records = np.frombuffer(data[:whole], dtype=RECORD)
-    return records[(records["kind"] > 0) & (records["kind"] <= _LAST_KIND) & (records["t"] > 0)]
+    return records[
+        (records["kind"] > 0) & (records["kind"] <= written.LAST_KIND) & (records["t"] > 0)
+    ]
 
 
 def _one_process(pid: int, records: Records) -> ProcessEvents:

@@ -59,7 +59,7 @@ class Run:
 
     @cached_property
     def ending(self) -> Ending:
-        return runfile.ending_of(self.facts)
+        return runfile.ending_of(self.facts, self.path)
 
     @property
     def begin_ns(self) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import socket
+import time
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,9 @@ from typing import Any
 from stepscope.errors import RunFolderError
 from stepscope.records import Ending, Outcome
 from stepscope.runs.paths import FORMAT, RunPaths, replace_atomically
+
+_SILENCE_S = 30.0
+"""A watcher writes about every second: one that has not for so long is gone."""
 
 
 def write_facts(paths: RunPaths, facts: dict[str, Any]) -> None:
@@ -56,7 +60,7 @@ def _check_format(path: Path, facts: Any) -> None:
         raise RunFolderError(f"{path} lacks {', '.join(missing)}", "The folder is damaged")
 
 
-def ending_of(facts: dict[str, Any]) -> Ending:
+def ending_of(facts: dict[str, Any], folder: Path) -> Ending:
     """How the run ended; `lost` where it is said to be running but its watcher is gone."""
     stored = facts["ending"]
     try:
@@ -70,7 +74,7 @@ def ending_of(facts: dict[str, Any]) -> Ending:
         stored.get("signal"),
         dict(stored.get("evidence") or {}),
     )
-    if outcome is Outcome.RUNNING and not watcher_lives(facts["watcher"]):
+    if outcome is Outcome.RUNNING and not watcher_lives(facts["watcher"], folder):
         return Ending(
             Outcome.LOST,
             "the watcher was killed, or its machine went down, before the command ended",
@@ -93,12 +97,20 @@ def identity_of_self() -> dict[str, Any]:
     return identity(os.getpid())
 
 
-def watcher_lives(watcher: dict[str, Any]) -> bool:
-    """Whether the process that was writing this run still is."""
+def watcher_lives(watcher: dict[str, Any], folder: Path) -> bool:
+    """Whether the process that was writing this run still is.
+
+    On another machine (the folder may be on a shared file system) only its traces tell.
+    """
     if watcher.get("boot_id") != boot_id():
-        return False
+        return _seconds_since_written(folder) < _SILENCE_S
     ticks = start_ticks(int(watcher.get("pid", -1)))
     return ticks is not None and ticks == watcher.get("started_ticks")
+
+
+def _seconds_since_written(folder: Path) -> float:
+    times = [path.stat().st_mtime for path in folder.glob("*.arrows")]
+    return time.time() - max(times, default=0.0)
 
 
 def boot_id() -> str | None:

@@ -78,11 +78,17 @@ class StreamWriter:
         """Close the stream once it is large, and begin the next; the closed one may be packed."""
         if self._size < at_least:
             return None
-        self.close()
-        closed = self._paths.closed_stream(self.scope, self._segment)
-        os.rename(self._paths.live_stream(self.scope), closed)
+        live, closed = self._paths.live_stream(self.scope), self._closed()
+        old, old_size = self._fd, self._size
+        os.rename(live, closed)
+        try:
+            self._open()
+        except OSError:  # no room for a new one: go on with the old
+            os.replace(closed, live)
+            self._fd, self._size = old, old_size
+            raise
+        os.close(old)
         self._segment += 1
-        self._open()
         return closed
 
     def close(self) -> None:
@@ -93,16 +99,21 @@ class StreamWriter:
     def finish(self) -> Path:
         """Close for good; the live stream becomes the last segment."""
         self.close()
-        live = self._paths.live_stream(self.scope)
-        closed = self._paths.closed_stream(self.scope, self._segment)
-        os.rename(live, closed)
-        return closed
+        os.rename(self._paths.live_stream(self.scope), self._closed())
+        return self._closed()
+
+    def _closed(self) -> Path:
+        return self._paths.closed_stream(self.scope, self._segment)
 
     def _open(self) -> None:
         path = self._paths.live_stream(self.scope)
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._size = 0
-        self._write_whole(self._schema.serialize())
+        try:
+            self._write_whole(self._schema.serialize())
+        except OSError:
+            self.close()
+            raise
 
     def _write_whole(self, buffer: pa.Buffer) -> None:
         left = memoryview(buffer)
@@ -212,8 +223,8 @@ def pack(closed: Path) -> Path:
     try:
         parquet.write_table(table, temporary, compression="zstd")
         os.replace(temporary, target)
-    except (OSError, pa.ArrowException):
+    except (OSError, pa.ArrowException) as error:
         temporary.unlink(missing_ok=True)
-        raise
+        raise OSError(getattr(error, "errno", None) or 5, f"not packed: {error}") from error
     closed.unlink()
     return target

@@ -126,6 +126,13 @@ def test_an_open_phase_lasts_to_the_end() -> None:
     assert (phase.name, phase.seconds, phase.complete) == ("save", 7, False)
 
 
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5, "²", "last", "9" * 5000])
+def test_a_value_that_is_no_number_of_an_epoch(value: float | str) -> None:
+    told = [MarkEvent(t * S, "epoch", value, None, "marks") for t in (1, 2)]
+    (*_, last) = find_epochs([timeline(marks=told)], 0, 5 * S)[1]
+    assert last.index in (0, 1), "they are counted instead"
+
+
 def test_nothing_reported_no_epochs() -> None:
     assert find_epochs([], 0, S) == (None, [])
     assert find_epochs([timeline()], 0, S) == (None, [])

@@ -111,6 +111,21 @@ def test_a_failed_write_leaves_whole_batches_and_keeps_the_rows(tmp_path: Path) 
     assert read_segment(paths.live_stream("host")).column("t_ns").to_pylist() == [1, 2, 3]
 
 
+def test_no_room_for_a_new_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    paths = RunPaths(tmp_path)
+    writer = StreamWriter(paths, "host")
+    writer.append(1, None, Entity("host"), {"host_cpu": 1.0})
+    writer.flush()
+    with monkeypatch.context() as full:
+        full.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        with pytest.raises(OSError):
+            writer.roll(at_least=1)
+    writer.append(2, None, Entity("host"), {"host_cpu": 2.0})
+    writer.flush()
+    assert [path.name for path in paths.segments("host")] == ["host.arrows"]
+    assert read_segment(paths.live_stream("host")).column("t_ns").to_pylist() == [1, 2]
+
+
 def test_writing_does_not_import_pandas(tmp_path: Path) -> None:
     """Half a second in which a watcher would not sample."""
     program = f"""

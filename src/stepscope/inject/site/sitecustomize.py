@@ -8,20 +8,6 @@ _HERE = os.path.dirname(os.path.abspath(__file__))
 _OLDEST = (3, 7)
 
 
-def _say_hello():
-    import struct
-    import time
-
-    path = os.path.join(os.environ["STEPSCOPE_EVENTS"], "hello.bin")
-    now = time.monotonic_ns()
-    record = struct.pack("<qHHIqq", now, 1, 0, os.getpid(), -1, sys.hexversion)
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
-    try:
-        os.write(fd, record)
-    finally:
-        os.close(fd)
-
-
 def _begin():
     from _frozen_importlib_external import SourceFileLoader
 
@@ -29,8 +15,7 @@ def _begin():
     finder = type(sys)("_stepscope_finder")
     finder.__file__ = path
     exec(SourceFileLoader("_stepscope_finder", path).get_code("_stepscope_finder"), finder.__dict__)
-    finder.install()
-    _say_hello()
+    finder.install(os.environ["STEPSCOPE_EVENTS"])
 
 
 def _run_hidden_sitecustomize():

@@ -1,0 +1,169 @@
+"""The docs say what is so: nothing generated is stale, every link leads somewhere, examples run."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import STEPSCOPE
+from stepscope.inject import events
+from stepscope.records import Outcome
+from stepscope.runs.reader import Run, latest_run, open_run
+from synthetic import write_cut_off_run
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.glob("*.md"))
+LINKED = [*(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")), *PAGES]
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"`[^`\n]*`")
+_LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+_HTML_LINK = re.compile(r'(?:src|srcset|href)="([^"\s]+)"')
+_HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+MARKS = """
+import time, stepscope
+for epoch in range(3):
+    stepscope.mark("epoch", epoch)
+    time.sleep(0.1)
+with stepscope.phase("a name that is longer than one record can hold"):
+    pass
+stepscope.mark("a name that is longer than one record can hold", 1.5)
+"""
+
+
+def links_of(page: Path) -> list[str]:
+    """Where a page leads to within the repository."""
+    text = _CODE.sub("", _FENCE.sub("", page.read_text(encoding="utf-8")))
+    found = _LINK.findall(text) + _HTML_LINK.findall(text)
+    return [link for link in found if not re.match(r"[a-z]+:", link)]
+
+
+def anchors_of(page: Path) -> set[str]:
+    """The anchors that GitHub gives the headings of a page."""
+    text = _FENCE.sub("", page.read_text(encoding="utf-8"))
+    return {
+        re.sub(r"[^\w -]", "", heading.lower()).strip().replace(" ", "-")
+        for heading in _HEADING.findall(text)
+    }
+
+
+def blocks_of(page: str, language: str, word: str) -> list[str]:
+    """The code blocks of a page that contain a word."""
+    found = _FENCE.findall((DOCS / page).read_text(encoding="utf-8"))
+    return [code for kind, code in found if kind == language and word in code]
+
+
+def run_python(program: str, *arguments: str, cwd: Path) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=cwd
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder in which `stepscope run` was called."""
+    folder = tmp_path_factory.mktemp("docs")
+    command = [*STEPSCOPE, "run", "-q", "--out", "runs", "--", sys.executable, "-c", MARKS]
+    subprocess.run(command, check=True, cwd=folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def run(folder: Path) -> Run:
+    return open_run(latest_run(folder / "runs"))
+
+
+def test_generated_parts_are_fresh() -> None:
+    done = subprocess.run(
+        [sys.executable, str(DOCS / "generate.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
+    copy = tmp_path / "generate.py"
+    copy.write_text((DOCS / "generate.py").read_text())
+    for page in ("measurement.md", "cli.md"):
+        (tmp_path / page).write_text((DOCS / page).read_text())
+    (tmp_path / "cli.md").write_text((DOCS / "cli.md").read_text().replace("`--quiet`", "`--calm`"))
+
+    check = [sys.executable, str(copy), "--check"]
+    done = subprocess.run(check, capture_output=True, text=True)
+
+    assert done.returncode == 1
+    assert "stale: cli.md" in done.stderr
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    for link in links_of(page):
+        path, _, anchor = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{page.name} links to {link}"
+        if anchor and target.suffix == ".md":
+            assert anchor in anchors_of(target), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_are_named_exist(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for name in re.findall(r"`((?:src|tests|benchmarks|examples)/[\w/.-]+\.\w+)`", text):
+        assert (ROOT / name).exists(), f"{page.name} names {name}"
+
+
+def test_every_kind_of_event_is_described() -> None:
+    text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    described = {name: int(kind) for kind, name in re.findall(r"^\| (\d+) \| `(\w+)`", text, re.M)}
+    assert described == {name: getattr(events, name) for name in described}
+    assert sorted(described.values()) == list(range(1, events.RANK + 1))
+
+
+def test_every_outcome_is_described() -> None:
+    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    for outcome in Outcome:
+        assert f"`{outcome.value}`" in text
+
+
+def test_every_key_of_run_json_is_described(run: Run) -> None:
+    text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    for key in (*run.facts, *run.facts["environment"]):
+        assert f"`{key}`" in text, key
+
+
+def test_the_run_folder_example_runs(run: Run, tmp_path: Path) -> None:
+    (example,) = blocks_of("run-folder.md", "python", "pyarrow")
+
+    printed = run_python(example, str(run.path), cwd=tmp_path)
+
+    summary = run.summary()
+    assert f"{run.name} ok\n" in printed
+    assert f"{summary.core_seconds:.3f} core-seconds" in printed
+    assert re.findall(r": epoch (\d)\n", printed) == ["0", "1", "2"]
+    assert printed.count("a name that is longer than one record can hold") == 1
+
+
+def test_the_run_folder_example_runs_on_a_run_that_was_cut_off(tmp_path: Path) -> None:
+    (example,) = blocks_of("run-folder.md", "python", "pyarrow")
+    paths = write_cut_off_run(tmp_path / "cut")
+
+    printed = run_python(example, str(paths.folder), cwd=tmp_path)
+
+    core_seconds = open_run(paths.folder).summary().core_seconds
+    assert f"{core_seconds:.3f} core-seconds" in printed
+
+
+def test_the_quickstart_example_runs(folder: Path) -> None:
+    (example,) = blocks_of("quickstart.md", "python", "to_pandas")
+
+    printed = run_python(example, cwd=folder)
+
+    assert " ok the command ended normally\n" in printed
+    assert "seconds" in printed and "rss" in printed
