@@ -141,13 +141,14 @@ class Sampler:
     def _read(self, slot: _Slot) -> None:
         sensor = slot.sensor
         before = time.thread_time()
-        now = time.monotonic_ns()
+        began = time.monotonic_ns()
         try:
             readings = sensor.read()
         except Exception as error:  # a sensor must never end a run
             slot.failed = f"the sensor failed: {type(error).__name__}: {error}"
             self._trouble(f"sensor '{sensor.name}' is off: {error}")
             return
+        now = (began + time.monotonic_ns()) // 2  # nobody knows better when it was read
         writer = self._writers[sensor.scope]
         for window, reading in slot.rates.convert(now, readings):
             writer.append(now, window, reading.entity, reading.values)
