@@ -14,7 +14,7 @@ from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import RunPaths
 
 READY = b"ready\n"
-DONE = b"done"
+DONE = b"done\n"
 FAILED = b"failed "
 
 
@@ -38,7 +38,7 @@ def _sample_until_told(session: Session, control: int) -> bytes:
     interval = session.plan.interval_s
     planned = time.monotonic()
     said = b""
-    while True:
+    while session.tree.root in session.tree.processes:
         now = time.monotonic()
         if now >= planned:
             session.tick(now - planned)
@@ -46,9 +46,11 @@ def _sample_until_told(session: Session, control: int) -> bytes:
         readable, _, _ = select.select([control], [], [], max(0.0, planned - time.monotonic()))
         if readable:
             data = os.read(control, 4096)
-            if not data:
-                return said
             said += data
+            # Children that were forked in the block hold the pipe open: its end may never come.
+            if not data or said.endswith(b"\n"):
+                return said
+    return said
 
 
 def _judge(session: Session, said: bytes) -> Ending:
@@ -56,7 +58,7 @@ def _judge(session: Session, said: bytes) -> Ending:
     if said.startswith(DONE):
         return Ending(Outcome.OK, "the watched block ended normally")
     if said.startswith(FAILED):
-        what = said[len(FAILED) :].decode("utf-8", "replace")
+        what = said[len(FAILED) :].decode("utf-8", "replace").strip()
         if what.startswith("KeyboardInterrupt"):
             return Ending(Outcome.INTERRUPTED, "the watched block was interrupted")
         return Ending(Outcome.CRASHED, f"the watched block raised {mask_text(what)}")

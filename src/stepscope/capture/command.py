@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import stepscope.inject
 from stepscope.capture.outcome import Evidence, judge
@@ -18,12 +19,13 @@ from stepscope.capture.output import Output, capture_output
 from stepscope.capture.session import Plan, Session, prepare_folder
 from stepscope.capture.spawn import (
     Signals,
+    asked_to_end_already,
+    asks_to_end,
     become_subreaper,
     find_command,
     has_ended,
     pass_on,
     spawn,
-    take_signals,
     wait_for_signal,
 )
 from stepscope.errors import CannotWatch
@@ -43,16 +45,21 @@ class Watched:
 
 
 def watch_command(
-    plan: Plan, tell: Callable[[str], None], pattern: str | None = None, wait_tree: bool = False
+    plan: Plan,
+    tell: Callable[[str], None],
+    signals: Signals,
+    pattern: str | None = None,
+    wait_tree: bool = False,
 ) -> Watched:
     """Start a command, watch it and all that it starts, and write down how it ended."""
     path = find_command(plan.command)
     paths = prepare_folder(plan)
-    signals = take_signals()
     adopts = become_subreaper()
     try:
         session = Session(plan, paths, tell)
         output = capture_output(paths, pattern) if pattern else Output()
+        if asked_to_end_already(signals):
+            raise CannotWatch("Interrupted before the command was started")
         session.restart_clock()
         born_ns = time.monotonic_ns()
         pid = spawn(path, plan.command, _environment(plan, paths), signals, output)
@@ -74,9 +81,8 @@ def _environment(plan: Plan, paths: RunPaths) -> dict[str, str]:
     environment[FOLDER_VARIABLE] = str(paths.events)
     if plan.hook:
         site = str(Path(stepscope.inject.__file__).with_name("site"))
-        others = environment.get("PYTHONPATH", "").split(os.pathsep)
-        kept = [entry for entry in others if entry and entry != site]
-        environment["PYTHONPATH"] = os.pathsep.join([site, *kept])
+        others = environment.get("PYTHONPATH")  # an empty entry in it means the current folder
+        environment["PYTHONPATH"] = site + (os.pathsep + others if others else "")
     return environment
 
 
@@ -106,49 +112,58 @@ class _Loop:
         while True:
             now = time.monotonic()
             if now >= planned:
-                self._session.tick(now - planned)
-                self._reap()
+                self._safely(self._session.tick, now - planned)
+                self._safely(self._reap_orphans)
                 planned = _next_tick(planned, interval)
-            if self._status is None:
-                self._watch_root()
+            if self._status is None and has_ended(self._pid):
+                self._bury_root()
             if self._status is not None and not (waits and self._session.tree.survivors()):
                 return self._finish()
             info = wait_for_signal(self._signals, planned - time.monotonic())
             if info is not None and self._status is None:
                 self._asked_to_end = pass_on(info, self._pid) or self._asked_to_end
             elif info is not None:
-                waits = waits and not _asks_to_end(info.si_signo)
+                waits = waits and not asks_to_end(info)
 
-    def _watch_root(self) -> None:
-        """When the command has ended, read its last figures before it is buried."""
-        if has_ended(self._pid):
-            self._ended_ns = time.monotonic_ns()
-            self._session.mark_end_time(self._ended_ns)
-            self._session.usage.account(thorough=True)
-            self._reap()
+    def _safely(self, act: Callable[..., None], *arguments: Any) -> None:
+        """Whatever goes wrong with watching, the command's end and code must not suffer from it."""
+        try:
+            act(*arguments)
+        except Exception as error:
+            self._session.trouble(f"watching failed in part: {type(error).__name__}: {error}")
 
-    def _reap(self) -> None:
-        """Bury the root and orphans that ended, and take over what they and their children used."""
+    def _bury_root(self) -> None:
+        """The command has ended: read its last figures, then take its status."""
+        self._ended_ns = time.monotonic_ns()
+        self._session.mark_end_time(self._ended_ns)
+        self._safely(self._session.usage.account, True)
+        self._safely(self._reap_orphans)
+        self._safely(self._reap, self._pid)
+        if self._status is None:
+            self._status = os.waitpid(self._pid, 0)[1]
+
+    def _reap_orphans(self) -> None:
+        """Orphans of the tree became our children: bury those that ended."""
+        for pid in self._session.tree.zombies_of_adopter():
+            if pid != self._pid and has_ended(pid):
+                self._reap(pid)
+
+    def _reap(self, pid: int) -> None:
+        """Bury a process, and take over what it and its children used."""
         session = self._session
-        for pid in session.tree.zombies_of_adopter() or ([self._pid] if self._ended_ns else []):
-            session.io.reaped(pid)
-            try:
-                _, status, usage = os.wait4(pid, 0)
-            except ChildProcessError:
-                continue
-            session.usage.reaped(pid, usage.ru_utime + usage.ru_stime)
-            session.tree.forget(pid)
-            if pid == self._pid:
-                self._status = status
-                self._ended_ns = self._ended_ns or time.monotonic_ns()
-                session.mark_end_time(self._ended_ns)
+        session.io.reaped(pid)
+        _, status, usage = os.wait4(pid, 0)
+        if pid == self._pid:
+            self._status = status
+        session.usage.reaped(pid, usage.ru_utime + usage.ru_stime)
+        session.tree.forget(pid)
 
     def _finish(self) -> Watched:
         session = self._session
         assert self._status is not None
         if not session.tree.survivors():
             session.mark_end_time(time.monotonic_ns())
-        session.last_sample()
+        self._safely(session.last_sample)
         ending = judge(
             self._status,
             session.evidence,
@@ -158,7 +173,7 @@ class _Loop:
         )
         survivors = [f"{p.name} (pid {p.pid})" for p in session.tree.survivors()]
         self._output.drain()
-        session.end(ending, survivors)
+        self._safely(session.end, ending, survivors)
         return Watched(session.paths, ending, self._status, survivors)
 
 
@@ -166,9 +181,3 @@ def _next_tick(planned: float, interval: float) -> float:
     """The next time on the grid; ticks that are already past are left out."""
     now = time.monotonic()
     return planned + interval * max(1, int((now - planned) / interval) + 1)
-
-
-def _asks_to_end(number: int) -> bool:
-    import signal
-
-    return number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)

@@ -14,6 +14,7 @@ from stepscope.sensors.tree import ProcessTree
 
 _SAY_NOTHING_LOADED_AFTER_S = 6.0
 _SAY_NOTHING_ATTACHED_AFTER_S = 15.0
+_OF_A_PROCESS = re.compile(r"[0-9]+\.bin")
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
 _ENDS_OF_EPOCHS = (written.LOADER_END, written.MARK, written.PHASE_END)
 _TRAINING = (written.BATCH, written.STEP)
@@ -54,7 +55,7 @@ class HookWatch:
         if not self._told:
             self._look_for_python()
         for entry in _entries(self._paths.events):
-            if entry.name[:1].isdigit() and entry.name.endswith(".bin"):
+            if _OF_A_PROCESS.fullmatch(entry.name):
                 ended = self._follow(entry) or ended
         return ended
 

@@ -30,7 +30,7 @@ def judge(
 ) -> Ending:
     """The outcome of a command that ended with a wait status."""
     code = os.waitstatus_to_exitcode(status)
-    name = signal.Signals(-code).name if code < 0 else None
+    name = _signal_name(-code) if code < 0 else None
     exit_code = None if code < 0 else code
     if code == 0:
         return Ending(Outcome.OK, "the command ended normally", 0)
@@ -46,6 +46,13 @@ def judge(
         reason = f"{how}, with /dev/shm {shm_share:.0%} full"
         return Ending(Outcome.SHM_FULL, reason, exit_code, name, {"shm_share": shm_share})
     return Ending(Outcome.CRASHED, _in_words(how, name), exit_code, name, _as_dict(before, after))
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # the real-time ones between the first and the last
+        return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
 _ASKING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")

@@ -26,6 +26,9 @@ _ASKED_TIMES_SHARE = 2.0
 sensor's readings together cost less than this, and this many times its share of the time so far."""
 
 
+_FAILURES_BEFORE_OFF = 5
+
+
 @dataclass
 class _Slot:
     """A sensor with its schedule and what it has cost."""
@@ -36,6 +39,7 @@ class _Slot:
     read_ns: int = 0
     cost_s: float = 0.0
     spent_s: float = 0.0
+    failures: int = 0
     failed: str = ""
     slowest_period_s: float = field(default=0.0)
 
@@ -145,9 +149,13 @@ class Sampler:
         try:
             readings = sensor.read()
         except Exception as error:  # a sensor must never end a run
-            slot.failed = f"the sensor failed: {type(error).__name__}: {error}"
-            self._trouble(f"sensor '{sensor.name}' is off: {error}")
+            slot.failures += 1
+            slot.due_ns = began + 10**9
+            if slot.failures >= _FAILURES_BEFORE_OFF:
+                slot.failed = f"the sensor failed: {type(error).__name__}: {error}"
+                self._trouble(f"sensor '{sensor.name}' is off: {error}")
             return
+        slot.failures = 0
         now = (began + time.monotonic_ns()) // 2  # nobody knows better when it was read
         writer = self._writers[sensor.scope]
         for window, reading in slot.rates.convert(now, readings):

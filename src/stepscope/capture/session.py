@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
@@ -18,7 +17,7 @@ from stepscope.records import Ending, Outcome
 from stepscope.runs import runfile
 from stepscope.runs.masking import mask_command, mask_text
 from stepscope.runs.paths import FORMAT, RunPaths, new_run_folder
-from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
+from stepscope.sensors.cgroup import CgroupSensor, allowed_cpus, find_cgroup
 from stepscope.sensors.host import HostSensor
 from stepscope.sensors.network import NetworkSensor
 from stepscope.sensors.process import (
@@ -56,7 +55,16 @@ class Plan:
     hook: bool = True
     hint: str = "use stepscope.mark()"
     """What else the user can do where the hook attaches to nothing."""
-    cwd: Path = dataclasses.field(default_factory=Path.cwd)
+    cwd: Path = dataclasses.field(default_factory=lambda: _current_folder())
+
+
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise CannotWatch(
+            "The current folder does not exist any more", "Change to another: cd ~"
+        ) from None
 
 
 def prepare_folder(plan: Plan) -> RunPaths:
@@ -78,11 +86,11 @@ class Session:
         self.paths = paths
         self.facts: dict[str, Any] = {}
         self._tell = tell
-        self._troubles: dict[str, int] = {}
+        self.troubles: dict[str, int] = {}
         self._next_poll = 0.0
         self._read_pss_at = 0.0
         self._write_first_facts()
-        self.sampler = Sampler(paths, plan.interval_s, self._trouble)
+        self.sampler = Sampler(paths, plan.interval_s, self.trouble)
         self.sampler.add(HostSensor())
         self._shm = ShmSensor()
         self.sampler.add(self._shm)
@@ -171,6 +179,14 @@ class Session:
             self._tell(message)
             self._write_facts()
         self.shm_share()
+        self._learn_allowance()
+
+    def _learn_allowance(self) -> None:
+        """How many CPUs the process that trains may use: the command may have narrowed it."""
+        pid = next((p for p in self.tree.trains if p in self.tree.processes), self.tree.root)
+        if pid in self.tree.processes:
+            cpu = self.facts["environment"].setdefault("cpu", {})
+            cpu["allowed"] = allowed_cpus(pid, self.cgroup)
 
     def _write_first_facts(self) -> None:
         wall, monotonic = time.time_ns(), time.monotonic_ns()
@@ -198,15 +214,14 @@ class Session:
             "costs": self.sampler.costs(),
             "rows_dropped": self.sampler.rows_dropped(),
         }
-        self.facts["troubles"] = self._troubles
+        self.facts["troubles"] = self.troubles
         try:
             runfile.write_facts(self.paths, self.facts)
         except OSError as error:
-            self._trouble(f"run.json cannot be written ({error.strerror})")
+            self.trouble(f"run.json cannot be written ({error.strerror})")
 
-    def _trouble(self, text: str) -> None:
+    def trouble(self, text: str) -> None:
         """Tell the user once, and count."""
-        self._troubles[text] = self._troubles.get(text, 0) + 1
-        if self._troubles[text] == 1:
-            with contextlib.suppress(OSError):
-                self._tell(f"{text}. The command goes on. Folder: {self.paths.folder}")
+        self.troubles[text] = self.troubles.get(text, 0) + 1
+        if self.troubles[text] == 1:
+            self._tell(f"{text}. The command goes on. Folder: {self.paths.folder}")

@@ -25,6 +25,7 @@ PASSED_ON = (
     signal.SIGUSR1,
     signal.SIGUSR2,
 )
+_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FROM_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -38,10 +39,27 @@ class Signals:
 
 
 def take_signals() -> Signals:
-    """From now on signals wait for `sigtimedwait`."""
-    taken = {signal.SIGCHLD, *PASSED_ON}
+    """From now on signals wait for `sigtimedwait`. What was ignored (nohup) stays ignored.
+
+    Call it before anything is imported that starts threads: they inherit the mask, and a signal
+    goes to whatever thread has not blocked it.
+    """
+    heard = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
+    taken = {signal.SIGCHLD, *heard}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
     return Signals({signal.Signals(number) for number in inherited}, taken)
+
+
+def asked_to_end_already(signals: Signals) -> bool:
+    """Whether a Ctrl-C came before there was a command that could have received it."""
+    return bool(signal.sigpending() & set(_ASKING) & signals.taken)
+
+
+def give_signals_back(signals: Signals) -> None:
+    """What came for the command is forgotten; from now on Ctrl-C is for us."""
+    while signal.sigtimedwait(signals.taken, 0) is not None:
+        pass
+    signal.pthread_sigmask(signal.SIG_SETMASK, signals.inherited)
 
 
 def become_subreaper() -> bool:
@@ -110,12 +128,19 @@ def pass_on(info: signal.struct_siginfo, pid: int) -> bool:
             os.kill(pid, info.si_signo)
         except ProcessLookupError:
             return False
-    return info.si_signo in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+    return asks_to_end(info)
+
+
+def asks_to_end(info: signal.struct_siginfo) -> bool:
+    return info.si_signo in _ASKING
 
 
 def has_ended(pid: int) -> bool:
     """Whether a child is a zombie, which it stays: its last figures can still be read."""
-    return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    try:
+        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+    except ChildProcessError:
+        return False
 
 
 def die_like(status: int) -> int:

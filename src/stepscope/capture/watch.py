@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from stepscope.runs.reader import Run
 
 SIDECAR = "stepscope.cli.sidecar"
+_FINISH_S = 120.0
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,11 @@ def watch(
     the `path` of what the block gets.
     """
     check_interval(interval)
+    _only_one(os.getpid())
     try:
         paths = new_run_folder(Path(out), name)
     except OSError as error:
+        _watched.clear()
         raise CannotWatch(
             f"The run folder cannot be made in {out}: {error.strerror}", "Give another out="
         ) from None
@@ -71,7 +74,11 @@ def watch(
         "pid": os.getpid(),
         "hook": hook,
     }
-    sidecar = _start_sidecar(spec)
+    try:
+        sidecar = _start_sidecar(spec)
+    except BaseException:
+        _watched.clear()
+        raise
     before = dict(os.environ)
     os.environ[FOLDER_VARIABLE] = str(paths.events)
     reporter = sys.modules["_stepscope_events"]
@@ -82,16 +89,42 @@ def watch(
     try:
         yield WatchedBlock(paths.folder)
     except BaseException as error:
-        said = FAILED + f"{type(error).__name__}: {error}".encode()[:1000]
+        said = FAILED + _in_one_line(error)
         raise
     finally:
-        for variable in (FOLDER_VARIABLE, "PYTHONPATH"):
-            if variable in before:
-                os.environ[variable] = before[variable]
-            else:
-                os.environ.pop(variable, None)
-        reporter.report_with(reported_before)
-        _stop_sidecar(sidecar, said)
+        if os.getpid() == spec["pid"]:  # not in a child that was forked in the block and leaves it
+            _restore(before, FOLDER_VARIABLE, "PYTHONPATH")
+            reporter.report_with(reported_before).close()
+            _stop_sidecar(sidecar, said)
+            _watched.clear()
+
+
+_watched: set[int] = set()
+
+
+def _only_one(pid: int) -> None:
+    """A process reports to one run at a time."""
+    if pid in _watched:
+        raise CannotWatch(
+            "This process is being watched by another stepscope.watch()", "End that block first"
+        )
+    _watched.add(pid)
+
+
+def _in_one_line(error: BaseException) -> bytes:
+    try:
+        text = f"{type(error).__name__}: {error}"
+    except Exception:
+        text = type(error).__name__
+    return " ".join(text.split()).encode("utf-8", "replace")[:1000] + b"\n"
+
+
+def _restore(before: dict[str, str], *variables: str) -> None:
+    for variable in variables:
+        if variable in before:
+            os.environ[variable] = before[variable]
+        else:
+            os.environ.pop(variable, None)
 
 
 def _start_sidecar(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
@@ -122,7 +155,10 @@ def _stop_sidecar(sidecar: subprocess.Popen[bytes], said: bytes) -> None:
         sidecar.stdin.close()
     except OSError:  # it was killed: what it wrote is there
         pass
-    sidecar.wait()
+    try:
+        sidecar.wait(_FINISH_S)
+    except subprocess.TimeoutExpired:  # it goes on writing its report by itself
+        pass
     sidecar.stdout.close()
 
 

@@ -55,9 +55,11 @@ def run(
     executed, 127: there is no such command).
     """
     _check_pattern(epoch_pattern)
+    from stepscope.capture.spawn import die_like, give_signals_back, take_signals
+
+    signals = take_signals()
     from stepscope.capture.command import watch_command
     from stepscope.capture.session import Plan, check_interval
-    from stepscope.capture.spawn import die_like
 
     check_interval(interval)
 
@@ -67,7 +69,8 @@ def run(
 
     hint = "use stepscope.mark()" + ("" if epoch_pattern else " or --epoch-pattern")
     plan = Plan(name or name_of(command), command, interval, out, hook=not no_hook, hint=hint)
-    watched = watch_command(plan, tell, epoch_pattern, wait_tree)
+    watched = watch_command(plan, tell, signals, epoch_pattern, wait_tree)
+    give_signals_back(signals)
     _show(watched.paths.folder, quiet, as_json)
     if watched.survivors and not quiet:
         some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
@@ -95,7 +98,7 @@ def name_of(command: list[str]) -> str:
 
 def say(text: str) -> None:
     """One line on standard error; nobody there is no reason to fail."""
-    with contextlib.suppress(OSError, ValueError):
+    with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"stepscope: {text}\n")
         sys.stderr.flush()
 
@@ -110,11 +113,12 @@ def _show(folder: Path, quiet: bool, as_json: bool) -> None:
     """Derive the summary and the report, and show them. Whatever fails, the exit code stays."""
     try:
         _derive_and_print(folder, quiet, as_json)
-    except Exception as error:
-        why = error.strerror if isinstance(error, OSError) and error.strerror else repr(error)
-        say(
-            f"the report could not be made ({why}); try again with: stepscope report {near(folder)}"
-        )
+    except KeyboardInterrupt:
+        say(f"the report was interrupted; later: stepscope report {near(folder)}")
+    except (Exception, SystemExit) as error:  # rich leaves the program when nobody reads it
+        known = isinstance(error, OSError) and error.strerror
+        why = known or f"{type(error).__name__}: {str(error)[:200]}"
+        say(f"the report could not be made ({why}); later: stepscope report {near(folder)}")
 
 
 def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:

@@ -22,7 +22,7 @@ from stepscope.runs.reader import open_run
 def main() -> None:
     spec = json.loads(sys.argv[1])
     folder, pid = Path(spec["folder"]), int(spec["pid"])
-    command = Path(f"/proc/{pid}/cmdline").read_text().rstrip("\0").split("\0")
+    command = os.fsdecode(Path(f"/proc/{pid}/cmdline").read_bytes()).rstrip("\0").split("\0")
     plan = Plan(spec["name"], command, float(spec["interval"]), folder.parent, hook=spec["hook"])
     watch_process(plan, RunPaths(folder), pid, control=0, ready=os.dup(1), tell=say)
     with contextlib.suppress(OSError):

@@ -96,12 +96,15 @@ class Writer:
         self.write(kind, flags, 0, self._tell(text), b)
 
     def mark(self, kind, text, value, flags=0):
-        """A mark or the edge of a phase, with any value a user gives."""
-        if value is None or isinstance(value, (bool, int, float)):
-            shape, number = encode_value(value)
-        else:
-            shape, number = VALUE_TEXT, self._tell(str(value))
-        self.write_named(kind, text, shape | flags, number)
+        """A mark or the edge of a phase, with any name and value a user gives."""
+        try:
+            if value is None or isinstance(value, (bool, int, float)):
+                shape, number = encode_value(value)
+            else:
+                shape, number = VALUE_TEXT, self._tell(str(value))
+            self.write_named(kind, str(text), shape | flags, number)
+        except Exception:  # an object that cannot even be shown
+            pass
 
     def seen(self, framework, version):
         self.write_named(SEEN, framework, 0, self._tell(str(version)))
@@ -112,6 +115,12 @@ class Writer:
         if rank != self._rank:
             self._rank = rank
             self.write(RANK, a=rank)
+
+    def close(self):
+        """Nothing more will be reported."""
+        if self._is_open():
+            os.close(self._fd)
+        self._fd = -1
 
     def reset(self):
         """After a fork: the child opens a file of its own when it has something to say."""
@@ -130,13 +139,11 @@ class Writer:
 
     def _append(self, data):
         try:
-            start = self._open() if self._fd < 0 else b""
+            start = b"" if self._is_open() else self._open()
             if start or self._kept:
                 data, self._kept = start + self._kept + data, b""
             written = _write(self._fd, data)
-        except OSError as error:
-            if error.errno == 9:  # EBADF: the script closed our descriptor; open again next time
-                self._fd = -1
+        except OSError:
             self._keep(data)
             return
         if written != len(data):
@@ -145,6 +152,17 @@ class Writer:
         elif self._dropped:
             dropped, self._dropped = self._dropped, 0
             self.write(DROPPED, a=dropped)
+
+    def _is_open(self):
+        """Whether the descriptor is still ours: a script may close all it finds and then open its
+        own files, and ours must never be written into one of those."""
+        if self._fd < 0:
+            return False
+        try:
+            now = os.fstat(self._fd)
+        except OSError:
+            return False
+        return now.st_ino == self._file.st_ino and now.st_dev == self._file.st_dev
 
     def _open(self):
         """Open the file of this process; the record it begins with."""
@@ -155,6 +173,7 @@ class Writer:
             os.close(low)
         except OSError:
             self._fd = low
+        self._file = os.fstat(self._fd)
         if self._started:
             return b""
         self._started = True

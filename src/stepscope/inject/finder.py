@@ -33,31 +33,39 @@ class StepscopeFinder(object):
     def find_spec(self, name, path=None, target=None):
         if name not in self.waiting:
             return None
-        self.waiting.discard(name)
         for finder in list(sys.meta_path):
             if finder is self or not hasattr(finder, "find_spec"):
                 continue
             spec = finder.find_spec(name, path, target)
             if spec is not None:
-                if spec.loader is not None:
-                    _attach_after(spec.loader, name)
+                self._attach_after(spec.loader, name)
                 return spec
         return None
 
-
-def _attach_after(loader, name):
-    """The loader stays the one that was found: only this module's turn is extended."""
-    run = loader.exec_module
-
-    def exec_module(module):
-        run(module)
+    def _attach_after(self, loader, name):
+        """The loader stays the one that was found, and is as it was once the module has run."""
+        if loader is None or isinstance(loader, type):
+            return
         try:
-            load_hook().attach(name, module)
+            run = loader.exec_module
+
+            def exec_module(module):
+                if module.__name__ != name:  # a loader that many modules share
+                    return run(module)
+                loader.__dict__.pop("exec_module", None)
+                self.waiting.discard(name)
+                run(module)
+                _attach(name, module)
+
+            if "exec_module" not in vars(loader):
+                loader.exec_module = exec_module
         except Exception:
             pass
 
+
+def _attach(name, module):
     try:
-        loader.exec_module = exec_module
+        load_hook().attach(name, module)
     except Exception:
         pass
 

@@ -57,14 +57,24 @@ class Stream:
 
 def _write_all(fd, data):
     while data:
-        data = data[os.write(fd, data) :]
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:  # somebody we share it with made it non-blocking
+            select.select([], [fd], [])
 
 
 def _marker(folder, pattern):
     writer = events.Writer(folder)
 
     def watch(line):
-        match = pattern.search(line.decode("utf-8", "replace"))
+        """Whatever a line holds, the output must go on."""
+        try:
+            mark(line.decode("utf-8", "replace"))
+        except Exception:
+            pass
+
+    def mark(line):
+        match = pattern.search(line)
         if match:
             groups = match.groupdict()
             found = groups.get("epoch") or next((g for g in match.groups() if g), None)

@@ -22,12 +22,18 @@ class _Account:
     own: float = 0.0
     reaped: float = 0.0
     pending: float = 0.0
+    awaited: bool = False
+    """Whether the pending amount may still arrive with the next observation."""
 
 
 class Ledger:
-    """One counter of a tree. All amounts are cumulative, in the counter's unit."""
+    """One counter of a tree. All amounts are cumulative, in the counter's unit.
 
-    def __init__(self) -> None:
+    `rounding` is how much less than the truth the kernel may show.
+    """
+
+    def __init__(self, rounding: float = 0.0) -> None:
+        self._rounding = rounding
         self.totals: dict[str, float] = defaultdict(float)
         self._accounts: dict[int, _Account] = {}
 
@@ -50,6 +56,9 @@ class Ledger:
             account.pending -= known
             if arrived > known:
                 self.totals[reaped_role] += arrived - known
+        if account.pending > self._rounding and not account.awaited:
+            account.pending = 0.0  # the kernel buried the child: nobody got its time
+        account.awaited = False
 
     def observe_own(self, used: Iterable[tuple[int, float, str]]) -> None:
         """Pid, what it used itself, role: for a time in which no child can have been reaped."""
@@ -65,6 +74,7 @@ class Ledger:
         account = self._accounts.pop(pid, None)
         if account is not None and reaper is not None and reaper in self._accounts:
             self._accounts[reaper].pending += account.own + account.reaped + account.pending
+            self._accounts[reaper].awaited = True
 
     def reaped_by_us(self, pid: int, lifetime: float, role: str) -> None:
         """The watcher waited for a process itself and knows all that it and its children used."""

@@ -11,7 +11,7 @@ from stepscope.records import Entity, Reading
 from stepscope.sensors.contract import Sensor, why
 from stepscope.sensors.ledger import Ledger
 from stepscope.sensors.roles import MAIN, OTHER, TREE
-from stepscope.sensors.tree import Process, ProcessTree, ignores_children
+from stepscope.sensors.tree import TICK, Process, ProcessTree, ignores_children
 
 _ENTITIES: dict[tuple[str, int | None], Entity] = {}
 
@@ -32,7 +32,7 @@ class UsageSensor(Sensor):
     def __init__(self, tree: ProcessTree, born_here: bool = True) -> None:
         super().__init__()
         self.tree = tree
-        self.cpu = Ledger()
+        self.cpu = Ledger(rounding=2 * TICK)  # user and system time, each to whole ticks
         self.appeared = False
         """Whether processes appeared since somebody last asked (and set it back)."""
         if not born_here:

@@ -166,15 +166,20 @@ class ProcessTree:
                     del parents[pid]
                     more = self._track(pid) or more
             found = found or more
-        self._foreign.update(parents)
+        # One whose parent has just died may have fallen to us since its parent was read.
+        self._foreign.update(pid for pid, parent in parents.items() if _parent_of(pid) == parent)
         self._next_scan = now + (time.monotonic() - now) * _SCAN_AT_MOST
         return found
 
     def _track(self, pid: int) -> bool:
         try:
             stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
             statm = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
+            os.close(stat)
             return False
         process = Process(pid, 0, stat, statm, ((~pid) << 3) | 2, born=time.monotonic())
         if not self._read_full(process, process.born):
