@@ -9,32 +9,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analysis.passes import MarkEvent, Pass, Source, Timeline, find_passes
 from stepscope.records import Span
 
-Records = npt.NDArray[np.void]
-"""Structured arrays with the fields t, number, a and b (see `inject/events.py`)."""
-
-Source = Literal["marks", "pattern", "fit", "loader"]
 _SAME_PASS = 0.5
 """Passes that overlap by more than this share are one epoch (`zip(loader_a, loader_b)`)."""
 _EPOCH_WORDS = ("epoch", "epochs")
-
-
-@dataclass(frozen=True)
-class MarkEvent:
-    """A mark (`edge` None) or the edge of a phase."""
-
-    t: int
-    name: str
-    value: float | str | None
-    edge: Literal["begin", "end"] | None
-    source: Source
 
 
 @dataclass(frozen=True)
@@ -52,23 +38,11 @@ class _Training:
         return cls(min(firsts, default=begin_ns), end_ns, steps)
 
 
-@dataclass(frozen=True)
-class Timeline:
-    """What one process reported, in order. `a` of a batch is the wait in ns, `b` its samples."""
-
-    pid: int
-    rank: int | None
-    loader_begins: Records
-    batches: Records
-    loader_ends: Records
-    steps: Records
-    marks: Sequence[MarkEvent] = field(default=())
-
-
 def find_epochs(
     timelines: Sequence[Timeline], begin_ns: int, end_ns: int
 ) -> tuple[Source | None, list[Span]]:
-    """The epochs of the run as its first process that tells them saw them."""
+    """The epochs of the run. Processes that train together have the same; those that train one
+    after the other each add theirs."""
     training = _Training.of(timelines, begin_ns, end_ns)
     finders: tuple[tuple[Source, Any], ...] = (
         ("marks", _epochs_from_marks),
@@ -77,11 +51,26 @@ def find_epochs(
         ("loader", _epochs_from_loaders),
     )
     for source, finder in finders:
-        for timeline in timelines:
-            spans = finder(timeline, source, training)
-            if spans:
-                return source, spans
+        found = [finder(timeline, source, training) for timeline in timelines]
+        spans = _one_after_the_other([spans for spans in found if spans])
+        if spans:
+            return source, spans
     return None, []
+
+
+def _one_after_the_other(found: list[list[Span]]) -> list[Span]:
+    """The epochs of the first process, and of others as far as they came before or after."""
+    kept: list[list[Span]] = []
+    for spans in found:
+        if all(
+            spans[0].begin_ns >= k[-1].end_ns or spans[-1].end_ns <= k[0].begin_ns for k in kept
+        ):
+            kept.append(spans)
+    kept.sort(key=lambda spans: spans[0].begin_ns)
+    together = [span for spans in kept for span in spans]
+    if len(kept) > 1:
+        return [replace(span, index=position) for position, span in enumerate(together)]
+    return together
 
 
 def find_phases(timelines: Sequence[Timeline], end_ns: int) -> list[Span]:
@@ -92,7 +81,7 @@ def find_phases(timelines: Sequence[Timeline], end_ns: int) -> list[Span]:
         if len(timeline.steps):
             found += [
                 Span("evaluation", p.begin_ns, p.end_ns, None, timeline.pid, "loader")
-                for p in _passes(timeline)
+                for p in find_passes(timeline)
                 if not p.trains
             ]
     return sorted(found, key=lambda span: span.begin_ns)
@@ -167,18 +156,8 @@ def _marks_are_ends(times: list[int], training: _Training) -> bool:
     return tail < usual / 2 <= lead
 
 
-@dataclass(frozen=True)
-class _Pass:
-    """One pass over a loader."""
-
-    begin_ns: int
-    end_ns: int
-    trains: bool
-    complete: bool
-
-
 def _epochs_from_loaders(timeline: Timeline, source: Source, _: _Training) -> list[Span]:
-    passes = _passes(timeline)
+    passes = find_passes(timeline)
     training = [p for p in passes if p.trains] if len(timeline.steps) else passes
     spans: list[Span] = []
     for p in training:
@@ -190,53 +169,16 @@ def _epochs_from_loaders(timeline: Timeline, source: Source, _: _Training) -> li
     return spans
 
 
-def _overlap(span: Span, other: _Pass) -> float:
+def _overlap(span: Span, other: Pass) -> float:
     shared = min(span.end_ns, other.end_ns) - max(span.begin_ns, other.begin_ns)
     return shared / max(1, min(span.end_ns - span.begin_ns, other.end_ns - other.begin_ns))
-
-
-def _passes(timeline: Timeline) -> list[_Pass]:
-    """From each iter() of a loader to its exhaustion, to its next iter(), or to the last event."""
-    passes = []
-    begins, ends = timeline.loader_begins, timeline.loader_ends
-    for index, begin in enumerate(begins):
-        started = int(begin["t"])
-        following = begins[index + 1 :]
-        again = following["t"][following["number"] == begin["number"]]
-        limit = int(again[0]) if len(again) else np.iinfo(np.int64).max
-        own_ends = ends["t"][ends["number"] == begin["number"]]
-        exhausted = own_ends[(own_ends > started) & (own_ends <= limit)]
-        if len(exhausted):
-            finish, complete = int(exhausted[0]), True
-        else:
-            finish, complete = _last_activity(timeline, begin, limit), len(again) > 0
-        steps = timeline.steps["t"]
-        trains = bool(((steps > started) & (steps <= finish)).any())
-        passes.append(_Pass(started - int(begin["a"]), finish, trains, complete))
-    return passes
-
-
-def _last_activity(timeline: Timeline, begin: np.void, limit: int) -> int:
-    """The last batch of an abandoned pass, or the step that used it."""
-    batches = timeline.batches
-    own = batches["t"][
-        (batches["number"] == begin["number"])
-        & (batches["t"] > begin["t"])
-        & (batches["t"] < limit)
-    ]
-    last = int(own[-1]) if len(own) else int(begin["t"])
-    next_step = timeline.steps["t"][(timeline.steps["t"] > last) & (timeline.steps["t"] < limit)]
-    return int(next_step[0]) if len(next_step) else last
 
 
 def _numbered(spans: list[Span]) -> list[Span]:
     """Keep the numbers that were told if all were, else count."""
     if all(span.index is not None for span in spans):
         return spans
-    return [
-        Span("epoch", s.begin_ns, s.end_ns, i, s.pid, s.source, s.complete)
-        for i, s in enumerate(spans)
-    ]
+    return [replace(span, index=position) for position, span in enumerate(spans)]
 
 
 def _as_index(value: float | str | None) -> int | None:

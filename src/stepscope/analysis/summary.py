@@ -8,8 +8,10 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analysis.epochs import Records, Timeline, find_epochs, find_phases
+from stepscope.analysis.epochs import find_epochs, find_phases
+from stepscope.analysis.passes import Records, Timeline, find_passes, training_loaders
 from stepscope.analysis.series import EMPTY, Series, integrate, memory_without_sharing, statistic
+from stepscope.analysis.steps import StepGroup, step_groups, steps_between
 from stepscope.metrics import is_counter
 from stepscope.records import EpochRow, Span, Statistic, Summary
 
@@ -33,7 +35,12 @@ class Recorded:
     @cached_property
     def training_loaders(self) -> list[list[int]]:
         """Of each timeline the loaders that train: found once, asked for in every epoch."""
-        return [_training_loaders(timeline) for timeline in self.timelines]
+        return [training_loaders(timeline, find_passes(timeline)) for timeline in self.timelines]
+
+    @cached_property
+    def step_groups(self) -> list[StepGroup]:
+        """Steps of processes and optimizers, those that stepped together put together."""
+        return step_groups(self.timelines)
 
 
 def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
@@ -57,7 +64,7 @@ def summarise(recorded: Recorded) -> Summary:
         seconds=(recorded.end_ns - recorded.begin_ns) / 1e9,
         cpu_allowed=recorded.cpu_allowed,
         core_seconds=_whole(recorded, "cpu"),
-        steps=_steps_between(recorded, recorded.begin_ns, recorded.end_ns) or 0,
+        steps=steps_between(recorded.step_groups, recorded.begin_ns, recorded.end_ns) or 0,
         samples=samples,
         epochs=rows,
         epoch_source=source,
@@ -88,7 +95,7 @@ def _epoch_row(span: Span, position: int, recorded: Recorded) -> EpochRow:
         index=span.index if span.index is not None else position,
         begin_s=(begin - recorded.begin_ns) / 1e9,
         seconds=span.seconds,
-        steps=_steps_between(recorded, begin, end),
+        steps=steps_between(recorded.step_groups, begin, end),
         samples=samples,
         samples_per_second=samples / span.seconds if samples and span.seconds > 0 else None,
         data_wait_share=_wait_share(recorded, begin, end),
@@ -105,49 +112,17 @@ def _between(records: Records, begin: int, end: int) -> Records:
     return records[(records["t"] >= begin) & (records["t"] <= end)]
 
 
-def _steps_between(recorded: Recorded, begin: int, end: int) -> int | None:
-    """Steps of the first process that reports any (ranks step together), or step marks."""
-    for timeline in recorded.timelines:
-        if len(timeline.steps):
-            return int(_between(timeline.steps, begin, end)["a"].sum())
-        marks = [m for m in timeline.marks if m.edge is None and m.name == "step"]
-        if marks:
-            return sum(1 for mark in marks if begin <= mark.t <= end)
-    return None
-
-
 def _samples_between(recorded: Recorded, begin: int, end: int) -> int | None:
     """Samples of all ranks, from each rank's busiest loader; None where a batch did not tell."""
     total = 0
     for timeline, numbers in zip(recorded.timelines, recorded.training_loaders, strict=True):
         batches = _between(timeline.batches, begin, end)
-        if not len(batches):
-            continue
+        batches = batches[np.isin(batches["number"], numbers)]
         if (batches["b"] < 0).any():
             return None
         per_loader = [int(batches["b"][batches["number"] == n].sum()) for n in numbers]
         total += max(per_loader, default=0)
     return total or None
-
-
-def _training_loaders(timeline: Timeline) -> list[int]:
-    """Loaders whose batches were followed by steps; all of them where nothing stepped."""
-    numbers = np.unique(timeline.batches["number"])
-    if not len(timeline.steps):
-        return [int(n) for n in numbers]
-    return [int(n) for n in numbers if _steps_within(timeline, int(n))]
-
-
-def _steps_within(timeline: Timeline, number: int) -> bool:
-    own = timeline.batches["t"][timeline.batches["number"] == number]
-    if len(own) == 1:
-        others = timeline.batches["t"][timeline.batches["t"] > own[0]]
-        until = others[0] if len(others) else np.iinfo(np.int64).max
-        return bool(((timeline.steps["t"] > own[0]) & (timeline.steps["t"] < until)).any())
-    steps = timeline.steps["t"]
-    following = np.searchsorted(steps, own)
-    # A loader trains if steps lie between its batches, for at least half of the gaps.
-    return bool((np.diff(following) > 0).sum() * 2 >= len(own) - 1)
 
 
 def _total_samples(recorded: Recorded) -> int | None:
@@ -167,7 +142,7 @@ def _wait_share(recorded: Recorded, begin: int, end: int) -> float | None:
     """Share of the time in which the training process waited for a batch, mean over the ranks."""
     shares = []
     for timeline in recorded.timelines:
-        if len(timeline.batches) and end > begin:
+        if len(_between(timeline.batches, begin, end)) and end > begin:
             waited = sum(
                 int(_between(records, begin, end)["a"].sum())
                 for records in (timeline.batches, timeline.loader_begins, timeline.loader_ends)

@@ -31,6 +31,8 @@ from stepscope.sensors.shm import ShmSensor
 from stepscope.sensors.tree import ProcessTree
 
 _POLL_S = 0.5
+_SETTLED_POLLS = 4
+"""By then a command has become what it is: `taskset` has run what it was told to run."""
 _SETTLE_S = 0.5
 """How long after processes appeared PSS is read: they have touched their memory by then."""
 
@@ -44,6 +46,15 @@ def check_interval(seconds: float) -> None:
         raise CannotWatch(f"An interval of {seconds} s is not possible", "Give 0.02 to 60 seconds")
 
 
+def _current_folder() -> Path:
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        raise CannotWatch(
+            "The current folder does not exist any more", "Change to another: cd ~"
+        ) from None
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """What to watch and how."""
@@ -55,16 +66,7 @@ class Plan:
     hook: bool = True
     hint: str = "use stepscope.mark()"
     """What else the user can do where the hook attaches to nothing."""
-    cwd: Path = dataclasses.field(default_factory=lambda: _current_folder())
-
-
-def _current_folder() -> Path:
-    try:
-        return Path.cwd()
-    except FileNotFoundError:
-        raise CannotWatch(
-            "The current folder does not exist any more", "Change to another: cd ~"
-        ) from None
+    cwd: Path = dataclasses.field(default_factory=_current_folder)
 
 
 def prepare_folder(plan: Plan) -> RunPaths:
@@ -89,6 +91,8 @@ class Session:
         self.troubles: dict[str, int] = {}
         self._next_poll = 0.0
         self._read_pss_at = 0.0
+        self._polls = 0
+        self._allowance_of: int | None = None
         self._write_first_facts()
         self.sampler = Sampler(paths, plan.interval_s, self.trouble)
         self.sampler.add(HostSensor())
@@ -172,6 +176,7 @@ class Session:
         return self._shm_share
 
     def _poll(self) -> None:
+        self._polls += 1
         if self.hookwatch.poll():
             self.sampler.ask_for(self.pss)
         message = self.hookwatch.new_message()
@@ -184,7 +189,9 @@ class Session:
     def _learn_allowance(self) -> None:
         """How many CPUs the process that trains may use: the command may have narrowed it."""
         pid = next((p for p in self.tree.trains if p in self.tree.processes), self.tree.root)
-        if pid in self.tree.processes:
+        news = self._polls <= _SETTLED_POLLS or pid != self._allowance_of
+        if news and pid in self.tree.processes:
+            self._allowance_of = pid
             cpu = self.facts["environment"].setdefault("cpu", {})
             cpu["allowed"] = allowed_cpus(pid, self.cgroup)
 

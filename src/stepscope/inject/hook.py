@@ -45,28 +45,8 @@ def _number_of(thing):
         if number is None:
             number = _numbers[thing] = next(_next_number)
         return number
-    except TypeError:  # a subclass that cannot be hashed
+    except Exception:  # a subclass that cannot be hashed
         return 0
-
-
-def _samples_in(batch):
-    """The length of the first thing with a first dimension, -1 where there is none.
-
-    A batch may be anything, with any idea of what its attributes are.
-    """
-    try:
-        for _ in range(8):
-            if isinstance(batch, (list, tuple)):
-                if isinstance(batch[0], (str, bytes, int, float)):
-                    return len(batch)
-                batch = batch[0]
-            elif hasattr(batch, "shape"):
-                return int(batch.shape[0])
-            else:
-                batch = next(iter(batch.values()))
-    except Exception:
-        pass
-    return -1
 
 
 def _patch_dataloader(module):
@@ -83,10 +63,9 @@ def _patch_dataloader(module):
         try:
             batch = next_batch(self)
         except StopIteration:
-            writer.write(events.LOADER_END, 0, _number_in(self), _now() - started)
+            _tell_end(writer, self, _now() - started)
             raise
-        waited = _now() - started
-        writer.write(events.BATCH, 0, _number_in(self), waited, _samples_in(batch))
+        _tell_batch(writer, self, _now() - started, batch)
         return batch
 
     def timed_iter(self):
@@ -95,9 +74,7 @@ def _patch_dataloader(module):
             return make_iterator(self)
         started = _now()
         iterator = make_iterator(self)
-        spent = _now() - started
-        iterator._stepscope_number = number = _number_of(self)
-        writer.write(events.LOADER_BEGIN, 0, number, spent, _length_of(self))
+        _tell_begin(writer, iterator, _now() - started, self)
         return iterator
 
     timed_next._stepscope = True
@@ -106,16 +83,87 @@ def _patch_dataloader(module):
     return "DataLoader"
 
 
-def _number_in(iterator):
-    """The number of its loader, put there by `timed_iter`."""
-    return getattr(iterator, "_stepscope_number", 0)
+def _tell_begin(writer, iterator, spent, loader):
+    try:
+        number = _number_of(loader)
+        iterator._stepscope = _Pass(number, _size_of_batches(loader))
+        writer.write(events.LOADER_BEGIN, 0, number, spent, _length_of(loader))
+    except Exception:
+        pass
+
+
+def _tell_batch(writer, iterator, waited, batch):
+    try:
+        current = getattr(iterator, "_stepscope", None)
+        if current is None:  # a loader with an __iter__ of its own: its pass begins here
+            current = iterator._stepscope = _Pass(next(_next_number), None)
+            writer.write(events.LOADER_BEGIN, 0, current.number, 0, -1)
+        writer.write(events.BATCH, 0, current.number, waited, current.samples_in(batch))
+    except Exception:
+        pass
+
+
+def _tell_end(writer, iterator, waited):
+    try:
+        current = getattr(iterator, "_stepscope", None)
+        if current is not None:
+            writer.write(events.LOADER_END, 0, current.number, waited)
+    except Exception:
+        pass
+
+
+class _Pass:
+    """One pass over a loader: which loader, and how its samples are counted."""
+
+    __slots__ = ("by_length", "number", "size")
+
+    def __init__(self, number, size):
+        self.number = number
+        self.size = size
+        self.by_length = None
+
+    def samples_in(self, batch):
+        """Samples in a batch, -1 where it does not show.
+
+        It is the first dimension of the first tensor, or, where samples differ in shape and come as
+        lists (detection), the length of the list: whichever fits the loader's batch size.
+        """
+        first = _first_dimension(batch)
+        if not isinstance(batch, (list, tuple)) or not isinstance(batch[0], (list, tuple)):
+            return first
+        if self.by_length is None:
+            self.by_length = first < 0 or (self.size is not None and first != self.size)
+            if self.by_length and self.size is not None and len(batch[0]) > self.size:
+                self.by_length = False
+        return len(batch[0]) if self.by_length else first
+
+
+def _first_dimension(batch):
+    for _ in range(8):
+        if isinstance(batch, (list, tuple)):
+            if isinstance(batch[0], (str, bytes, int, float)):
+                return len(batch)
+            batch = batch[0]
+        elif hasattr(batch, "shape"):
+            return int(batch.shape[0]) if len(batch.shape) else -1
+        elif hasattr(batch, "values"):
+            batch = next(iter(batch.values()))
+        else:
+            return -1
+    return -1
+
+
+def _size_of_batches(loader):
+    size = getattr(loader, "batch_size", None)
+    if size is None:
+        size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+    return size if isinstance(size, int) else None
 
 
 def _length_of(loader):
-    """Batches in an epoch, where that is known without running anything of the user's twice."""
+    """Batches in an epoch; not asked of iterable data sets, which then warn their user."""
     try:
-        sampler = loader.batch_sampler or loader.sampler
-        return len(sampler)
+        return len(loader) if loader._dataset_kind == 0 else -1
     except Exception:
         return -1
 

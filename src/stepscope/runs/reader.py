@@ -15,7 +15,7 @@ from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from stepscope.analysis.epochs import Timeline
+    from stepscope.analysis.passes import Timeline
     from stepscope.analysis.series import Series
     from stepscope.analysis.summary import Recorded
     from stepscope.runs.events import ProcessEvents

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from stepscope.analysis.epochs import MarkEvent, Source, Timeline
+from stepscope.analysis.passes import MarkEvent, Source, Timeline
 from stepscope.analysis.series import Series
 from stepscope.inject import events as written
 from stepscope.metrics import BY_KEY

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from stepscope.analysis.epochs import MarkEvent, Records, Timeline, find_epochs, find_phases
+from stepscope.analysis.epochs import find_epochs, find_phases
+from stepscope.analysis.passes import MarkEvent, Records, Timeline
 from stepscope.runs.events import RECORD
 
 S = 1_000_000_000

@@ -1,0 +1,72 @@
+"""How many steps a run took, with several optimizers, ranks, or trainings one after the other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analysis.passes import Timeline, Times
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """The steps of one optimizer in one process."""
+
+    times: Times
+    counts: Times
+
+    @property
+    def first(self) -> int:
+        return int(self.times[0])
+
+    @property
+    def last(self) -> int:
+        return int(self.times[-1])
+
+    def between(self, begin_ns: int, end_ns: int) -> int:
+        first = np.searchsorted(self.times, begin_ns)
+        last = np.searchsorted(self.times, end_ns, side="right")
+        return int(self.counts[first:last].sum())
+
+
+StepGroup = Sequence[_Stream]
+"""Streams that went on at the same time: ranks, or the two optimizers of a GAN. They step together,
+so that the busiest counts for all."""
+
+
+def step_groups(timelines: Sequence[Timeline]) -> list[StepGroup]:
+    """Streams that overlap in time are one group; one that follows is a group of its own."""
+    streams = sorted(
+        (stream for timeline in timelines for stream in _streams(timeline)), key=lambda s: s.first
+    )
+    groups: list[list[_Stream]] = []
+    end = -1
+    for stream in streams:
+        if stream.first > end:
+            groups.append([])
+        groups[-1].append(stream)
+        end = max(end, stream.last)
+    return list(groups)
+
+
+def steps_between(groups: Sequence[StepGroup], begin_ns: int, end_ns: int) -> int | None:
+    """Steps in a stretch of time; None where no step was ever reported."""
+    if not groups:
+        return None
+    return sum(max(stream.between(begin_ns, end_ns) for stream in group) for group in groups)
+
+
+def _streams(timeline: Timeline) -> list[_Stream]:
+    steps = timeline.steps
+    if len(steps):
+        return [
+            _Stream(
+                np.ascontiguousarray(steps["t"][steps["number"] == number]),
+                np.ascontiguousarray(steps["a"][steps["number"] == number]),
+            )
+            for number in np.unique(steps["number"])
+        ]
+    marks = [mark.t for mark in timeline.marks if mark.edge is None and mark.name == "step"]
+    return [_Stream(np.array(marks, np.int64), np.ones(len(marks), np.int64))] if marks else []
