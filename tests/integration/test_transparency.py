@@ -87,6 +87,26 @@ def test_a_signal_sent_to_stepscope_is_passed_on(python_file: PythonFile, tmp_pa
     assert process.wait(20) == 0
 
 
+def test_a_signal_to_the_whole_group_reaches_the_command_once(
+    python_file: PythonFile, tmp_path: Path
+) -> None:
+    counts = python_file(
+        COUNTS_SIGNALS.replace('got.append("TERM")', '(got.append("TERM"), time.sleep(0.2))')
+    )
+    for how in ("killpg", "timeout"):
+        prefix = ["timeout", "-s", "TERM", "1.2"] if how == "timeout" else []
+        command = [*prefix, *STEPSCOPE, "run", "-q", "--out", str(tmp_path), "--"]
+        process = subprocess.Popen(
+            [*command, sys.executable, "-S", counts],
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        if how == "killpg":
+            os.killpg(process.pid, signal.SIGTERM)
+        assert process.stdout.readline() == "got TERM\n", how
+        process.wait(20)
+
+
 @pytest.mark.parametrize("options", [[], ["--epoch-pattern", "x"]])
 def test_the_command_has_its_terminal(tmp_path: Path, options: list[str]) -> None:
     program = "import os, sys; print([os.isatty(f) for f in (0, 1, 2)], os.get_terminal_size())"

@@ -122,3 +122,40 @@ with stepscope.watch("block", out=sys.argv[1]):
         time.sleep(0.05)
     assert run.ending.outcome == outcome
     assert words in run.ending.reason
+
+
+def test_children_that_outlive_the_block_do_not_hold_it(
+    python_file: PythonFile, tmp_path: Path
+) -> None:
+    script = python_file("""
+import os, stepscope, sys, time
+with stepscope.watch("block", out=sys.argv[1]) as watched:
+    child = os.fork()
+    if child == 0:
+        time.sleep(30)
+        os._exit(0)
+    leaver = os.fork()
+    if leaver == 0:
+        sys.exit(0)  # leaves the block, which is its parent's
+    os.waitpid(leaver, 0)
+    time.sleep(0.3)
+print(watched.run().ending.outcome.value, flush=True)
+os.kill(child, 9)
+""")
+    done = subprocess.run(
+        [sys.executable, script, str(tmp_path / "runs")], capture_output=True, text=True, timeout=20
+    )
+    assert done.stdout == "ok\n", done.stderr
+
+
+def test_one_block_at_a_time(tmp_path: Path) -> None:
+    with (
+        stepscope.watch("outer", out=tmp_path),
+        pytest.raises(CannotWatch, match="another"),
+        stepscope.watch("inner", out=tmp_path),
+    ):
+        pass
+    with stepscope.watch("next", out=tmp_path) as again:
+        descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    assert again.run().ending.outcome == "ok"
+    assert len(list(Path("/proc/self/fd").iterdir())) < descriptors

@@ -70,8 +70,8 @@ def watch_command(
         raise CannotWatch(f"{plan.command[0]} was not started: {error}") from None
     output.command_started()
     _allow_many_descriptors()
-    exclude = (output.pump.pid,) if output.pump else ()
-    session.begin(pid, os.getpid() if adopts else None, born_ns, exclude)
+    ours = [signals.sentinel.pid] + ([output.pump.pid] if output.pump else [])
+    session.begin(pid, os.getpid() if adopts else None, born_ns, tuple(ours))
     return _Loop(session, pid, signals, output).run(wait_tree)
 
 
@@ -121,7 +121,7 @@ class _Loop:
                 return self._finish()
             info = wait_for_signal(self._signals, planned - time.monotonic())
             if info is not None and self._status is None:
-                self._asked_to_end = pass_on(info, self._pid) or self._asked_to_end
+                self._asked_to_end = pass_on(info, self._pid, self._signals) or self._asked_to_end
             elif info is not None:
                 waits = waits and not asks_to_end(info)
 

@@ -15,6 +15,7 @@ import signal
 from dataclasses import dataclass
 
 from stepscope.capture.output import Output
+from stepscope.capture.sentinel import Sentinel
 from stepscope.errors import CommandNotExecutable, CommandNotFound
 
 PASSED_ON = (
@@ -32,10 +33,11 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 @dataclass(frozen=True)
 class Signals:
-    """The mask the command gets, and what was blocked for the watcher."""
+    """The mask the command gets, what was blocked for the watcher, and who got signals with us."""
 
     inherited: set[signal.Signals]
     taken: set[signal.Signals]
+    sentinel: Sentinel
 
 
 def take_signals() -> Signals:
@@ -47,7 +49,7 @@ def take_signals() -> Signals:
     heard = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     taken = {signal.SIGCHLD, *heard}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
-    return Signals({signal.Signals(number) for number in inherited}, taken)
+    return Signals({signal.Signals(number) for number in inherited}, taken, Sentinel.start())
 
 
 def asked_to_end_already(signals: Signals) -> bool:
@@ -60,6 +62,7 @@ def give_signals_back(signals: Signals) -> None:
     while signal.sigtimedwait(signals.taken, 0) is not None:
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, signals.inherited)
+    signals.sentinel.end()
 
 
 def become_subreaper() -> bool:
@@ -119,13 +122,16 @@ def wait_for_signal(signals: Signals, seconds: float) -> signal.struct_siginfo |
     return signal.sigtimedwait(signals.taken, seconds)
 
 
-def pass_on(info: signal.struct_siginfo, pid: int) -> bool:
-    """Give the command a signal that was meant for it; True if it was asked to end."""
-    if info.si_signo == signal.SIGCHLD:
+def pass_on(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:
+    """Give the command a signal that only we got; True if it was asked to end."""
+    number = info.si_signo
+    if number == signal.SIGCHLD:
         return False
-    if info.si_code != _FROM_KERNEL:
+    by_all = signals.sentinel.group_had(number)
+    signal.sigtimedwait({number}, 0)  # `timeout` sends to us and then to all: that is one signal
+    if info.si_code != _FROM_KERNEL and not by_all:
         try:
-            os.kill(pid, info.si_signo)
+            os.kill(pid, number)
         except ProcessLookupError:
             return False
     return asks_to_end(info)

@@ -6,7 +6,9 @@ import contextlib
 import json
 import os
 import re
+import signal
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -70,8 +72,7 @@ def run(
     hint = "use stepscope.mark()" + ("" if epoch_pattern else " or --epoch-pattern")
     plan = Plan(name or name_of(command), command, interval, out, hook=not no_hook, hint=hint)
     watched = watch_command(plan, tell, signals, epoch_pattern, wait_tree)
-    give_signals_back(signals)
-    _show(watched.paths.folder, quiet, as_json)
+    _show(watched.paths.folder, quiet, as_json, lambda: give_signals_back(signals))
     if watched.survivors and not quiet:
         some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
         say(f"still running: {some}; --wait-tree waits for such processes")
@@ -109,9 +110,13 @@ def near(path: Path) -> Path:
     return path if relative.parts[:1] == ("..",) else relative
 
 
-def _show(folder: Path, quiet: bool, as_json: bool) -> None:
-    """Derive the summary and the report, and show them. Whatever fails, the exit code stays."""
+def _show(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]) -> None:
+    """Derive the summary and the report, and show them. Whatever fails, the exit code stays.
+
+    `begin` lets Ctrl-C through: who does not want to wait for a report need not.
+    """
     try:
+        begin()
         _derive_and_print(folder, quiet, as_json)
     except KeyboardInterrupt:
         say(f"the report was interrupted; later: stepscope report {near(folder)}")
@@ -119,6 +124,8 @@ def _show(folder: Path, quiet: bool, as_json: bool) -> None:
         known = isinstance(error, OSError) and error.strerror
         why = known or f"{type(error).__name__}: {str(error)[:200]}"
         say(f"the report could not be made ({why}); later: stepscope report {near(folder)}")
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:

@@ -150,6 +150,18 @@ def test_a_seen_child_is_not_counted_again_in_its_parent() -> None:
     assert ledger.totals == {"worker": 5.5}
 
 
+def test_time_that_never_arrives_does_not_swallow_that_of_others() -> None:
+    """SA_NOCLDWAIT cannot be seen from outside: the child's time was awaited in vain."""
+    ledger = Ledger(rounding=0.02)
+    ledger.observe(1, 0.0, 0.0, "main", "other")
+    ledger.observe(2, 5.0, 0.0, "worker", "other")
+    ledger.vanished(2, reaper=1)
+    ledger.observe(1, 0.0, 0.0, "main", "other")
+    ledger.observe(1, 0.0, 0.0, "main", "other")
+    ledger.observe(1, 0.0, 3.0, "main", "other")
+    assert ledger.total == 8.0
+
+
 def test_children_that_the_kernel_buries_keep_what_was_seen() -> None:
     ledger = Ledger()
     ledger.observe(1, 0.0, 0.0, "main", "other")
