@@ -58,6 +58,11 @@ def find_epochs(
     return None, []
 
 
+def epochs_of(timeline: Timeline, source: Source | None) -> list[Span]:
+    """The epochs as one process went through them, where its loaders show them."""
+    return _epochs_from_loaders(timeline, source) if source == "loader" else []
+
+
 def _one_after_the_other(found: list[list[Span]]) -> list[Span]:
     """The epochs of the first process, and of others as far as they came before or after."""
     kept: list[list[Span]] = []
@@ -156,7 +161,9 @@ def _marks_are_ends(times: list[int], training: _Training) -> bool:
     return tail < usual / 2 <= lead
 
 
-def _epochs_from_loaders(timeline: Timeline, source: Source, _: _Training) -> list[Span]:
+def _epochs_from_loaders(
+    timeline: Timeline, source: Source, _: _Training | None = None
+) -> list[Span]:
     passes = find_passes(timeline)
     training = [p for p in passes if p.trains] if len(timeline.steps) else passes
     spans: list[Span] = []

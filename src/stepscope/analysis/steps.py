@@ -14,6 +14,7 @@ from stepscope.analysis.passes import Timeline, Times
 class _Stream:
     """The steps of one optimizer in one process."""
 
+    pid: int
     times: Times
     counts: Times
 
@@ -51,11 +52,20 @@ def step_groups(timelines: Sequence[Timeline]) -> list[StepGroup]:
     return list(groups)
 
 
-def steps_between(groups: Sequence[StepGroup], begin_ns: int, end_ns: int) -> int | None:
-    """Steps in a stretch of time; None where no step was ever reported."""
+def steps_between(
+    groups: Sequence[StepGroup], begin_ns: int, end_ns: int, pid: int | None = None
+) -> int | None:
+    """Steps in a stretch of time, as `pid` took them if it did; None where none was ever reported.
+
+    The edges of an epoch are those of one rank: another may be a step ahead.
+    """
     if not groups:
         return None
-    return sum(max(stream.between(begin_ns, end_ns) for stream in group) for group in groups)
+    total = 0
+    for group in groups:
+        own = [stream for stream in group if stream.pid == pid] or group
+        total += max(stream.between(begin_ns, end_ns) for stream in own)
+    return total
 
 
 def _streams(timeline: Timeline) -> list[_Stream]:
@@ -63,10 +73,15 @@ def _streams(timeline: Timeline) -> list[_Stream]:
     if len(steps):
         return [
             _Stream(
+                timeline.pid,
                 np.ascontiguousarray(steps["t"][steps["number"] == number]),
                 np.ascontiguousarray(steps["a"][steps["number"] == number]),
             )
             for number in np.unique(steps["number"])
         ]
     marks = [mark.t for mark in timeline.marks if mark.edge is None and mark.name == "step"]
-    return [_Stream(np.array(marks, np.int64), np.ones(len(marks), np.int64))] if marks else []
+    return (
+        [_Stream(timeline.pid, np.array(marks, np.int64), np.ones(len(marks), np.int64))]
+        if marks
+        else []
+    )

@@ -8,7 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analysis.epochs import find_epochs, find_phases
+from stepscope.analysis.epochs import epochs_of, find_epochs, find_phases
 from stepscope.analysis.passes import Records, Timeline, find_passes, training_loaders
 from stepscope.analysis.series import EMPTY, Series, integrate, memory_without_sharing, statistic
 from stepscope.analysis.steps import StepGroup, step_groups, steps_between
@@ -57,7 +57,8 @@ def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
 def summarise(recorded: Recorded) -> Summary:
     """The summary of a run, complete or cut off."""
     source, epochs = find_epochs(recorded.timelines, recorded.begin_ns, recorded.end_ns)
-    rows = tuple(_epoch_row(span, i, recorded) for i, span in enumerate(epochs))
+    own_epochs = [epochs_of(timeline, source) for timeline in recorded.timelines]
+    rows = tuple(_epoch_row(span, i, recorded, own_epochs) for i, span in enumerate(epochs))
     phases = find_phases(recorded.timelines, recorded.end_ns)
     samples = _total_samples(recorded)
     return Summary(
@@ -84,9 +85,11 @@ def _statistics(recorded: Recorded) -> list[Statistic]:
     return [each for each in found if each is not None]
 
 
-def _epoch_row(span: Span, position: int, recorded: Recorded) -> EpochRow:
+def _epoch_row(
+    span: Span, position: int, recorded: Recorded, own_epochs: Sequence[Sequence[Span]]
+) -> EpochRow:
     begin, end = span.begin_ns, span.end_ns
-    samples = _samples_between(recorded, begin, end)
+    samples = _samples_in(recorded, [_as_seen_by(own, span) for own in own_epochs])
     core_seconds = integrate(recorded.of("cpu"), begin, end)
     memory = recorded.of("memory").between(begin, end)
     read = integrate(recorded.of("read"), begin, end)
@@ -95,7 +98,7 @@ def _epoch_row(span: Span, position: int, recorded: Recorded) -> EpochRow:
         index=span.index if span.index is not None else position,
         begin_s=(begin - recorded.begin_ns) / 1e9,
         seconds=span.seconds,
-        steps=steps_between(recorded.step_groups, begin, end),
+        steps=steps_between(recorded.step_groups, begin, end, span.pid),
         samples=samples,
         samples_per_second=samples / span.seconds if samples and span.seconds > 0 else None,
         data_wait_share=_wait_share(recorded, begin, end),
@@ -112,11 +115,27 @@ def _between(records: Records, begin: int, end: int) -> Records:
     return records[(records["t"] >= begin) & (records["t"] <= end)]
 
 
-def _samples_between(recorded: Recorded, begin: int, end: int) -> int | None:
+def _as_seen_by(own: Sequence[Span], span: Span) -> Span | None:
+    """The same epoch in another process: ranks do not begin and end at the same instant."""
+    if not own:
+        return span
+
+    def overlap(other: Span) -> int:
+        return min(other.end_ns, span.end_ns) - max(other.begin_ns, span.begin_ns)
+
+    nearest = max(own, key=overlap)
+    return nearest if overlap(nearest) > 0 else None
+
+
+def _samples_in(recorded: Recorded, epochs: Sequence[Span | None]) -> int | None:
     """Samples of all ranks, from each rank's busiest loader; None where a batch did not tell."""
     total = 0
-    for timeline, numbers in zip(recorded.timelines, recorded.training_loaders, strict=True):
-        batches = _between(timeline.batches, begin, end)
+    for timeline, numbers, epoch in zip(
+        recorded.timelines, recorded.training_loaders, epochs, strict=True
+    ):
+        if epoch is None:
+            continue
+        batches = _between(timeline.batches, epoch.begin_ns, epoch.end_ns)
         batches = batches[np.isin(batches["number"], numbers)]
         if (batches["b"] < 0).any():
             return None

@@ -76,7 +76,9 @@ def run(
     if watched.survivors and not quiet:
         some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
         say(f"still running: {some}; --wait-tree waits for such processes")
-    raise typer.Exit(die_like(watched.status))
+    # At once, with the command's code: Python, leaving by itself, would die of a Ctrl-C that was
+    # caught (if it came inside of an exec), and takes its time to tear down what is loaded.
+    os._exit(die_like(watched.status))
 
 
 def _check_pattern(pattern: str | None) -> None:

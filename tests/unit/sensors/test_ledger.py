@@ -82,7 +82,7 @@ class Reader:
                 gone.append(pid)
             if between:
                 act(kernel, *between.pop(0))
-        for pid in kernel.procs.keys() - self.known.keys():
+        for pid in sorted(kernel.procs.keys() - self.known.keys()):  # parents first
             proc = kernel.procs[pid]
             self.known[pid] = proc.parent
             read[pid] = (proc.own, proc.reaped)
