@@ -45,7 +45,7 @@ def test_a_signal_at_any_time_reaches_the_command(python_file: PythonFile, tmp_p
         return process.wait(20)
 
     with ThreadPoolExecutor(6) as pool:
-        assert set(pool.map(ask_one_to_end, range(24))) == {3}
+        assert set(pool.map(ask_one_to_end, range(12))) == {3}
 
 
 def test_an_impatient_second_ctrl_c(python_file: PythonFile, tmp_path: Path) -> None:

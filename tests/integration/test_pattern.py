@@ -13,8 +13,7 @@ Watch = Callable[..., Finished]
 PythonFile = Callable[[str], str]
 
 
-@pytest.mark.parametrize("stream", ["stdout", "stderr"])
-@pytest.mark.parametrize("at_start", [True, False])
+@pytest.mark.parametrize(("stream", "at_start"), [("stdout", True), ("stderr", False)])
 def test_epochs_from_lines(
     watch: Watch, python_file: PythonFile, stream: str, at_start: bool
 ) -> None:

@@ -23,7 +23,7 @@ Watch = Callable[..., Finished]
 PythonFile = Callable[[str], str]
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
+@pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.long)])
 def test_torch_loop_with_workers(watch: Watch, start: str) -> None:
     done = watch(sys.executable, str(SCRIPTS / "torch_loop.py"), "2", start)
 
