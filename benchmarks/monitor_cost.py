@@ -221,7 +221,7 @@ def main() -> None:
             "whole_watcher_10hz": watch_tree(folder, max(6, 30 * length), False, 0.1),
             "both_cores_busy_10hz": watch_tree(folder, max(6, 30 * length), True, 0.1),
             "whole_watcher_50hz": watch_tree(folder, max(6, 20 * length), False, 0.02),
-            "training": slow_down(folder, max(20, 300 * length)),
+            "training": slow_down(folder, max(20, 240 * length)),
         }
     print(json.dumps(figures, indent=1))
     if not options.quick:

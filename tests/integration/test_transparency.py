@@ -87,6 +87,19 @@ def test_a_signal_sent_to_stepscope_is_passed_on(python_file: PythonFile, tmp_pa
     assert process.wait(20) == 0
 
 
+def test_stopped_and_continued_at_any_time(python_file: PythonFile, tmp_path: Path) -> None:
+    """As by Ctrl-Z and fg. Nothing must look like a signal for the command afterwards."""
+    process = start(python_file(COUNTS_SIGNALS), tmp_path, stdout=subprocess.PIPE)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for _ in range(8):
+        process.send_signal(signal.SIGSTOP)
+        time.sleep(0.11)
+        process.send_signal(signal.SIGCONT)
+        time.sleep(0.013)
+    assert process.stdout.readline() == "got \n"
+    assert process.wait(20) == 0
+
+
 def test_a_signal_to_the_whole_group_reaches_the_command_once(
     python_file: PythonFile, tmp_path: Path
 ) -> None:

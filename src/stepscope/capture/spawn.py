@@ -1,7 +1,7 @@
 """Starts a command as if alone, and waits for it and for signals at once.
 
 The command inherits our descriptors, our process group and the signal mask we were started with.
-Signals are blocked in the watcher and taken with `sigtimedwait`, which is also its sleep: what the
+Signals are blocked in the watcher and wake it from its sleep between samples: what the
 terminal sends (Ctrl-C) the command has received itself, what was sent to the watcher alone is
 passed on. As a subreaper the watcher inherits, and accounts for, the orphans of the tree.
 """
@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import ctypes
 import os
+import select
 import shutil
 import signal
 from dataclasses import dataclass
 
 from stepscope.capture.output import Output
 from stepscope.capture.sentinel import Sentinel
-from stepscope.errors import CommandNotExecutable, CommandNotFound
+from stepscope.errors import CannotWatch, CommandNotExecutable, CommandNotFound
 
 PASSED_ON = (
     signal.SIGINT,
@@ -37,6 +38,8 @@ class Signals:
 
     inherited: set[signal.Signals]
     taken: set[signal.Signals]
+    descriptor: int
+    """Readable while one of them is pending."""
     sentinel: Sentinel
 
 
@@ -49,7 +52,18 @@ def take_signals() -> Signals:
     heard = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     taken = {signal.SIGCHLD, *heard}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
-    return Signals({signal.Signals(number) for number in inherited}, taken, Sentinel.start())
+    sentinel = Sentinel.start()
+    return Signals(
+        {signal.Signals(n) for n in inherited}, taken, _signal_descriptor(taken), sentinel
+    )
+
+
+def _signal_descriptor(taken: set[signal.Signals]) -> int:
+    mask = (ctypes.c_uint64 * 16)(sum(1 << (number - 1) for number in taken))
+    descriptor = int(ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC))
+    if descriptor < 0:
+        raise CannotWatch(f"Signals cannot be waited for: {os.strerror(ctypes.get_errno())}")
+    return descriptor
 
 
 def asked_to_end_already(signals: Signals) -> bool:
@@ -116,10 +130,13 @@ def spawn(
 
 
 def wait_for_signal(signals: Signals, seconds: float) -> signal.struct_siginfo | None:
-    """Sleep, or be woken by a signal."""
-    if seconds <= 0:
-        return signal.sigtimedwait(signals.taken, 0)
-    return signal.sigtimedwait(signals.taken, seconds)
+    """Sleep, or be woken by a signal.
+
+    Not with a timed `sigtimedwait`: continued after a stop (Ctrl-Z, fg), Python's may return a
+    signal that never came.
+    """
+    select.select([signals.descriptor], [], [], max(0.0, seconds))
+    return signal.sigtimedwait(signals.taken, 0)
 
 
 def pass_on(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:
