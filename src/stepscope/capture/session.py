@@ -30,8 +30,8 @@ from stepscope.sensors.process import (
 from stepscope.sensors.shm import ShmSensor
 from stepscope.sensors.tree import ProcessTree
 
-_POLL_S = 0.5
-_SETTLED_POLLS = 4
+_POLL_S = 0.9
+_SETTLED_POLLS = 3
 """By then a command has become what it is: `taskset` has run what it was told to run."""
 _SETTLE_S = 0.5
 """How long after processes appeared PSS is read: they have touched their memory by then."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -151,13 +152,19 @@ class StreamWriter:
 _CODES = {pa.int64(): "q", pa.int32(): "i", pa.float64(): "d"}
 
 
+@lru_cache(maxsize=256)
+def _nothing(count: int, kind: pa.DataType) -> pa.Array:
+    """Most columns of a batch are empty, and most batches are of a few sizes."""
+    return pa.nulls(count, kind)
+
+
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     """An Arrow array from its buffers. `pa.array` would import pandas, half a second in a watcher
     that must not stop."""
     count = len(values)
     missing = values.count(None)
     if missing == count:
-        return pa.nulls(count, kind)
+        return _nothing(count, kind)
     validity = None
     if missing:
         there = sum(1 << i for i, value in enumerate(values) if value is not None)

@@ -314,7 +314,7 @@ class SharedMemorySensor(Sensor):
     scope: Scope = "process"
     metrics = ("pss", "swap")
     period = 1.0
-    share = 0.001
+    share = 0.0005
     first_after = 0.4
 
     def __init__(self, tree: ProcessTree) -> None:

@@ -1,0 +1,33 @@
+"""Old formats stay readable: one folder of each is kept in tests/data/runs, never written again."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from stepscope.report.view import view_of
+from stepscope.runs.reader import open_run
+
+RUNS = Path(__file__).parents[2] / "data" / "runs"
+
+
+def test_format_1(tmp_path: Path) -> None:
+    run = open_run(shutil.copytree(RUNS / "format1", tmp_path / "run"))
+    summary = run.summary()
+    assert run.ending.outcome == "ok"
+    assert [row.steps for row in summary.epochs] == [20, 20]
+    assert [row.samples for row in summary.epochs] == [2560, 2560]
+    assert {"main", "worker"} <= set(summary.roles)
+    assert summary.core_seconds is not None and 5 < summary.core_seconds < 25
+    assert view_of(run).panels
+
+
+def test_format_1_cut_off(tmp_path: Path) -> None:
+    folder = shutil.copytree(RUNS / "format1-cut", tmp_path / "run")
+    for stream in folder.glob("*.arrows"):
+        os.utime(stream, (0, 0))  # a checkout is new, the run is old
+    run = open_run(folder)
+    assert run.ending.outcome == "lost"
+    assert 0 < run.summary().steps < 40
+    assert run.samples("process").num_rows > 0
