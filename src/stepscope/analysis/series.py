@@ -71,19 +71,19 @@ def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Serie
     """
     if not len(rss) or not len(pss):
         return rss
-    count_at = _held(processes, rss.t)
-    rss_then = _nearest(rss, pss.t)
-    shared = np.clip(rss_then - pss.value, 0, None)
-    count_then = _held(processes, pss.t)
-    after = np.clip(np.searchsorted(pss.t, rss.t), 0, len(pss) - 1)
-    before = np.clip(after - 1, 0, None)
-    prefer_after = count_then[after] == count_at
-    prefer_before = count_then[before] == count_at
-    closer_after = np.abs(pss.t[after] - rss.t) <= np.abs(pss.t[before] - rss.t)
-    pick = np.where(prefer_after & (closer_after | ~prefer_before), after, before)
-    others, others_then = np.clip(count_at - 1, 0, None), count_then[pick] - 1
-    part = np.divide(others, others_then, out=np.ones(len(rss)), where=others_then > 0)
-    return Series(rss.t, rss.window, np.clip(rss.value - shared[pick] * part, 0, None))
+    count_at, count_then = _held(processes, rss.t), _held(processes, pss.t)
+    shared_then = np.clip(_nearest(rss, pss.t) - pss.value, 0, None)
+    shared = np.zeros(len(rss))
+    for count in np.unique(count_at):
+        now = count_at == count
+        alike, part = count_then == count, 1.0
+        if not alike.any():
+            alike = count_then > 1
+            part = max(0.0, count - 1) / np.clip(count_then[alike] - 1, 1, None)
+        if alike.any():
+            readings = Series(pss.t[alike], pss.window[alike], shared_then[alike] * part)
+            shared[now] = _nearest(readings, rss.t[now])
+    return Series(rss.t, rss.window, np.clip(rss.value - shared, 0, None))
 
 
 def _held(series: Series, at: Ints) -> Floats:

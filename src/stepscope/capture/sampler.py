@@ -20,7 +20,7 @@ from stepscope.sensors.tree import PAGE
 FLUSH_EVERY_S = 0.9
 """A little under a second, so that with the time of a sample at most one second is in memory."""
 
-_ASKED_BURST_S = 0.03
+_ASKED_BURST_S = 0.08
 _ASKED_TIMES_SHARE = 2.0
 """Readings that are asked for (PSS at the end of an epoch) come out of turn as long as all of a
 sensor's readings together cost less than this, and this many times its share of the time so far."""

@@ -62,6 +62,15 @@ def test_shared_pages_are_taken_off() -> None:
     assert memory.value.tolist() == [100, 110, 130, 100]
 
 
+def test_a_reading_with_as_many_processes_is_taken_from_afar() -> None:
+    """Workers start in every epoch; PSS was read once with them, and often without."""
+    rss = series([1, 2, 3, 4, 5, 6], [100, 500, 100, 500, 100, 300])
+    processes = series([1, 2, 3, 4, 5, 6], [1, 5, 1, 5, 1, 3])
+    pss = series([1, 2, 3, 5], [100, 110, 100, 100])
+    memory = memory_without_sharing(rss, processes, pss)
+    assert memory.value.tolist() == [100, 110, 100, 110, 100, 105]
+
+
 def test_without_pss_memory_is_rss() -> None:
     rss = series([1, 2], [100, 200])
     assert memory_without_sharing(rss, series([1], [1]), series([], [])) is rss
