@@ -196,19 +196,22 @@ class IoSensor(Sensor):
                     self._bytes.baseline(process, amounts)
 
     def read(self) -> list[Reading]:
-        read = {process: self._amounts(process.pid) for process in self.tree}
-        self._bytes.observe({p: amounts for p, amounts in read.items() if amounts})
+        readable = self._account()
         for pid in self._descriptors.keys() - self.tree.processes.keys():
             os.close(self._descriptors.pop(pid))
-        if self.missing and not any(read.values()):
+        if self.missing and not readable:
             return []
         return self._bytes.readings(self.metrics)
 
+    def _account(self) -> int:
+        read = {process: self._amounts(process.pid) for process in self.tree}
+        readable = {process: amounts for process, amounts in read.items() if amounts}
+        self._bytes.observe(readable)
+        return len(readable)
+
     def reaped(self, pid: int) -> None:
         """The watcher is about to bury a zombie: it tells its last, and nobody else gets it."""
-        process, amounts = self.tree.processes.get(pid), self._amounts(pid)
-        if process and amounts:
-            self._bytes.observe_one(pid, process.parent, process.role, amounts)
+        self._account()  # of all: what its children did may have become its own just now
         self._bytes.reaped_by_us(pid)
         descriptor = self._descriptors.pop(pid, None)
         if descriptor is not None:
