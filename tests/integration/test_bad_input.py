@@ -81,6 +81,12 @@ def test_no_command_and_unknown_options() -> None:
         (lambda folder: (folder / "run.json").write_text("[]"), "does not describe a run"),
         (lambda folder: (folder / "run.json").write_text('{"format": 99}'), "Upgrade"),
         (lambda folder: (folder / "run.json").write_text('{"format": 1}'), "lacks clock"),
+        (
+            lambda folder: (folder / "run.json").write_text(
+                '{"format": 1, "clock": {}, "watcher": {}, "ending": {}}'
+            ),
+            "cannot be understood",
+        ),
         (lambda folder: (folder / "host.0000.parquet").write_bytes(b"PAR1"), "cannot be read"),
     ],
 )

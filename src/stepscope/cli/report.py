@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from stepscope.cli.run import RUNS_VARIABLE, near
-from stepscope.errors import StepscopeError
+from stepscope.errors import RunFolderError, StepscopeError
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 
@@ -36,6 +36,11 @@ def report(
         raise StepscopeError(
             f"The report cannot be written in {opened.path}: {error.strerror}",
             "Copy the folder to a place you can write",
+        ) from None
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{opened.path} cannot be understood: {type(error).__name__}: {str(error)[:200]}",
+            "The folder is damaged: copy it again, or run the command again",
         ) from None
     if as_json:
         sys.stdout.write(json.dumps(summary_dict(view)) + "\n")

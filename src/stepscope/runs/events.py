@@ -58,7 +58,7 @@ def read_folder(folder: Path) -> list[ProcessEvents]:
     found: list[ProcessEvents] = []
     if folder.is_dir():
         for path in folder.glob("*.bin"):
-            if path.stem.isdigit():
+            if path.stem.isdigit() and path.is_file():
                 found.extend(read_file(path))
     found.sort(key=lambda p: (p.rank is None, p.rank or 0, p.records["t"][0]))
     return found
