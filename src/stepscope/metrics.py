@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["gauge", "counter"]
-Scope = Literal["process", "host"]
+Scope = Literal["process", "host", "gpu"]
 
-SCOPES: tuple[Scope, ...] = ("process", "host")
+SCOPES: tuple[Scope, ...] = ("process", "host", "gpu")
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,10 @@ def _process(key: str, unit: str, kind: Kind, label: str, description: str) -> M
 
 def _host(key: str, unit: str, kind: Kind, label: str, description: str) -> Metric:
     return Metric(key, unit, kind, "host", label, description)
+
+
+def _gpu(key: str, unit: str, kind: Kind, label: str, description: str) -> Metric:
+    return Metric(key, unit, kind, "gpu", label, description)
 
 
 TABLE: tuple[Metric, ...] = (
@@ -95,11 +99,62 @@ TABLE: tuple[Metric, ...] = (
     _host("watcher_cpu", "cores", "counter", "watcher CPU", "spent by stepscope itself"),
     _host("watcher_rss", "bytes", "gauge", "watcher memory", "resident memory of stepscope itself"),
     _host("watcher_late", "seconds", "gauge", "watcher late", "most that a sample came late"),
+    # Of a GPU, or of a MIG slice of one, by its UUID.
+    _gpu("gpu_utilization", "share", "gauge", "GPU utilisation",
+         "time in which any kernel or copy ran, as NVML averages it over 1/6 to 1 s; it does not "
+         "tell whether the GPU was busy with work"),
+    _gpu("gpu_sm", "share", "counter", "SM activity",
+         "multiprocessors that had work, mean over all of them and over the whole window"),
+    _gpu("gpu_occupancy", "share", "counter", "SM occupancy",
+         "warps in flight, of as many as the multiprocessors can hold"),
+    _gpu("gpu_tensor", "share", "counter", "tensor cores", "time the tensor cores were busy"),
+    _gpu("gpu_fp32", "share", "counter", "FP32", "time the FP32 units were busy, tensor cores not"),
+    _gpu("gpu_fp16", "share", "counter", "FP16", "time the FP16 units were busy, tensor cores not"),
+    _gpu("gpu_dram", "share", "counter", "GPU memory bandwidth",
+         "bytes moved to and from device memory, of as many as it could move"),
+    _gpu("gpu_memory_controller", "share", "gauge", "memory controller",
+         "time in which device memory was read or written at all, as NVML averages it"),
+    _gpu("gpu_memory", "bytes", "gauge", "GPU memory",
+         "device memory in use, by everybody, the driver's own included"),
+    _gpu("gpu_memory_tree", "bytes", "gauge", "GPU memory of the run",
+         "device memory of the watched processes, CUDA contexts included"),
+    _gpu("gpu_pcie_received", "bytes/s", "counter", "PCIe to GPU",
+         "bytes over PCIe to the device (Rx), protocol included"),
+    _gpu("gpu_pcie_sent", "bytes/s", "counter", "PCIe from GPU",
+         "bytes over PCIe from the device (Tx), protocol included"),
+    _gpu("gpu_nvlink_received", "bytes/s", "counter", "NVLink to GPU", "bytes over all links in"),
+    _gpu("gpu_nvlink_sent", "bytes/s", "counter", "NVLink from GPU", "bytes over all links out"),
+    _gpu("gpu_power", "W", "gauge", "GPU power", "as drawn at the time of the reading"),
+    _gpu("gpu_energy", "W", "counter", "GPU energy", "joules per second by the energy counter"),
+    _gpu("gpu_temperature", "°C", "gauge", "GPU temperature", "of the GPU itself"),
+    _gpu("gpu_sm_clock", "MHz", "gauge", "SM clock", "of the multiprocessors"),
+    _gpu("gpu_memory_clock", "MHz", "gauge", "memory clock", "of the device memory"),
+    _gpu("gpu_slowed_power", "share", "gauge", "slowed by power",
+         "readings that found the clocks held down by a power limit or a power brake"),
+    _gpu("gpu_slowed_heat", "share", "gauge", "slowed by heat",
+         "readings that found the clocks held down by temperature"),
+    _gpu("gpu_slowed_other", "share", "gauge", "slowed otherwise",
+         "readings that found the clocks held down by hardware, by a group or by settings"),
+    _gpu("gpu_ecc_corrected", "count", "gauge", "ECC corrected",
+         "memory errors that were corrected since the driver was loaded"),
+    _gpu("gpu_ecc_uncorrected", "count", "gauge", "ECC uncorrected",
+         "memory errors that were not, since the driver was loaded"),
 )  # fmt: skip
 
 DERIVED: tuple[Metric, ...] = (
     _process("memory", "bytes", "gauge", "memory",
              "RSS at every sample, less what the nearest PSS reading showed to be shared"),
+    # From what PyTorch's allocator says at the ends of steps; of a GPU, all processes together.
+    _gpu("gpu_allocated", "bytes", "gauge", "GPU allocated", "held by tensors"),
+    _gpu("gpu_reserved", "bytes", "gauge", "GPU reserved",
+         "held by the caching allocator: by tensors, or kept for the next ones"),
+    _gpu("gpu_allocated_peak", "bytes", "gauge", "GPU allocated peak",
+         "most that tensors held at once so far, also between two readings"),
+    _gpu("gpu_reserved_peak", "bytes", "gauge", "GPU reserved peak",
+         "most that the allocator held at once so far"),
+    _gpu("gpu_alloc_retries", "count", "gauge", "GPU allocator retries",
+         "times the allocator had to free its cache to go on: the batch is at the edge"),
+    _gpu("gpu_alloc_ooms", "count", "gauge", "GPU out of memory", "allocations that failed"),
 )  # fmt: skip
 """Computed from samples when a run is read, never stored as a column."""
 

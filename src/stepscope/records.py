@@ -50,6 +50,18 @@ class Reading:
 
 
 @dataclass(frozen=True)
+class Gpu:
+    """A GPU, or a MIG slice of one, as run.json has it."""
+
+    uuid: str
+    label: str
+    """What people call it: "GPU 0", "GPU 0 slice 2"."""
+    name: str = ""
+    memory_bytes: float | None = None
+    power_limit_watts: float | None = None
+
+
+@dataclass(frozen=True)
 class Span:
     """A stretch of time with a name: an epoch, an evaluation, a phase. Times in monotonic ns."""
 
@@ -95,6 +107,18 @@ class EpochRow:
     written_gb: float | None
     memory_peak_bytes: float | None
     complete: bool = True
+    gpu_sm: float | None = None
+    """Mean over the epoch and over the GPUs of the run, like the two that follow."""
+    gpu_tensor: float | None = None
+    gpu_dram: float | None = None
+    gpu_utilization: float | None = None
+    gpu_memory_peak_bytes: float | None = None
+    """Of the GPU that used most."""
+    pcie_to_gpu_gb: float | None = None
+    """Over all GPUs of the run, like the three that follow."""
+    pcie_from_gpu_gb: float | None = None
+    joules: float | None = None
+    samples_per_joule: float | None = None
 
 
 @dataclass(frozen=True)

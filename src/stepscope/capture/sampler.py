@@ -128,6 +128,14 @@ class Sampler:
                 found.update(dict.fromkeys(slot.sensor.metrics, slot.failed))
         return found
 
+    def estimated(self) -> dict[str, str]:
+        """Metric to how it was estimated, where it was."""
+        return {k: v for slot in self._slots for k, v in slot.sensor.estimated.items()}
+
+    def remarks(self) -> list[str]:
+        """What sensors have to say about what happened to them."""
+        return list(dict.fromkeys(text for slot in self._slots for text in slot.sensor.remarks))
+
     def costs(self) -> dict[str, dict[str, float]]:
         """What each sensor costs: CPU seconds per reading, and the longest it was put off."""
         return {

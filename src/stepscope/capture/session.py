@@ -218,6 +218,8 @@ class Session:
         self.facts["hook"] = self.hookwatch.facts()
         self.facts["sensors"] = {
             "missing": self.sampler.missing(),
+            "estimated": self.sampler.estimated(),
+            "remarks": self.sampler.remarks(),
             "costs": self.sampler.costs(),
             "rows_dropped": self.sampler.rows_dropped(),
         }

@@ -34,7 +34,11 @@ PHASE_BEGIN = 10  # a: name, b: value; flags: VALUE_*
 PHASE_END = 11  # a: name, b: value; flags: VALUE_*
 DROPPED = 12  # a: records that could not be written before this one
 RANK = 13  # a: rank, where it became known after START
-LAST_KIND = RANK
+GPU = 14  # number: which CUDA device, a: name of its UUID, told before anything of the device
+GPU_MEMORY = 15  # number: which device, a: bytes allocated, b: bytes reserved
+GPU_PEAK = 16  # number: which device, a: most bytes allocated so far, b: most reserved
+GPU_RETRIES = 17  # number: which device, a: allocator retries so far, b: allocations that failed
+LAST_KIND = GPU_RETRIES
 
 VALUE_NONE, VALUE_INT, VALUE_FLOAT, VALUE_TEXT = 0, 1, 2, 3
 

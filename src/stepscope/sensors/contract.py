@@ -32,6 +32,10 @@ class Sensor(ABC):
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
         """Metric to the reason why it has no value here."""
+        self.estimated: dict[str, str] = {}
+        """Metric to how it was estimated, where it could not be read as its description says."""
+        self.remarks: list[str] = []
+        """What happened that a reader of the run must know: "GPU 1 was lost"."""
 
     @abstractmethod
     def read(self) -> list[Reading]:
