@@ -14,11 +14,11 @@ from typing import Any
 from stepscope.capture.environment import environment_record
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("stepscope", "numpy", "pyarrow", "torch", "psutil", "psrecord")
+PACKAGES = ("stepscope", "numpy", "pyarrow", "torch", "psutil", "psrecord", "nvidia-ml-py")
 
 
-def write(name: str, figures: dict[str, Any]) -> Path:
-    """`results/<date>_<name>_<cores>c.json`."""
+def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
+    """`<folder>/<date>_<name>_<cores>c.json`, by default in `results/`."""
     environment = environment_record([], Path.cwd(), None)
     result = {
         "benchmark": name,
@@ -36,8 +36,8 @@ def write(name: str, figures: dict[str, Any]) -> Path:
         "git": (environment.get("git") or {}).get("commit"),
         "figures": figures,
     }  # fmt: skip
-    RESULTS.mkdir(exist_ok=True)
-    path = RESULTS / f"{result['date']}_{name}_{os.cpu_count()}c.json"
+    folder.mkdir(exist_ok=True)
+    path = folder / f"{result['date']}_{name}_{os.cpu_count()}c.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 

@@ -85,6 +85,7 @@ def exit_codes() -> str:
 PARTS: dict[str, Callable[[], str]] = {
     "metrics-process": lambda: metrics_of("process"),
     "metrics-host": lambda: metrics_of("host"),
+    "metrics-gpu": lambda: metrics_of("gpu"),
     "metrics-derived": derived_metrics,
     "sensors": sensors,
     "commands": commands,

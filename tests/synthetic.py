@@ -6,7 +6,7 @@ import math
 import os
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,13 @@ from stepscope.records import Entity
 from stepscope.runs.paths import FORMAT, RunPaths
 from stepscope.runs.runfile import write_facts
 from stepscope.runs.streams import StreamWriter, pack
+from synthetic_gpus import (
+    allocations,
+    allocator_names,
+    gpu_facts,
+    gpu_rows,
+    missing_gpu_metrics,
+)
 
 BEGIN_NS = 5_000_000_000_000
 WALL_NS = 1_767_348_185_000_000_000
@@ -47,6 +54,14 @@ class Plan:
     workers: int = 2
     allowed: float | None = 4.0
     memory_limit: float | None = 4e9
+    gpus: int = 0
+    """GPUs that the run trains on."""
+    idle_gpus: int = 0
+    """Further ones, which it leaves alone."""
+    gpm: bool = True
+    """Whether the GPUs tell what their units do (Hopper and later)."""
+    allocator: bool = True
+    """Whether PyTorch's allocator tells what it holds."""
     ending: dict[str, Any] = field(default_factory=lambda: OK)
     facts: dict[str, Any] = field(default_factory=dict)
     """What replaces the facts below."""
@@ -64,6 +79,17 @@ class Plan:
     def evaluation_seconds(self) -> float:
         """The last part of each epoch's time is an evaluation."""
         return self.epoch_seconds * 0.12
+
+    def activity(self, at: float) -> tuple[float, int]:
+        """How busy the run is (0 outside epochs, less in evaluations), and its epoch or -1."""
+        since = at - self.start_up
+        if since < 0 or since >= self.epochs * self.epoch_seconds:
+            return 0.0, -1
+        epoch, within = divmod(since, self.epoch_seconds)
+        training = self.epoch_seconds - self.evaluation_seconds
+        if within < training:
+            return 1.0, int(epoch)
+        return (0.0 if within - training < self.evaluation_seconds * 0.3 else 0.6), int(epoch)
 
 
 def write_run(folder: Path, plan: Plan | None = None) -> RunPaths:
@@ -86,10 +112,9 @@ def write_empty_run(folder: Path) -> RunPaths:
     return paths
 
 
-def write_cut_off_run(folder: Path) -> RunPaths:
+def write_cut_off_run(folder: Path, plan: Plan | None = None) -> RunPaths:
     """A run whose machine went down: no ending, and the last bytes of every file torn."""
-    plan = Plan(ending=RUNNING)
-    paths = write_run(folder, plan)
+    paths = write_run(folder, replace(plan or Plan(), ending=RUNNING))
     streams = [paths.live_stream(scope) for scope in SCOPES]
     for path in (*streams, *paths.events.glob("*.bin")):
         data = path.read_bytes()
@@ -130,12 +155,16 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         },
         "interval_s": 1 / plan.hertz,
     }
+    if plan.gpus or plan.idle_gpus:
+        facts["environment"]["gpus"] = gpu_facts(plan)
+        facts["sensors"]["missing"] |= missing_gpu_metrics(plan)
     return {**facts, **plan.facts}
 
 
 def _write_samples(paths: RunPaths, plan: Plan) -> None:
-    """Both streams; what was rolled on the way is packed, as capture does."""
-    process, host = StreamWriter(paths, "process"), StreamWriter(paths, "host")
+    """All streams; what was rolled on the way is packed, as capture does."""
+    writers = process, host, gpu = tuple(StreamWriter(paths, scope) for scope in SCOPES)
+    of_gpus = list(gpu_rows(plan))[::-1]
     random = np.random.default_rng(plan.seed)
     window, every = 1 / plan.hertz, max(1, round(plan.hertz))
     for number in range(1, int(plan.seconds * plan.hertz) + 1):
@@ -143,15 +172,18 @@ def _write_samples(paths: RunPaths, plan: Plan) -> None:
         t_ns = BEGIN_NS + int(at * 1e9)
         for entity, values in _process_rows(plan, at, random, with_pss=number % (2 * every) == 0):
             process.append(t_ns, window, entity, values)
+        while of_gpus and of_gpus[-1][0] <= at:
+            when, over, entity, values = of_gpus.pop()
+            gpu.append(BEGIN_NS + int(when * 1e9), over, entity, values)
         if number % every == 0:
             for entity, values in _host_rows(plan, at, random):
                 host.append(t_ns, window * every, entity, values)
-            for writer in (process, host):
+            for writer in writers:
                 writer.flush()
                 closed = writer.roll()
                 if closed:
                     pack(closed)
-    for writer in (process, host):
+    for writer in writers:
         writer.flush()
         writer.close()
 
@@ -159,7 +191,7 @@ def _write_samples(paths: RunPaths, plan: Plan) -> None:
 def _process_rows(
     plan: Plan, at: float, random: np.random.Generator, with_pss: bool
 ) -> Iterator[tuple[Entity, dict[str, float | None]]]:
-    busy, epoch = _activity(plan, at)
+    busy, epoch = plan.activity(at)
     noise = random.normal(size=6)
     cold = 1.0 if epoch == 0 else 0.15
     main = {
@@ -198,7 +230,7 @@ def _whole_row(values: dict[str, float], count: int, with_pss: bool) -> dict[str
 def _host_rows(
     plan: Plan, at: float, random: np.random.Generator
 ) -> Iterator[tuple[Entity, dict[str, float | None]]]:
-    busy, _ = _activity(plan, at)
+    busy, _ = plan.activity(at)
     noise = random.normal(size=4)
     cpu = 0.5 + (0.95 + 0.8 * plan.workers) * busy + 0.2 * abs(noise[0])
     yield Entity("host"), {"host_cpu": cpu, "host_memory": 6.1e9, "page_cache": 3e9}
@@ -222,28 +254,18 @@ def _host_rows(
     yield Entity("watcher"), {"watcher_cpu": 0.006, "watcher_rss": 48e6, "watcher_late": 0.002}
 
 
-def _activity(plan: Plan, at: float) -> tuple[float, int]:
-    """How busy the run is (0 outside epochs, less in evaluations), and its epoch or -1."""
-    since = at - plan.start_up
-    if since < 0 or since >= plan.epochs * plan.epoch_seconds:
-        return 0.0, -1
-    epoch, within = divmod(since, plan.epoch_seconds)
-    training = plan.epoch_seconds - plan.evaluation_seconds
-    if within < training:
-        return 1.0, int(epoch)
-    return (0.0 if within - training < plan.evaluation_seconds * 0.3 else 0.6), int(epoch)
-
-
 def _write_events(paths: RunPaths, plan: Plan) -> None:
     """What the hook would have seen in the training process."""
     data = [_record(0, events.START, number=1, a=-1, b=0x030B07F0)]
     for what in ("DataLoader", "optimizer"):
         data += [events.name_records(what), _record(0.1, events.ATTACHED, a=events.name_id(what))]
+    data += allocator_names(plan, _record)
     training = plan.epoch_seconds - plan.evaluation_seconds
     for epoch in range(plan.epochs):
         begin = plan.start_up + epoch * plan.epoch_seconds
         wait = 0.4 if epoch == 0 else 0.12
         data += _pass(begin, training, plan.batches, wait=wait, loader=1, steps=True)
+        data += allocations(plan, begin, training, _record)
         quiet = plan.evaluation_seconds * 0.3
         evaluation = plan.evaluation_seconds * 0.6
         data += _pass(

@@ -45,7 +45,8 @@ class Opened:
 
     def ranges(self) -> list[tuple[float, float]]:
         """What time each panel shows."""
-        data = [self.plot(i).evaluate("plot => ({...plot.dataset})") for i in range(3)]
+        count = self.page.locator(".plot").count()
+        data = [self.plot(i).evaluate("plot => ({...plot.dataset})") for i in range(count)]
         return [(float(each["from"]), float(each["to"])) for each in data]
 
     def drag(self, number: int, begin: float, end: float) -> None:
@@ -174,6 +175,97 @@ def test_nothing_of_a_run_is_taken_for_code(browser: Browser, tmp_path: Path) ->
         assert opened.page.title() == f"{NASTY} · stepscope"
         assert NASTY in opened.page.locator(".command").inner_text()
         assert opened.page.locator("canvas").count() == 3
+
+
+@pytest.fixture
+def gpu_report(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
+    yield from open_report(browser, write_run(tmp_path / "run", Plan(gpus=2, idle_gpus=1)))
+
+
+EPOCH_LINES = """canvas => {
+  const {width, height} = canvas;
+  const {data} = canvas.getContext("2d").getImageData(0, 0, width, height);
+  const isRed = (x, y) => {
+    const [r, g, b] = data.slice(4 * (y * width + x), 4 * (y * width + x) + 3);
+    return r > g + 60 && Math.abs(g - b) < 40;
+  };
+  const isLine = (x) => {
+    let red = 0;
+    for (let y = 0; y < height; y++) red += isRed(x, y);
+    return red > height / 2;
+  };
+  const columns = [...Array(width).keys()].filter(isLine);
+  return columns.filter((x) => !columns.includes(x - 1)).length;
+}"""
+
+TOP_OF_BLUE = """canvas => {
+  const {width, height} = canvas;
+  const {data} = canvas.getContext("2d").getImageData(0, 0, width, height);
+  for (let i = 0; i < data.length; i += 4)
+    if (data[i + 3] > 200 && data[i] < 30 && data[i + 2] > 160) return i / 4 / width / height;
+  return 1;
+}"""
+
+
+def test_gpus_have_panels_on_the_clock_of_the_others(gpu_report: Opened) -> None:
+    page = gpu_report.page
+    titles = page.locator(".panel h3").all_inner_texts()
+    assert titles[2:] == ["CPU use", "GPU use", "GPU memory", "GPU transfers", "GPU power"]
+    assert gpu_report.ranges() == [(0, 60)] * 7
+    for number in range(3, 7):
+        assert gpu_report.plot(number).locator("canvas").evaluate(EPOCH_LINES) == 4
+    gpu_report.drag(3, 0.25, 0.5)
+    assert len(set(gpu_report.ranges())) == 1
+    assert gpu_report.ranges() != [(0, 60)] * 7
+
+
+def test_legend_of_gpus_tells_their_values_and_shows_each(gpu_report: Opened) -> None:
+    gpu_report.plot(3).locator(".u-over").hover()
+    use = gpu_report.plot(3).locator(".u-legend tr.line")
+    assert use.locator(".u-value").first.inner_text().endswith(" %")
+    power = gpu_report.plot(6).locator(".u-legend tr.line .u-value").first.inner_text()
+    assert " W · " in power and power.endswith(" %")
+    hidden = gpu_report.plot(3).locator(".u-legend tr.line.u-off")
+    assert hidden.locator("th").all_inner_texts() == ["GPU 0 SM", "GPU 1 SM"]
+    before = gpu_report.plot(3).locator("canvas").evaluate("canvas => canvas.toDataURL()")
+    gpu_report.plot(3).get_by_role("button", name="GPU 1 SM").click()
+    looks = "before => document.querySelector('#plot-3 canvas').toDataURL() != before"
+    gpu_report.page.wait_for_function(looks, arg=before)
+    assert hidden.count() == 1
+
+
+def test_use_of_gpus_is_on_a_scale_to_a_hundred(browser: Browser, tmp_path: Path) -> None:
+    """A GPU that is half idle must look half idle, whatever else is drawn."""
+    paths = write_run(tmp_path / "run", Plan(gpus=1, gpm=False))
+    for opened in open_report(browser, paths):
+        opened.plot(3).get_by_role("button", name="utilisation", exact=True).click()
+        opened.page.wait_for_timeout(200)  # drawn in the next frame
+        top = opened.plot(3).locator("canvas").evaluate(TOP_OF_BLUE)
+        assert 0.3 < top < 0.7, "the memory controller is at a half"
+
+
+def test_tables_of_gpus_are_seen_as_a_whole(gpu_report: Opened) -> None:
+    page = gpu_report.page
+    assert page.locator(".tile").count() == 12
+    card = page.locator("section.card", has=page.get_by_role("heading", name="GPUs", exact=True))
+    assert card.locator("tbody tr").count() == 2
+    ledger = page.locator("section.card", has=page.get_by_role("heading", name="Epochs"))
+    assert ledger.locator("table").count() == 2
+    assert ledger.locator("table").last.locator("th").last.inner_text() == "Samples/J"
+    for table in page.locator(".scroll").all():
+        if table.is_visible():
+            assert table.evaluate("place => place.scrollWidth <= place.clientWidth")
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_gpu_page_fits_its_window(gpu_report: Opened, width: int) -> None:
+    gpu_report.page.set_viewport_size({"width": width, "height": 900})
+    gpu_report.page.wait_for_function("document.querySelector('.u-over').clientWidth < innerWidth")
+    assert gpu_report.page.evaluate("document.documentElement.scrollWidth") <= width
+
+
+def test_a_page_without_gpus_says_nothing_of_them(report: Opened) -> None:
+    assert report.page.locator("main").inner_text().count("GPU") == 0
 
 
 def test_empty_run(browser: Browser, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from gpus import NAMES, NOT_SUPPORTED, fake_sensor, real_sensor, refusing
 from stepscope.metrics import BY_KEY, is_counter
 from stepscope.records import Reading
 from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
@@ -79,8 +80,27 @@ CASES = [
     Case("pss", lambda: SharedMemorySensor(a_tree()), None),
 ]
 
+GPU_SENSORS = (*NAMES, "gpu pcie", "gpu pcie, looks")
+FAKE_GPUS = [
+    Case(
+        f"{name}, fake",
+        functools.partial(fake_sensor, name),
+        lambda root, name=name: fake_sensor(name, refusing(NOT_SUPPORTED)),  # type: ignore[misc]
+    )
+    for name in GPU_SENSORS
+]
+REAL_GPUS = [
+    pytest.param(
+        Case(f"{name}, real", functools.partial(real_sensor, name), None, most_ms=20.0),
+        marks=pytest.mark.gpu,
+        id=f"{name}, real",
+    )
+    for name in GPU_SENSORS
+]
+CASES += FAKE_GPUS
 
-@pytest.fixture(params=CASES, ids=lambda case: case.name)
+
+@pytest.fixture(params=[*CASES, *REAL_GPUS], ids=lambda case: case.name)
 def case(request: pytest.FixtureRequest) -> Case:
     chosen: Case = request.param
     return chosen
@@ -171,6 +191,7 @@ def test_without_its_sources_it_has_reasons_and_no_values(case: Case, tmp_path: 
 
 def test_closing_gives_back_its_descriptors(case: Case) -> None:
     a_tree()
+    case.here().close()  # a library that the sensor shares with others stays open
     before = set(os.listdir("/proc/self/fd"))
     sensor = case.here()
     sensor.read()

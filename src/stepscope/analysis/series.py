@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,19 +33,106 @@ class Series:
 
 EMPTY = Series(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
+SeriesTable = Mapping[tuple[str, str], Series]
+"""(metric, entity) to its values; rows of single processes are not in it."""
+
+
+@dataclass(frozen=True)
+class Amount:
+    """What adds up in a stretch of time, and over how many seconds of it that is known."""
+
+    total: float
+    seconds: float
+
 
 def integrate(rate: Series, begin_ns: int, end_ns: int) -> float | None:
-    """What a rate adds up to in a stretch of time; samples on its edges count in part.
+    """What a rate adds up to in a stretch of time; None where no sample's window touches it."""
+    amount = amount_of(rate, begin_ns, end_ns)
+    return None if amount is None else amount.total
 
-    None where no sample's window touches it.
-    """
+
+def amount_of(rate: Series, begin_ns: int, end_ns: int) -> Amount | None:
+    """The amount of a rate in a stretch of time; samples on its edges count in part."""
     longest_ns = rate.window.max(initial=0) * 1e9
     near = slice(*np.searchsorted(rate.t, (begin_ns, end_ns + longest_ns), side="right"))
     t, window = rate.t[near], rate.window[near]
     overlap = np.clip(np.minimum(t, end_ns) - np.maximum(t - window * 1e9, begin_ns), 0, None) / 1e9
     if not (overlap > 0).any():
         return None
-    return float((rate.value[near] * overlap).sum())
+    return Amount(float((rate.value[near] * overlap).sum()), float(overlap.sum()))
+
+
+class Curve:
+    """A gauge as a line from reading to reading, for what lies below it (power over time: energy).
+
+    The first and the last reading stand for one usual spacing more: a run does not begin and end
+    at the instants of its readings. Where nothing was read for long, the line goes on across.
+    """
+
+    def __init__(self, gauge: Series) -> None:
+        reach = int(np.median(np.diff(gauge.t))) if len(gauge) > 1 else 0
+        self._t = np.pad(gauge.t, 1)
+        self._t[[0, -1]] = gauge.t[0] - reach, gauge.t[-1] + reach
+        self._value: Floats = np.pad(gauge.value, 1, mode="edge")
+        pieces = (self._value[1:] + self._value[:-1]) / 2 * np.diff(self._t) / 1e9
+        self._below: Floats = np.concatenate(([0.0], np.cumsum(pieces)))
+
+    def amount(self, begin_ns: int, end_ns: int) -> Amount | None:
+        """What lies below a stretch of the line; None where there is no line."""
+        begin, end = np.clip((begin_ns, end_ns), self._t[0], self._t[-1])
+        if end <= begin:
+            return None
+        low, high = self._until(np.array([begin, end]))
+        return Amount(float(high - low), float(end - begin) / 1e9)
+
+    def within(self, begins_ns: Ints, ends_ns: Ints) -> Floats:
+        """What lies below each of many stretches; NaN for one that the line does not cover."""
+        covered = (begins_ns >= self._t[0]) & (ends_ns <= self._t[-1])
+        return np.where(covered, self._until(ends_ns) - self._until(begins_ns), np.nan)
+
+    def _until(self, at: Ints) -> Floats:
+        before = np.clip(np.searchsorted(self._t, at, side="right") - 1, 0, len(self._t) - 2)
+        seconds = (at - self._t[before]) / 1e9
+        spacing = np.maximum(self._t[before + 1] - self._t[before], 1) / 1e9
+        slope = (self._value[before + 1] - self._value[before]) / spacing
+        below: Floats = (self._value[before] + slope * seconds / 2) * seconds
+        return self._below[before] + below
+
+
+_REACH = 0.75
+"""How far a reading reaches, in usual spacings: half of one, and more as some come late."""
+
+Combine = Callable[..., Floats]
+"""`np.nanmean`, `np.nansum`, `np.nanmax`: from the values of several at one time to one value."""
+
+
+def together(parts: Sequence[Series], combine: Combine) -> Series:
+    """Several series that are read side by side as one; each counts while it is read."""
+    parts = [part for part in parts if len(part)]
+    if len(parts) < 2:
+        return parts[0] if parts else EMPTY
+    t, first = np.unique(np.concatenate([part.t for part in parts]), return_index=True)
+    values = np.stack([_while_read(part, t) for part in parts])
+    window = np.concatenate([part.window for part in parts])[first]
+    window[1:] = np.minimum(window[1:], np.diff(t) / 1e9)
+    return Series(t, window, combine(values, axis=0))
+
+
+def _while_read(series: Series, at: Ints) -> Floats:
+    """The nearest value at each time; NaN where another should have been nearer."""
+    reach = _REACH * np.median(np.diff(series.t)) if len(series) > 1 else 0.0
+    nearest = _nearest_places(series, at)
+    return np.where(np.abs(series.t[nearest] - at) <= reach, series.value[nearest], np.nan)
+
+
+def sum_of_held(parts: Sequence[Series]) -> Series:
+    """The sum of gauges that are told now and then: each holds until it is told anew."""
+    parts = [part for part in parts if len(part)]
+    if len(parts) < 2:
+        return parts[0] if parts else EMPTY
+    t = np.unique(np.concatenate([part.t for part in parts]))
+    value = sum(np.where(t >= part.t[0], _held(part, t), 0.0) for part in parts)
+    return Series(t, np.zeros(len(t)), np.asarray(value))
 
 
 def statistic(metric: str, entity: str, series: Series, is_rate: bool) -> Statistic | None:
@@ -94,7 +182,11 @@ def _held(series: Series, at: Ints) -> Floats:
 
 
 def _nearest(series: Series, at: Ints) -> Floats:
+    return series.value[_nearest_places(series, at)]
+
+
+def _nearest_places(series: Series, at: Ints) -> Ints:
     after = np.clip(np.searchsorted(series.t, at), 0, len(series) - 1)
     before = np.clip(after - 1, 0, None)
-    pick = np.where(np.abs(series.t[after] - at) <= np.abs(series.t[before] - at), after, before)
-    return series.value[pick]
+    nearer = np.abs(series.t[after] - at) <= np.abs(series.t[before] - at)
+    return np.where(nearer, after, before)

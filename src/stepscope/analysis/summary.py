@@ -2,21 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from functools import cached_property
 
 import numpy as np
 
 from stepscope.analysis.epochs import epochs_of, find_epochs, find_phases
+from stepscope.analysis.gpus import (
+    GpuUse,
+    RecordedGpu,
+    figures,
+    gpus_of_run,
+    recorded_gpus,
+    use_of,
+)
 from stepscope.analysis.passes import Records, Timeline, find_passes, training_loaders
-from stepscope.analysis.series import EMPTY, Series, integrate, memory_without_sharing, statistic
+from stepscope.analysis.series import (
+    EMPTY,
+    Series,
+    SeriesTable,
+    integrate,
+    memory_without_sharing,
+    statistic,
+)
 from stepscope.analysis.steps import StepGroup, step_groups, steps_between
 from stepscope.metrics import is_counter
-from stepscope.records import EpochRow, Span, Statistic, Summary
+from stepscope.records import EpochRow, Gpu, Span, Statistic, Summary
 
-SeriesTable = Mapping[tuple[str, str], Series]
-"""(metric, entity) to its values; rows of single processes are not in it."""
+_GPU_BYTES = ("gpu_pcie_received", "gpu_pcie_sent", "gpu_nvlink_received", "gpu_nvlink_sent")
 
 
 @dataclass(frozen=True)
@@ -28,6 +42,8 @@ class Recorded:
     begin_ns: int
     end_ns: int
     cpu_allowed: float | None
+    gpus: tuple[Gpu, ...] = ()
+    """All that are known of, used or not."""
 
     def of(self, metric: str, entity: str = "tree") -> Series:
         return self.series.get((metric, entity), EMPTY)
@@ -41,6 +57,19 @@ class Recorded:
     def step_groups(self) -> list[StepGroup]:
         """Steps of processes and optimizers, those that stepped together put together."""
         return step_groups(self.timelines)
+
+    @cached_property
+    def all_gpus(self) -> tuple[RecordedGpu, ...]:
+        return recorded_gpus(self.gpus, self.series)
+
+    @cached_property
+    def used_gpus(self) -> tuple[RecordedGpu, ...]:
+        """The GPUs of the run."""
+        return gpus_of_run(self.all_gpus)
+
+    @cached_property
+    def gpu_use(self) -> GpuUse:
+        return use_of(self.all_gpus, self.used_gpus, self.begin_ns, self.end_ns)
 
 
 def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
@@ -94,6 +123,7 @@ def _epoch_row(
     memory = recorded.of("memory").between(begin, end)
     read = integrate(recorded.of("read"), begin, end)
     written = integrate(recorded.of("write"), begin, end)
+    gpu = figures(recorded.used_gpus, begin, end)
     return EpochRow(
         index=span.index if span.index is not None else position,
         begin_s=(begin - recorded.begin_ns) / 1e9,
@@ -108,6 +138,8 @@ def _epoch_row(
         written_gb=None if written is None else written / 1e9,
         memory_peak_bytes=float(memory.value.max()) if len(memory) else None,
         complete=span.complete,
+        samples_per_joule=samples / gpu.joules if samples and gpu.joules else None,
+        **asdict(gpu),
     )
 
 
@@ -189,7 +221,8 @@ def _whole(recorded: Recorded, metric: str, entity: str = "tree") -> float | Non
 
 
 def _totals(recorded: Recorded) -> dict[str, float]:
-    """Sums over the whole run, in the unit times seconds; network over all namespaces."""
+    """Sums over the whole run, in the unit times seconds; network over all namespaces, GPUs over
+    those of the run."""
     found: dict[str, float] = {}
     for metric, entity in recorded.series:
         if not is_counter(metric) or (entity != "tree" and not entity.startswith("net:")):
@@ -197,7 +230,20 @@ def _totals(recorded: Recorded) -> dict[str, float]:
         amount = _whole(recorded, metric, entity)
         if amount is not None:
             found[metric] = found.get(metric, 0.0) + amount
-    return found
+    return found | _gpu_totals(recorded)
+
+
+def _gpu_totals(recorded: Recorded) -> dict[str, float]:
+    amounts = {
+        metric: [_whole(recorded, metric, each.gpu.uuid) for each in recorded.used_gpus]
+        for metric in _GPU_BYTES
+    }
+    joules = [each.joules(recorded.begin_ns, recorded.end_ns) for each in recorded.used_gpus]
+    known = {
+        metric: [amount for amount in found if amount is not None]
+        for metric, found in {**amounts, "gpu_energy": joules}.items()
+    }
+    return {metric: sum(found) for metric, found in known.items() if found}
 
 
 def _watcher(recorded: Recorded) -> dict[str, float]:

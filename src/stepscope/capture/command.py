@@ -170,6 +170,7 @@ class _Loop:
             Evidence.now(session.cgroup),
             session.shm_share(),
             self._asked_to_end,
+            session.gpu_oom() if self._status else None,
         )
         survivors = [f"{p.name} (pid {p.pid})" for p in session.tree.survivors()]
         self._output.drain()

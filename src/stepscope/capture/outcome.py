@@ -26,9 +26,15 @@ class Evidence:
 
 
 def judge(
-    status: int, before: Evidence, after: Evidence, shm_share: float | None, asked_to_end: bool
+    status: int,
+    before: Evidence,
+    after: Evidence,
+    shm_share: float | None,
+    asked_to_end: bool,
+    gpu_oom: str | None = None,
 ) -> Ending:
-    """The outcome of a command that ended with a wait status."""
+    """The outcome of a command that ended with a wait status; `gpu_oom` is the error by which one
+    of its processes said that a GPU had no memory left."""
     code = os.waitstatus_to_exitcode(status)
     name = _signal_name(-code) if code < 0 else None
     exit_code = None if code < 0 else code
@@ -40,6 +46,9 @@ def judge(
         return Ending(
             Outcome.HOST_OOM, f"{how}; {killed}", exit_code, name, _as_dict(before, after)
         )
+    if gpu_oom:
+        reason = f"{how}; {gpu_oom.partition('. ')[0]}"
+        return Ending(Outcome.GPU_OOM, reason, exit_code, name, {"message": gpu_oom})
     if asked_to_end and (name in _ASKING or code in _ASKING_CODES):
         return Ending(Outcome.INTERRUPTED, f"{how}, as it was asked to", exit_code, name)
     if shm_share is not None and shm_share >= _FULL and (code > 0 or name == "SIGBUS"):

@@ -21,9 +21,8 @@ FLUSH_EVERY_S = 0.9
 """A little under a second, so that with the time of a sample at most one second is in memory."""
 
 _ASKED_BURST_S = 0.08
-_ASKED_TIMES_SHARE = 2.0
 """Readings that are asked for (PSS at the end of an epoch) come out of turn as long as all of a
-sensor's readings together cost less than this, and this many times its share of the time so far."""
+sensor's readings together cost less than this and its share of the time so far."""
 
 
 _FAILURES_BEFORE_OFF = 5
@@ -80,7 +79,7 @@ class Sampler:
         for slot in self._slots:
             if slot.sensor is sensor:
                 elapsed = (time.monotonic_ns() - self._begun_ns) / 1e9
-                allowed = _ASKED_BURST_S + _ASKED_TIMES_SHARE * sensor.share * elapsed
+                allowed = _ASKED_BURST_S + sensor.share * elapsed
                 if slot.spent_s + slot.cost_s <= allowed:
                     slot.due_ns = 0
 

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from stepscope.capture.environment import environment_record
+from stepscope.capture.gpuwatch import GpuWatch
 from stepscope.capture.hookwatch import HookWatch
 from stepscope.capture.outcome import Evidence
 from stepscope.capture.sampler import Sampler, WatcherSensor
 from stepscope.errors import CannotWatch
+from stepscope.inject.events import GPU_OOM
 from stepscope.records import Ending, Outcome
 from stepscope.runs import runfile
+from stepscope.runs.events import read_folder
 from stepscope.runs.masking import mask_command, mask_text
 from stepscope.runs.paths import FORMAT, RunPaths, new_run_folder
 from stepscope.sensors.cgroup import CgroupSensor, allowed_cpus, find_cgroup
@@ -35,6 +39,8 @@ _SETTLED_POLLS = 3
 """By then a command has become what it is: `taskset` has run what it was told to run."""
 _SETTLE_S = 0.5
 """How long after processes appeared PSS is read: they have touched their memory by then."""
+_WAKE_GPUS_S = 0.3
+"""How long the command waits for the NVIDIA driver; what comes later is watched from then on."""
 
 
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.02, 60.0
@@ -83,7 +89,14 @@ def prepare_folder(plan: Plan) -> RunPaths:
 class Session:
     """Watches one tree, from `begin` to `end`; calls to `tick` in between do the work."""
 
-    def __init__(self, plan: Plan, paths: RunPaths, tell: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        paths: RunPaths,
+        tell: Callable[[str], None],
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment` is that of the command, where it is not ours."""
         self.plan = plan
         self.paths = paths
         self.facts: dict[str, Any] = {}
@@ -93,12 +106,14 @@ class Session:
         self._read_pss_at = 0.0
         self._polls = 0
         self._allowance_of: int | None = None
+        self._gpus = GpuWatch(os.environ if environment is None else environment)
         self._write_first_facts()
         self.sampler = Sampler(paths, plan.interval_s, self.trouble)
         self.sampler.add(HostSensor())
         self._shm = ShmSensor()
         self.sampler.add(self._shm)
         self._shm_share: float | None = None
+        self._gpus.wait(_WAKE_GPUS_S)
 
     def begin(
         self, root: int, adopter: int | None, born_ns: int | None, exclude: tuple[int, ...] = ()
@@ -121,6 +136,9 @@ class Session:
         self.cgroup = find_cgroup(root)
         self.sampler.add(CgroupSensor(self.cgroup))
         self.sampler.add(NetworkSensor(self.tree.network_namespaces))
+        self._gpus.family.pids = lambda: self.tree.processes
+        self._gpus.family.ran_before = not born_here
+        self._add_gpus()
         self.sampler.add(WatcherSensor(self.sampler))
         self.evidence = Evidence.now(self.cgroup)
         self.hookwatch = HookWatch(
@@ -146,6 +164,7 @@ class Session:
     def last_sample(self) -> None:
         """Once more everything that is cheap, while what ended can still be read."""
         self.sampler.read_all(self.usage, self.io, self.detail, self._shm)
+        self.sampler.read_all(*self._gpus.last_sensors())
 
     def end(self, ending: Ending, survivors: list[str]) -> None:
         """Write everything down."""
@@ -154,6 +173,7 @@ class Session:
         if message:
             self._tell(message)
         self.sampler.finish()
+        self._gpus.close()
         self.tree.close()
         self.facts["ending"] = {
             **dataclasses.asdict(ending),
@@ -175,8 +195,22 @@ class Session:
                 self._shm_share = max(self._shm_share or 0.0, used / size)
         return self._shm_share
 
+    def gpu_oom(self) -> str | None:
+        """What a process said that ended because a GPU had no memory left."""
+        for process in read_folder(self.paths.events):
+            for record in process.of(GPU_OOM):
+                return mask_text(process.name(record["a"]))
+        return None
+
+    def _add_gpus(self) -> None:
+        """Watch the GPUs as soon as the driver has answered."""
+        for sensor in self._gpus.new_sensors():
+            self.sampler.add(sensor)
+        self.facts["environment"].update(self._gpus.describe())
+
     def _poll(self) -> None:
         self._polls += 1
+        self._add_gpus()
         if self.hookwatch.poll():
             self.sampler.ask_for(self.pss)
         message = self.hookwatch.new_message()
@@ -217,7 +251,7 @@ class Session:
     def _write_facts(self) -> None:
         self.facts["hook"] = self.hookwatch.facts()
         self.facts["sensors"] = {
-            "missing": self.sampler.missing(),
+            "missing": {**self._gpus.missing(), **self.sampler.missing()},
             "estimated": self.sampler.estimated(),
             "remarks": self.sampler.remarks(),
             "costs": self.sampler.costs(),

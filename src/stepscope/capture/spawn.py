@@ -135,8 +135,8 @@ def wait_for_signal(signals: Signals, seconds: float) -> signal.struct_siginfo |
     Not with a timed `sigtimedwait`: continued after a stop (Ctrl-Z, fg), Python's may return a
     signal that never came.
     """
-    select.select([signals.descriptor], [], [], max(0.0, seconds))
-    return signal.sigtimedwait(signals.taken, 0)
+    ready, _, _ = select.select([signals.descriptor], [], [], max(0.0, seconds))
+    return signal.sigtimedwait(signals.taken, 0) if ready else None
 
 
 def pass_on(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:

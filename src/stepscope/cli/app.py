@@ -7,8 +7,11 @@ import sys
 import typer
 
 import stepscope
+from stepscope.cli.doctor import doctor
 from stepscope.cli.report import report
 from stepscope.cli.run import run
+from stepscope.cli.top import top
+from stepscope.cli.watch import watch
 from stepscope.errors import StepscopeError
 
 app = typer.Typer(
@@ -39,7 +42,10 @@ def _options(
 app.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})(
     run
 )
+app.command()(watch)
+app.command()(top)
 app.command()(report)
+app.command()(doctor)
 
 
 def main() -> None:

@@ -38,7 +38,8 @@ GPU = 14  # number: which CUDA device, a: name of its UUID, told before anything
 GPU_MEMORY = 15  # number: which device, a: bytes allocated, b: bytes reserved
 GPU_PEAK = 16  # number: which device, a: most bytes allocated so far, b: most reserved
 GPU_RETRIES = 17  # number: which device, a: allocator retries so far, b: allocations that failed
-LAST_KIND = GPU_RETRIES
+GPU_OOM = 18  # a: message of the error that ended the process: a GPU had no memory left
+LAST_KIND = GPU_OOM
 
 VALUE_NONE, VALUE_INT, VALUE_FLOAT, VALUE_TEXT = 0, 1, 2, 3
 
@@ -120,6 +121,17 @@ class Writer:
             self._rank = rank
             self.write(RANK, a=rank)
 
+    def gpu_memory(self, device, uuid, memory, peak, retries):
+        """What the allocator of a CUDA device says; of what seldom changes only the news."""
+        if device not in self._gpus:
+            self._gpus[device] = None
+            self.write(GPU, 0, device, self._tell(uuid))
+        self.write(GPU_MEMORY, 0, device, *memory)
+        if self._gpus[device] != (peak, retries):
+            self._gpus[device] = (peak, retries)
+            self.write(GPU_PEAK, 0, device, *peak)
+            self.write(GPU_RETRIES, 0, device, *retries)
+
     def close(self):
         """Nothing more will be reported."""
         if self._is_open():
@@ -131,6 +143,7 @@ class Writer:
         self._fd = -1
         self._started = False
         self._told = set()
+        self._gpus = {}
         self._kept = b""
         self._dropped = 0
 

@@ -8,6 +8,8 @@ from typing import TypeGuard
 MISSING = "–"
 
 _BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_JOULE_UNITS = ("J", "kJ", "MJ", "GJ")
+_PLAIN_UNITS = ("W", "°C", "MHz")
 
 
 def significant(value: float, digits: int = 3) -> str:
@@ -23,11 +25,30 @@ def bytes_text(value: float | None) -> str:
     """An amount of bytes: 512 B, 1.50 kB, 2.31 GB."""
     if not is_known(value):
         return MISSING
-    scaled, unit = float(value), 0
-    while abs(scaled) >= 999.5 and unit < len(_BYTE_UNITS) - 1:
-        scaled, unit = scaled / 1000, unit + 1
-    number = f"{scaled:.0f}" if unit == 0 else significant(scaled)
-    return f"{number} {_BYTE_UNITS[unit]}"
+    scaled, unit = _scaled(value, _BYTE_UNITS)
+    number = f"{scaled:.0f}" if unit == "B" else significant(scaled)
+    return f"{number} {unit}"
+
+
+def gigabytes_text(value: float | None) -> str:
+    """Gigabytes in the unit that suits them: 0.0015 is 1.50 MB."""
+    return bytes_text(value * 1e9 if is_known(value) else None)
+
+
+def joules_text(value: float | None) -> str:
+    """An amount of energy: 85.2 J, 412 kJ, 1.20 MJ."""
+    if not is_known(value):
+        return MISSING
+    scaled, unit = _scaled(value, _JOULE_UNITS)
+    return f"{significant(scaled)} {unit}"
+
+
+def _scaled(value: float, units: tuple[str, ...]) -> tuple[float, str]:
+    """A value in the largest unit that leaves something before the point."""
+    place = 0
+    while abs(value) >= 999.5 and place < len(units) - 1:
+        value, place = value / 1000, place + 1
+    return float(value), units[place]
 
 
 def seconds_text(value: float | None) -> str:
@@ -90,6 +111,8 @@ def value_text(value: float | None, unit: str) -> str:
         return f"{bytes_text(value)}/s"
     if unit == "1/s":
         return f"{rate_text(value)} /s"
+    if unit in _PLAIN_UNITS:
+        return f"{value:,.0f} {unit}"
     plain = {"cores": cores_text, "share": share_text, "seconds": seconds_text}
     return plain.get(unit, count_text)(value)
 

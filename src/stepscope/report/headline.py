@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from stepscope.analysis.gpus import GpuFigures, GpuUse
 from stepscope.records import EpochRow, Statistic, Summary
 from stepscope.report.format import (
     MISSING,
@@ -12,6 +13,8 @@ from stepscope.report.format import (
     bytes_text,
     cores_text,
     count_text,
+    gigabytes_text,
+    joules_text,
     rate_text,
     seconds_text,
     share_text,
@@ -34,8 +37,8 @@ class Headline:
     detail: str = ""
 
 
-def headline_of(summary: Summary) -> tuple[Headline, ...]:
-    """What a reader looks for first; one that is not known says so."""
+def headline_of(summary: Summary, gpus: GpuUse | None = None) -> tuple[Headline, ...]:
+    """What a reader looks for first; one that is not known says so. Four more where GPUs ran."""
     makers: tuple[Callable[[Summary], Headline], ...] = (
         _duration,
         _epochs,
@@ -46,7 +49,8 @@ def headline_of(summary: Summary) -> tuple[Headline, ...]:
         _read,
         _data_wait,
     )
-    return tuple(make(summary) for make in makers)
+    headline = tuple(make(summary) for make in makers)
+    return (*headline, *_of_gpus(summary, gpus)) if gpus and gpus.used else headline
 
 
 def samples_per_second(epochs: Sequence[EpochRow]) -> float | None:
@@ -62,6 +66,13 @@ def data_wait_share(epochs: Sequence[EpochRow]) -> float | None:
     seconds = sum(row.seconds for row in told)
     waited = sum((row.data_wait_share or 0.0) * row.seconds for row in told)
     return waited / seconds if seconds else None
+
+
+def samples_per_joule(epochs: Sequence[EpochRow]) -> float | None:
+    """Samples over energy, of the epochs that tell both."""
+    told = [row for row in epochs if row.samples and row.joules]
+    joules = sum(row.joules or 0.0 for row in told)
+    return sum(row.samples or 0 for row in told) / joules if joules else None
 
 
 def mean_cores(summary: Summary) -> float | None:
@@ -134,3 +145,52 @@ def _data_wait(summary: Summary) -> Headline:
     share = data_wait_share(summary.epochs)
     detail = "no batches seen" if share is None else "of the epochs' time"
     return Headline("Waiting for data", share_text(share), detail)
+
+
+def _of_gpus(summary: Summary, gpus: GpuUse) -> tuple[Headline, ...]:
+    together = gpus.together
+    return (
+        _gpu_busy(together, len(gpus.used)),
+        _tensor(together) if together.gpu_tensor is not None else _pcie(together),
+        _gpu_memory(gpus),
+        _energy(summary, together),
+    )
+
+
+def _gpu_busy(gpu: GpuFigures, count: int) -> Headline:
+    """By its multiprocessors; utilisation tells only whether anything ran at all."""
+    mean = f"mean of {count} GPUs" if count > 1 else ""
+    utilisation = share_text(gpu.gpu_utilization)
+    if gpu.gpu_sm is None:
+        what = "some kernel or copy ran" if utilisation != MISSING else ""
+        return Headline("GPU utilisation", utilisation, mean or what)
+    detail = f"utilisation says {utilisation}" if utilisation != MISSING else mean
+    return Headline("GPU busy (SM)", share_text(gpu.gpu_sm), detail)
+
+
+def _tensor(gpu: GpuFigures) -> Headline:
+    bandwidth = share_text(gpu.gpu_dram)
+    detail = f"memory bandwidth {bandwidth}" if bandwidth != MISSING else ""
+    return Headline("Tensor cores busy", share_text(gpu.gpu_tensor), detail)
+
+
+def _pcie(gpu: GpuFigures) -> Headline:
+    sent = gigabytes_text(gpu.pcie_from_gpu_gb)
+    detail = f"{sent} from GPU" if sent != MISSING else ""
+    return Headline("PCIe to GPU", gigabytes_text(gpu.pcie_to_gpu_gb), detail)
+
+
+def _gpu_memory(gpus: GpuUse) -> Headline:
+    peak = gpus.together.gpu_memory_peak_bytes
+    sizes = {row.gpu.memory_bytes for row in gpus.used}
+    size = sizes.pop() if len(sizes) == 1 else None
+    detail = f"of {bytes_text(size)}" if size else ""
+    if len(gpus.used) > 1:
+        detail = f"{detail}, fullest of {len(gpus.used)}".removeprefix(", ")
+    return Headline("GPU memory peak", bytes_text(peak), detail)
+
+
+def _energy(summary: Summary, gpu: GpuFigures) -> Headline:
+    efficiency = samples_per_joule(summary.epochs)
+    detail = f"{rate_text(efficiency)} samples/J in epochs" if efficiency else "of the GPUs"
+    return Headline("Energy", joules_text(gpu.joules), detail)

@@ -15,13 +15,15 @@ from stepscope import __version__
 from stepscope.analysis.series import Floats
 from stepscope.report.format import MISSING
 from stepscope.report.headline import Headline
-from stepscope.report.panels import Line, Panel
+from stepscope.report.lines import Line, Panel
 from stepscope.report.tables import Table
 from stepscope.report.view import View, flattened
 
 _STYLES = ("uPlot.min.css", "report.css")
 _SCRIPTS = ("uPlot.iife.min.js", "report.js")
 _HINT = "Drag to zoom all panels, double-click to reset, click a name to hide its line."
+_DENSE = 130
+"""A table of more characters across is set closer, to be seen as a whole."""
 _Y_DIGITS = 4
 _X_DECIMALS = 3
 
@@ -62,7 +64,12 @@ def chart_data(view: View) -> dict[str, Any]:
         "epochs": [[_rounded(line.seconds), line.index] for line in view.epochs],
         "phases": [[b.name, _rounded(b.begin), _rounded(b.end)] for b in view.phases],
         "panels": [
-            {"unit": panel.unit, "whole": panel.whole, "tables": _by_clock(panel)}
+            {
+                "unit": panel.unit,
+                "whole": panel.whole,
+                "top": panel.top,
+                "tables": _by_clock(panel),
+            }
             for panel in view.panels
         ],
     }
@@ -151,7 +158,8 @@ def _sections(view: View) -> list[str]:
     notes = "".join(f"<li>{escape(note)}</li>" for note in view.notes)
     watching = f"<p>{escape(view.watching)}.</p>" if view.watching else ""
     return [
-        _card("Epochs", _scroll(view.ledger)),
+        _card("Epochs", _ledger(view.ledger)),
+        _card("GPUs", _scroll(view.gpus)),
         _card("Processes by role", _scroll(view.roles)),
         _pair(
             _card("Phases", _table(view.phase_totals)),
@@ -161,6 +169,14 @@ def _sections(view: View) -> list[str]:
         _folded("Statistics of every metric", _scroll(view.statistics)),
         _folded("Environment", _facts(view.environment)),
     ]
+
+
+def _ledger(ledger: Table) -> str:
+    """The ledger; what it tells of GPUs is a table of its own, or it would be too wide to read."""
+    rest, of_gpus = ledger.parts()
+    if not ledger.rows or len(of_gpus.columns) < 2:
+        return _scroll(rest)
+    return f"{_scroll(rest)}<h3>On the GPUs of the run</h3>{_scroll(of_gpus)}"
 
 
 def _card(title: str, content: str) -> str:
@@ -204,6 +220,6 @@ def _table(table: Table) -> str:
         for row in table.rows
     )
     body = "".join(f"<tr>{row}</tr>" for row in rows)
-    return (
-        f'<table class="data"><thead><tr>{"".join(head)}</tr></thead><tbody>{body}</tbody></table>'
-    )
+    kind = "data dense" if table.width > _DENSE else "data"
+    titles = f"<tr>{''.join(head)}</tr>"
+    return f'<table class="{kind}"><thead>{titles}</thead><tbody>{body}</tbody></table>'

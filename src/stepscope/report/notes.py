@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from stepscope.analysis.summary import Recorded
-from stepscope.metrics import BY_KEY
+from stepscope.metrics import BY_KEY, of_scope
 from stepscope.report.format import count_text, seconds_text
+from stepscope.report.gpunotes import gpu_notes
+from stepscope.report.gpupanels import MOST_DRAWN
 from stepscope.report.panels import drawn_roles, roles_in_order
 from stepscope.report.thinning import MOST_POINTS, bucket_seconds
 from stepscope.runs.reader import Run
 
 _NO_NEWS = {"cgroup_memory_limit"}
 """What is missing on most machines and tells a reader nothing by it: there is no limit."""
+_OF_GPUS = frozenset(metric.key for metric in of_scope("gpu"))
 
 
 def notes_of(run: Run, recorded: Recorded, seconds: float) -> tuple[str, ...]:
@@ -24,8 +27,14 @@ def notes_of(run: Run, recorded: Recorded, seconds: float) -> tuple[str, ...]:
     if not recorded.series:
         notes.append("There are no samples: the run ended before the first, or they were lost")
     read = {metric for metric, _ in recorded.series} | _NO_NEWS
-    missing = sensors.get("missing") or {}
-    notes += _missing({metric: why for metric, why in missing.items() if metric not in read})
+    missing = {m: why for m, why in (sensors.get("missing") or {}).items() if m not in read}
+    if not read & _OF_GPUS:
+        notes += _no_gpu(recorded, [missing.pop(metric) for metric in _OF_GPUS & set(missing)])
+    notes += _by_reason("Not read", missing)
+    notes += _by_reason("Estimated", sensors.get("estimated") or {})
+    notes += [str(remark) for remark in sensors.get("remarks") or ()]
+    trains = bool(hook.get("frameworks") or recorded.step_groups)
+    notes += gpu_notes(recorded, trains)
     for trouble, times in (run.facts.get("troubles") or {}).items():
         notes.append(f"{trouble} ({count_text(times)} times)" if times > 1 else str(trouble))
     if sensors.get("rows_dropped"):
@@ -36,13 +45,19 @@ def notes_of(run: Run, recorded: Recorded, seconds: float) -> tuple[str, ...]:
     return (*notes, *_left_out(recorded, seconds))
 
 
-def _missing(reasons: Mapping[str, str]) -> list[str]:
+def _by_reason(what: str, reasons: Mapping[str, str]) -> list[str]:
     """Metrics that have the same reason in one note."""
     by_reason: dict[str, list[str]] = {}
     for metric, reason in reasons.items():
         label = BY_KEY[metric].label if metric in BY_KEY else metric
         by_reason.setdefault(str(reason), []).append(label)
-    return [f"Not read: {', '.join(labels)} ({why})" for why, labels in by_reason.items()]
+    return [f"{what}: {', '.join(labels)} ({why})" for why, labels in by_reason.items()]
+
+
+def _no_gpu(recorded: Recorded, reasons: Iterable[str]) -> list[str]:
+    """Why nothing was read of GPUs; nothing to say on a machine that has none."""
+    told = sorted({str(reason) for reason in reasons})
+    return [f"No GPU is watched ({'; '.join(told)})"] if told and recorded.gpus else []
 
 
 def _left_out(recorded: Recorded, seconds: float) -> list[str]:
@@ -56,4 +71,7 @@ def _left_out(recorded: Recorded, seconds: float) -> list[str]:
     roles, drawn = roles_in_order(recorded), drawn_roles(recorded)
     if drawn and len(drawn) < len(roles):
         notes.append(f"Lines are drawn for {len(drawn)} of {len(roles)} roles")
+    if len(recorded.used_gpus) > MOST_DRAWN:
+        count = len(recorded.used_gpus)
+        notes.append(f"Lines are drawn for {MOST_DRAWN} of {count} GPUs, means are of all")
     return notes

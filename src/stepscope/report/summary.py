@@ -6,9 +6,16 @@ import dataclasses
 import math
 from typing import Any
 
+from stepscope.analysis.gpus import GpuRow
 from stepscope.metrics import BY_KEY
 from stepscope.records import Statistic
-from stepscope.report.headline import data_wait_share, mean_cores, peak_memory, samples_per_second
+from stepscope.report.headline import (
+    data_wait_share,
+    mean_cores,
+    peak_memory,
+    samples_per_joule,
+    samples_per_second,
+)
 from stepscope.report.view import View
 
 FORMAT = 1
@@ -37,6 +44,9 @@ def summary_dict(view: View) -> dict[str, Any]:
         "cores": mean_cores(summary),
         "core_seconds": summary.core_seconds,
         "memory_peak_bytes": peak_memory(summary),
+        **dataclasses.asdict(view.gpu_use.together),
+        "samples_per_joule": samples_per_joule(summary.epochs),
+        "gpus": [_gpu(row) for row in view.gpu_use.each],
         "totals": summary.totals,
         "epoch_source": summary.epoch_source,
         "epochs": [dataclasses.asdict(row) for row in summary.epochs],
@@ -48,6 +58,22 @@ def summary_dict(view: View) -> dict[str, Any]:
         "watcher": summary.watcher,
     }
     return {key: _without_nan(value) for key, value in plain.items()}
+
+
+def _gpu(row: GpuRow) -> dict[str, Any]:
+    return {
+        "label": row.gpu.label,
+        "uuid": row.gpu.uuid,
+        "name": row.gpu.name,
+        "used": row.used,
+        "memory_bytes": row.gpu.memory_bytes,
+        "power_limit_watts": row.gpu.power_limit_watts,
+        **dataclasses.asdict(row.figures),
+        "power_watts": row.power_watts,
+        "slowed_power": row.slowed_power,
+        "slowed_heat": row.slowed_heat,
+        "ecc_uncorrected": row.ecc_uncorrected,
+    }
 
 
 def _statistic(found: Statistic) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def print_summary(console: Console, view: View, report: Path | None = None) -> N
         console.print()
     console.print(_headline(view))
     console.print()
-    for table in (view.overview, shortened(view.ledger.compact())):
+    for table in _tables(view, console.width):
         if table.rows:
             console.print(_grid(table))
             console.print()
@@ -37,6 +37,14 @@ def print_summary(console: Console, view: View, report: Path | None = None) -> N
         # Not wrapped: a path must be one word to be clicked or copied.
         path = Text.assemble(("Report".ljust(_MARGIN), "dim"), _safe(str(report)))
         console.print(path, soft_wrap=True)
+
+
+def _tables(view: View, width: int) -> tuple[Table, ...]:
+    """One GPU alone has all it could tell in the others."""
+    ledger = shortened(view.ledger.compact(width))
+    if len(view.gpus.rows) < 2:
+        return view.overview, ledger
+    return view.overview, view.gpus.compact(width), ledger
 
 
 def shortened(ledger: Table) -> Table:

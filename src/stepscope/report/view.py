@@ -9,19 +9,21 @@ from datetime import datetime, timezone
 from typing import Any, Literal
 
 from stepscope.analysis.epochs import find_phases
+from stepscope.analysis.gpus import GpuUse
 from stepscope.analysis.summary import Recorded, summarise
 from stepscope.records import Ending, Outcome, Span, Summary
 from stepscope.report import tables
 from stepscope.report.format import bytes_text, seconds_text, share_text
 from stepscope.report.headline import Headline, headline_of
+from stepscope.report.lines import Panel
 from stepscope.report.notes import notes_of
-from stepscope.report.panels import Panel, panels_of
+from stepscope.report.panels import panels_of
 from stepscope.report.tables import Table
 from stepscope.runs.reader import Run
 
 Tone = Literal["good", "bad", "warning", "neutral"]
 
-_OUTCOMES: dict[Outcome, tuple[str, Tone]] = {
+OUTCOMES: dict[Outcome, tuple[str, Tone]] = {
     Outcome.OK: ("ok", "good"),
     Outcome.GPU_OOM: ("out of GPU memory", "bad"),
     Outcome.HOST_OOM: ("out of memory", "bad"),
@@ -70,6 +72,7 @@ class View:
     epochs: tuple[EpochLine, ...]
     phases: tuple[PhaseBand, ...]
     ledger: Table
+    gpus: Table
     overview: Table
     roles: Table
     phase_totals: Table
@@ -79,6 +82,7 @@ class View:
     watching: str
     """What it cost to watch."""
     summary: Summary
+    gpu_use: GpuUse
     missing: Mapping[str, str]
     """Metrics that could not be read here, with the reason."""
 
@@ -88,7 +92,7 @@ def view_of(run: Run) -> View:
     recorded = run.recorded()
     summary = summarise(recorded)
     seconds = _clock_end(recorded)
-    label, tone = _OUTCOMES[run.ending.outcome]
+    label, tone = OUTCOMES[run.ending.outcome]
     return View(
         name=run.name,
         command=shlex.join(run.command),
@@ -97,20 +101,22 @@ def view_of(run: Run) -> View:
         outcome=label,
         tone=tone,
         finding=None,
-        headline=headline_of(summary),
+        headline=headline_of(summary, recorded.gpu_use),
         seconds=seconds,
         panels=panels_of(recorded, seconds),
         epochs=tuple(EpochLine(row.begin_s, row.index) for row in summary.epochs),
         phases=_bands(recorded),
         ledger=tables.ledger(summary.epochs),
+        gpus=tables.gpus(recorded.gpu_use.used),
         overview=tables.overview(recorded, summary),
         roles=tables.roles(recorded, summary),
         phase_totals=tables.phases(summary),
-        statistics=tables.statistics(summary),
+        statistics=tables.statistics(summary, {gpu.uuid: gpu.label for gpu in recorded.gpus}),
         environment=tuple(flattened(run.facts.get("environment") or {})),
         notes=notes_of(run, recorded, seconds),
         watching=watching_text(summary.watcher, summary.seconds),
         summary=summary,
+        gpu_use=recorded.gpu_use,
         missing=dict((run.facts.get("sensors") or {}).get("missing") or {}),
     )
 

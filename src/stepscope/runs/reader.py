@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RunFolderError
-from stepscope.metrics import SCOPES, Scope
-from stepscope.records import Ending, Summary
+from stepscope.metrics import BY_KEY, SCOPES, Scope
+from stepscope.records import Ending, Gpu, Summary
 from stepscope.runs import runfile
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths
 
@@ -142,6 +143,14 @@ class Run:
 
         return [timeline_of(process) for process in self.processes]
 
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that are known of, used or not."""
+        from stepscope.runs.timelines import gpus_of
+
+        sampled = self.samples("gpu", ["entity"]).column("entity").unique().to_pylist()
+        told = (uuid for _, uuid in self._allocators(sampled))
+        return gpus_of(self.facts, {*sampled, *told})
+
     def series(self) -> dict[tuple[str, str], Series]:
         """Every metric of every entity (single processes left out), the derived ones included."""
         from stepscope.analysis.summary import with_memory
@@ -150,17 +159,32 @@ class Run:
         found: dict[tuple[str, str], Series] = {}
         for scope in SCOPES:
             found.update(series_of(self.samples(scope)))
+        found.update(self._allocators(_gpu_entities(found)))
         return with_memory(found)
 
     def recorded(self) -> Recorded:
         """All that the analysis needs, in memory."""
         from stepscope.analysis.summary import Recorded
+        from stepscope.runs.timelines import gpus_of
 
         allowed = (self.facts.get("environment") or {}).get("cpu", {}).get("allowed")
-        return Recorded(self.series(), self.timelines(), self.begin_ns, self.end_ns, allowed)
+        series = self.series()
+        gpus = gpus_of(self.facts, _gpu_entities(series))
+        return Recorded(series, self.timelines(), self.begin_ns, self.end_ns, allowed, gpus)
 
     def summary(self) -> Summary:
         """What the run consumed so far."""
         from stepscope.analysis.summary import summarise
 
         return summarise(self.recorded())
+
+    def _allocators(self, sampled: Iterable[str]) -> dict[tuple[str, str], Series]:
+        """What PyTorch's allocators told, by the names that the facts and samples have for GPUs."""
+        from stepscope.runs.timelines import allocator_series, gpus_of
+
+        known = gpus_of(self.facts, sampled)
+        return allocator_series(self.processes, [gpu.uuid for gpu in known])
+
+
+def _gpu_entities(series: Iterable[tuple[str, str]]) -> set[str]:
+    return {entity for metric, entity in series if BY_KEY[metric].scope == "gpu"}

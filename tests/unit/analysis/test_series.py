@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from stepscope.analysis.series import Series, integrate, memory_without_sharing, statistic
+from stepscope.analysis.series import (
+    EMPTY,
+    Series,
+    amount_of,
+    integrate,
+    memory_without_sharing,
+    statistic,
+    sum_of_held,
+    together,
+)
 
 S = 1_000_000_000
 
@@ -74,3 +83,52 @@ def test_a_reading_with_as_many_processes_is_taken_from_afar() -> None:
 def test_without_pss_memory_is_rss() -> None:
     rss = series([1, 2], [100, 200])
     assert memory_without_sharing(rss, series([1], [1]), series([], [])) is rss
+
+
+def test_an_amount_says_over_how_much_time_it_is_known() -> None:
+    rate = Series(np.array([1, 2, 5]) * S, np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 4.0]))
+    amount = amount_of(rate, 0, 5 * S)
+    assert amount is not None
+    assert (amount.total, amount.seconds) == (8.0, 3.0), "nothing is known from 2 to 4"
+
+
+HELD = st.lists(
+    st.tuples(st.integers(0, 50), st.integers(0, 9)), min_size=1, max_size=20,
+    unique_by=lambda told: told[0],
+)  # fmt: skip
+
+
+@given(st.lists(HELD, min_size=1, max_size=4))
+def test_what_is_held_is_added_up_at_every_time_that_anybody_tells(
+    parts: list[list[tuple[int, int]]],
+) -> None:
+    ordered = [sorted(part) for part in parts]
+    total = sum_of_held(
+        [series([t for t, _ in part], [float(v) for _, v in part]) for part in ordered]
+    )
+    times = sorted({t for part in ordered for t, _ in part})
+    assert (total.t // S).tolist() == times
+
+    def held(part: list[tuple[int, int]], at: int) -> int:
+        return next((value for t, value in reversed(part) if t <= at), 0)
+
+    assert total.value.tolist() == [sum(held(part, at) for part in ordered) for at in times]
+
+
+def test_side_by_side_each_counts_while_it_is_read() -> None:
+    there = series([1, 2, 3, 4], [1, 1, 1, 1], window=1)
+    lost = series([1, 2], [3, 5], window=1)
+    assert together([there, lost], np.nanmean).value.tolist() == [2, 3, 1, 1]
+    assert together([there, lost], np.nansum).value.tolist() == [4, 6, 1, 1]
+    assert together([there, lost], np.nanmax).value.tolist() == [3, 5, 1, 1]
+    assert together([EMPTY, there], np.nansum) is there
+    assert together([], np.nansum) is EMPTY
+
+
+def test_side_by_side_a_moment_apart_is_still_the_same_time() -> None:
+    """The windows stay those of time: two readings a moment apart do not count twice."""
+    first = series([1, 2, 3], [4, 4, 4], window=1.0)
+    second = series([1.1, 2.1, 3.1], [6, 6, 6], window=1.0)
+    mean = together([first, second], np.nanmean)
+    assert mean.value.tolist() == [5] * 6
+    assert mean.window.sum() == pytest.approx(3.1)

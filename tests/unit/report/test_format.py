@@ -97,10 +97,34 @@ def test_significant_digits(value: float, text: str) -> None:
         (3.0, "count", "3"),
         (0.002, "seconds", "2 ms"),
         (float("inf"), "cores", "–"),
+        (411.6, "W", "412 W"),
+        (61.0, "°C", "61 °C"),
+        (1980.0, "MHz", "1,980 MHz"),
     ],
 )
 def test_values_by_unit(value: float, unit: str, text: str) -> None:
     assert texts.value_text(value, unit) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "–"),
+        (0, "0 J"),
+        (85.21, "85.2 J"),
+        (999.6, "1.00 kJ"),
+        (412_345, "412 kJ"),
+        (1.2e6, "1.20 MJ"),
+        (5.5e12, "5,500 GJ"),
+    ],
+)
+def test_joules(value: float | None, text: str) -> None:
+    assert texts.joules_text(value) == text
+
+
+def test_gigabytes_are_in_the_unit_that_suits_them() -> None:
+    assert texts.gigabytes_text(0.0015) == "1.50 MB"
+    assert texts.gigabytes_text(None) == "–"
 
 
 def test_allowed_cores_are_mostly_whole() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from stepscope.analysis.series import Series
-from stepscope.analysis.summary import Recorded, SeriesTable
-from stepscope.report.panels import Panel, network, panels_of, roles_in_order
+from stepscope.analysis.series import Series, SeriesTable
+from stepscope.analysis.summary import Recorded
+from stepscope.report.lines import Panel
+from stepscope.report.panels import network, panels_of, roles_in_order
 
 SECOND = 10**9
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,6 +13,7 @@ from rich.console import Console
 
 from stepscope.report.terminal import print_summary
 from stepscope.report.view import View, view_of
+from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import open_run
 from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
 
@@ -51,6 +54,36 @@ def test_what_is_told(view: View) -> None:
     ):
         assert part in text
     assert "Peak memory" in text.split("Epoch ")[1]
+
+
+WITH_GPUS = [
+    Plan(gpus=1),
+    Plan(gpus=4, idle_gpus=1, epochs=30, batches=9),
+    Plan(gpus=1, gpm=False, allocator=False),
+    Plan(seconds=1500, gpus=2, epochs=11, batches=4),
+]
+
+
+@pytest.mark.parametrize("plan", WITH_GPUS)
+@pytest.mark.parametrize("write", [write_run, write_cut_off_run])
+def test_gpus_fit_80_columns(plan: Plan, write: Callable[..., RunPaths], tmp_path: Path) -> None:
+    text = printed(view_of(open_run(write(tmp_path / "run", plan).folder)))
+    assert max(len(line) for line in text.splitlines()[:-1]) <= 80
+    assert "…" not in re.sub(r"…  \d+ more", "", text), "nothing had to be cut to fit"
+    (ledger,) = (line for line in text.splitlines() if line.split()[:2] == ["Epoch", "Time"])
+    for title in ("Samples/s", "Data wait", "Cores", "Energy"):
+        assert title in ledger
+    assert ("SM" in ledger) == plan.gpm
+    assert ("Utilisation" in ledger) != plan.gpm
+    assert ("\nGPU 1 " in text) == (plan.gpus > 1)
+
+
+def test_a_wide_terminal_has_room_for_more(tmp_path: Path) -> None:
+    view = view_of(open_run(write_run(tmp_path / "run", Plan(seconds=20, gpus=1)).folder))
+    assert "Peak GPU memory" not in printed(view)
+    out = io.StringIO()
+    print_summary(Console(file=out, width=120), view, REPORT)
+    assert "Peak GPU memory" in out.getvalue()
 
 
 def test_colours_only_in_a_terminal(view: View) -> None:

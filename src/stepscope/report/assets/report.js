@@ -131,7 +131,8 @@
   }
 
   function scalesOf(panel) {
-    const y = { range: (u, low, high) => [0, high > 0 ? high * 1.06 : 1] };
+    const roof = (high) => panel.top || high;
+    const y = { range: (u, low, high) => [0, roof(high) > 0 ? roof(high) * 1.06 : 1] };
     const scales = { x: { time: false }, y };
     if (panel.whole) {
       const percent = (value) => (100 * value) / panel.whole;

@@ -1,0 +1,174 @@
+"""`stepscope top [RUN]`: a run as it goes on, read from its folder, in any terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from stepscope.cli.run import RUNS_VARIABLE, near
+from stepscope.errors import RunFolderError
+from stepscope.records import Outcome
+from stepscope.runs.paths import DEFAULT_FOLDER
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+
+    from stepscope.cli.screen import Terminal
+    from stepscope.report.follow import Follower
+    from stepscope.report.live import Frame
+
+_DUMB = ("", "dumb", "unknown")
+_LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+
+
+def top(
+    run: Annotated[
+        Path | None,
+        typer.Argument(help="A run folder; without it, the latest one that is running."),
+    ] = None,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between frames.", metavar="S", min=0.1, max=60)
+    ] = 0.5,
+    once: Annotated[bool, typer.Option("--once", help="Print one frame as plain text.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one frame as JSON.")] = False,
+) -> None:
+    """Show a run while it goes on: epoch, samples per second, CPU, memory, disk, network, GPUs.
+
+    It only reads the run folder, so it can be started and left at any time, in any terminal: q or
+    Ctrl-C leaves. When the run ends, it says how. Where the output is no terminal, and for a run
+    that has ended, it prints one frame.
+    """
+    try:
+        _top(run, interval, once, as_json)
+    except KeyboardInterrupt:
+        pass
+
+
+def _top(run: Path | None, interval: float, once: bool, as_json: bool) -> None:
+    from stepscope.report.follow import Follower
+    from stepscope.report.live import frame_dict
+    from stepscope.runs.reader import open_run
+
+    runs = Path(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
+    follower = Follower(open_run(run if run is not None else _latest(runs)).path)
+    frame = _frame(follower)
+    if as_json:
+        sys.stdout.write(json.dumps(frame_dict(frame)) + "\n")
+    elif once or not _is_screen() or frame.ending.outcome is not Outcome.RUNNING:
+        _print_plain(follower, frame)
+    else:
+        left_by = _show(follower, interval)
+        if left_by is not None and left_by != signal.SIGINT:
+            raise typer.Exit(128 + left_by)
+
+
+def _latest(runs: Path) -> Path:
+    """The newest run that is running, else the newest. Only runs that are not packed may be."""
+    from stepscope.runs.reader import latest_run, open_run
+
+    running: dict[Path, int] = {}
+    for stream in runs.glob("*/process.arrows"):
+        try:
+            found = open_run(stream.parent)
+            if found.ending.outcome is Outcome.RUNNING:
+                running[found.path] = found.begin_ns
+        except RunFolderError:
+            continue
+    return max(running, key=lambda path: running[path]) if running else latest_run(runs)
+
+
+def _frame(follower: Follower) -> Frame:
+    try:
+        return follower.frame()
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        raise RunFolderError(
+            f"{follower.tail.paths.folder} cannot be understood: "
+            f"{type(error).__name__}: {str(error)[:200]}",
+            "The folder is damaged: copy it again, or run the command again",
+        ) from None
+
+
+def _is_screen() -> bool:
+    return sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
+
+
+def _print_plain(follower: Follower, frame: Frame) -> None:
+    from stepscope.report.livescreen import plain_text
+
+    encoding = (sys.stdout.encoding or "ascii").lower()
+    width = shutil.get_terminal_size((80, 24)).columns
+    text = plain_text(frame, width, ascii_only=not encoding.startswith("utf"))
+    if frame.ending.outcome is not Outcome.RUNNING:
+        text += f"\n{_last_words(follower, frame)}"
+    sys.stdout.write(text.encode(encoding, "replace").decode(encoding))
+    sys.stdout.flush()
+
+
+def _last_words(follower: Follower, frame: Frame) -> str:
+    from stepscope.report.livescreen import ending_text
+
+    paths = follower.tail.paths
+    made = paths.report_html.exists()
+    return ending_text(
+        frame, str(near(paths.report_html)) if made else f"stepscope report {near(paths.folder)}"
+    )
+
+
+def _show(follower: Follower, interval: float) -> int | None:
+    """Follow a run on the whole screen; the signal that ended it, None if the run itself did."""
+    from rich.console import Console
+    from rich.live import Live
+
+    from stepscope.cli.screen import Terminal
+
+    console = Console()
+    while True:
+        with (
+            Terminal() as terminal,
+            Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False,
+                 redirect_stderr=False) as live,
+        ):  # fmt: skip
+            left_by = _draw_frames(follower, interval, console, live, terminal)
+        if left_by != signal.SIGTSTP:
+            break
+        os.kill(os.getpid(), signal.SIGSTOP)  # with the terminal as it was; then go on
+    if left_by is None:
+        sys.stdout.write(_last_words(follower, _frame(follower)))
+    return left_by
+
+
+def _draw_frames(
+    follower: Follower, interval: float, console: Console, live: Live, terminal: Terminal
+) -> int | None:
+    from stepscope.report.livescreen import LiveScreen
+
+    def draw() -> None:
+        # COLUMNS and LINES, which rich would believe, do not follow the window.
+        columns, lines = os.get_terminal_size(sys.stdout.fileno())
+        console.size = columns or 80, lines or 24
+        live.update(LiveScreen(frame), refresh=True)
+
+    while True:
+        frame = _frame(follower)
+        if frame.ending.outcome is not Outcome.RUNNING:
+            return None
+        draw()
+        due = time.monotonic() + interval
+        while time.monotonic() < due:
+            keys, signals = terminal.wait(due)
+            if "q" in keys.lower():
+                return signal.SIGINT
+            for number in _LEAVE:
+                if number in signals:
+                    return number
+            if signal.SIGWINCH in signals:
+                draw()

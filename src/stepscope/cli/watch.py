@@ -1,0 +1,60 @@
+"""`stepscope watch PID`: watch something that is running already."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from stepscope.cli.run import RUNS_VARIABLE, _show, name_of, say
+from stepscope.runs.paths import DEFAULT_FOLDER
+
+
+def watch(
+    pid: Annotated[int, typer.Argument(metavar="PID", help="Its process number.", min=1)],
+    name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
+    interval: Annotated[
+        float, typer.Option(help="Seconds between samples, 0.02 to 60.", metavar="S")
+    ] = 0.1,
+    out: Annotated[
+        Path, typer.Option(help="Where run folders go.", metavar="DIR", envvar=RUNS_VARIABLE)
+    ] = Path(DEFAULT_FOLDER),
+    duration: Annotated[
+        float | None,
+        typer.Option(help="Watch for so many seconds at most.", metavar="S", min=0.1),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with the summary as JSON on standard output.")
+    ] = False,
+) -> None:
+    """Watch a process that is running, and all that it starts; end with a summary and a report.
+
+    Watching ends with the process. Ctrl-C, SIGTERM or --duration end only the watching: the process
+    runs on. Epochs and steps are not seen, since nothing can be put into a process that runs. How
+    it ended is told where it can be known; the exit code is 0 however it ended.
+    """
+    from stepscope.capture.attach import watch_target
+    from stepscope.capture.session import Plan, check_interval
+    from stepscope.capture.target import find_target
+
+    def tell(text: str) -> None:
+        if not quiet:
+            say(text)
+
+    check_interval(interval)
+    target = find_target(pid)
+    try:
+        tell(f"watching {target.name} (pid {pid}); Ctrl-C ends the watching, the process runs on")
+        if target.owner:
+            tell(f"it belongs to {target.owner}: not all of it can be read; sudo would show more")
+        title = name or name_of(target.command)
+        plan = Plan(title, target.command, interval, out, hook=False, cwd=target.cwd)
+        watched = watch_target(plan, target, tell, duration)
+    finally:
+        target.close()
+    _show(watched.paths.folder, quiet, as_json, lambda: None)
+    if watched.survivors:
+        some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
+        tell(f"still running: {some}")

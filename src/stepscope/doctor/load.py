@@ -1,0 +1,259 @@
+"""The load of the self-test: does things of known size, one after the other, and tells them.
+
+Run by the doctor under watch, with a JSON object: `disk` (a folder, or null), `filesystem` (what
+that folder is on), `gpu` and `quick`.
+Between tasks it rests, so that the windows of the sensors around one do not hold another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import socket
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, BinaryIO
+
+from stepscope.doctor import tasks
+from stepscope.doctor.tasks import Told
+from stepscope.marks import mark, phase
+
+if TYPE_CHECKING:
+    from stepscope.doctor.cuda import Done, Gpu
+
+_MIB = 1 << 20
+_PAGE = 4096
+_REST_S = 0.35
+_BURN_S = 1.5
+_LONGEST_S = 6.0
+"""After so long a burn ends, whatever it got of a busy machine."""
+_HOLD_S = 1.2
+"""Longer than the period of the sensors that shall see it."""
+_GPU_REST_S = 0.6
+_GPU_S = 2.0
+_MEMORY = 256 * _MIB
+_DISK = 64 * _MIB
+_SHM = 64 * _MIB
+_LOOPBACK = 64 * _MIB
+_SHM_FOLDER = "/dev/shm"
+_WORKER_NAME = "pt_data_worker"
+"""What PyTorch calls its loader workers: by this name they are given their role."""
+
+Act = Callable[[], "dict[str, Told] | float | None"]
+
+
+class Skip(Exception):
+    """A task cannot be done here; the text says why."""
+
+
+def main() -> None:
+    spec = json.loads(sys.argv[1])
+    load = _Load()
+    if spec["quick"]:
+        load.do(tasks.IDLE, lambda: time.sleep(1.2))
+        load.do(tasks.BURN, lambda: burn(0.2))
+        return
+    _work_on_host(load, spec["disk"], spec["filesystem"])
+    if spec["gpu"]:
+        _work_on_gpu(load)
+    else:
+        load.skip(tasks.GPU_TASKS, "the GPU was left out, as asked")
+    mark(f"{tasks.LOAD}.{tasks.COUNT}", load.done)
+
+
+class _Load:
+    """Does tasks and tells them."""
+
+    def __init__(self) -> None:
+        self.done = 0
+
+    def do(self, name: str, act: Act, rest_s: float = _REST_S) -> None:
+        """One task as a phase; what `act` returns is told, a number as its amount."""
+        self.done += 1
+        try:
+            with phase(name):
+                told = act()
+        except Skip as reason:
+            told = {tasks.SKIPPED: str(reason)}
+        if isinstance(told, float | int):
+            told = {tasks.AMOUNT: told}
+        for what, value in (told or {}).items():
+            mark(f"{name}.{what}", value)
+        time.sleep(rest_s)
+
+    def skip(self, names: tuple[str, ...], reason: str) -> None:
+        for name in names:
+            mark(f"{name}.{tasks.SKIPPED}", reason)
+
+
+def _work_on_host(load: _Load, disk: str | None, filesystem: str) -> None:
+    """Tasks that one sensor could mix up do not follow each other. What is read rarely is not the
+    last: nothing is known of the end of a run that no sensor has looked at."""
+    with contextlib.ExitStack() as kept:
+        file = kept.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0)) if disk else None
+        load.do(tasks.IDLE, lambda: time.sleep(1.0))
+        load.do(tasks.BURN, lambda: burn(_BURN_S))
+        load.do(tasks.SHM, fill_shm)
+        load.do(tasks.LOOPBACK, send_to_self)
+        load.do(tasks.MEMORY, hold_memory)
+        load.do(tasks.WRITE, lambda: {tasks.AMOUNT: write(file), tasks.PLACE: filesystem})
+        load.do(tasks.WORKER, burn_in_worker)
+        load.do(tasks.READ, lambda: {tasks.AMOUNT: read_back(file), tasks.PLACE: filesystem})
+
+
+def _work_on_gpu(load: _Load) -> None:
+    from stepscope.doctor.cuda import CudaFailed, CudaUnavailable, Gpu
+
+    try:
+        gpu = Gpu()
+        gpu.prepare()
+    except (CudaUnavailable, CudaFailed) as error:
+        load.skip(tasks.GPU_TASKS, str(error))
+        return
+
+    def guarded(act: Callable[[float], Done]) -> Act:
+        def run() -> float:
+            try:
+                return act(_GPU_S).amount
+            except (CudaUnavailable, CudaFailed) as error:
+                raise Skip(str(error)) from None
+
+        return run
+
+    for name, act in _gpu_work(gpu).items():
+        load.do(name, guarded(act), _GPU_REST_S)
+    mark(f"{tasks.GPU_IDLE}.{tasks.UUID}", gpu.uuid)
+    gpu.close()
+
+
+def _gpu_work(gpu: Gpu) -> dict[str, Callable[[float], Done]]:
+    return {
+        tasks.GPU_IDLE: gpu.rest,
+        tasks.GPU_MEMORY: gpu.hold,
+        tasks.GPU_COPY_IN: gpu.copy_in,
+        tasks.GPU_COPY_OUT: gpu.copy_out,
+        tasks.GPU_COPY_INSIDE: gpu.copy_inside,
+        tasks.GPU_MATRIX: gpu.multiply,
+        tasks.GPU_TINY: gpu.tick_over,
+    }
+
+
+def burn(core_seconds: float) -> float:
+    """Keep one core busy; the core-seconds that this took by our own clock."""
+    start, give_up = time.process_time(), time.monotonic() + _LONGEST_S
+    while time.process_time() < start + core_seconds and time.monotonic() < give_up:
+        pass
+    return time.process_time() - start
+
+
+def burn_in_worker() -> float:
+    """The same in a child that is called as a loader worker is."""
+    source, sink = os.pipe()
+    child = os.fork()
+    if child == 0:
+        with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
+            file.write(_WORKER_NAME)
+        burn(_BURN_S)
+        os.write(sink, str(time.process_time()).encode())
+        os._exit(0)
+    os.close(sink)
+    os.waitpid(child, 0)
+    with os.fdopen(source) as told:
+        return float(told.read())
+
+
+def hold_memory() -> int:
+    """Touch every page of some memory and keep it for a while."""
+    data = bytearray(_MEMORY)
+    for place in range(0, _MEMORY, _PAGE):
+        data[place] = 1
+    time.sleep(_HOLD_S)
+    return len(data)
+
+
+def fill_shm() -> int:
+    """Keep a file in /dev/shm for a while: as much as fits easily."""
+    try:
+        found = os.statvfs(_SHM_FOLDER)
+        size = min(_SHM, found.f_bavail * found.f_frsize // 4 // _MIB * _MIB)
+        if not size:
+            raise Skip(f"{_SHM_FOLDER} is full, or has no size")
+        with tempfile.TemporaryFile(dir=_SHM_FOLDER, buffering=0) as file:
+            _fill(file, size)
+            time.sleep(_HOLD_S)
+    except OSError as error:
+        raise Skip(f"{_SHM_FOLDER}: {error.strerror}") from None
+    return size
+
+
+def write(file: BinaryIO | None) -> int:
+    """Write to the disk, to the end."""
+    if file is None:
+        raise Skip("no folder that can be written to is on a disk")
+    try:
+        _fill(file, _DISK)
+        os.fsync(file.fileno())
+    except OSError as error:
+        raise Skip(f"the disk could not be written to: {error.strerror}") from None
+    return _DISK
+
+
+def read_back(file: BinaryIO | None) -> int:
+    """Read it from the disk, after the page cache was told to forget it."""
+    if file is None:
+        raise Skip("no folder that can be written to is on a disk")
+    os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+    if _share_cached(file.fileno()) > 0.05:
+        raise Skip("the file stays in the page cache")
+    os.lseek(file.fileno(), 0, os.SEEK_SET)
+    done = 0
+    while data := os.read(file.fileno(), _MIB):
+        done += len(data)
+    if not done:
+        raise Skip("nothing had been written")
+    return done
+
+
+def send_to_self() -> int:
+    """Send bytes over a socket on the loopback interface."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        receiver = threading.Thread(target=_receive, args=(server,))
+        receiver.start()
+        chunk, sent = bytes(_MIB), 0
+        with socket.create_connection(server.getsockname()) as connection:
+            while sent < _LOOPBACK:
+                connection.sendall(chunk)
+                sent += len(chunk)
+        receiver.join()
+    return sent
+
+
+def _receive(server: socket.socket) -> None:
+    connection, _ = server.accept()
+    with connection:
+        while connection.recv(_MIB):
+            pass
+
+
+def _fill(file: BinaryIO, size: int) -> None:
+    chunk = os.urandom(_MIB)
+    for _ in range(size // _MIB):
+        os.write(file.fileno(), chunk)
+
+
+def _share_cached(descriptor: int) -> float:
+    """Share of a file that can be read without waiting for the disk, from a few looks at it."""
+    looks, hits = 64, 0
+    for number in range(looks):
+        try:
+            place = number * (_DISK // looks)
+            hits += os.preadv(descriptor, [bytearray(_PAGE)], place, os.RWF_NOWAIT) > 0
+        except BlockingIOError:
+            pass
+        except OSError:  # a file system that cannot tell
+            return 0.0
+    return hits / looks

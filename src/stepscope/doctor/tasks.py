@@ -1,0 +1,95 @@
+"""What the self-test does, and how it tells what it has done.
+
+Each task is a phase of the run, and what it amounted to are marks named `<task>.<what>`. So the run
+folder holds both: what was done, by the word of who did it, and what the sensors saw. Light, since
+the load imports it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
+
+IDLE = "idle"
+BURN = "burn"
+WRITE = "write"
+MEMORY = "memory"
+WORKER = "worker"
+READ = "read"
+LOOPBACK = "loopback"
+SHM = "shm"
+GPU_IDLE = "gpu_idle"
+GPU_MEMORY = "gpu_memory"
+GPU_COPY_IN = "gpu_copy_in"
+GPU_COPY_OUT = "gpu_copy_out"
+GPU_COPY_INSIDE = "gpu_copy_inside"
+GPU_MATRIX = "gpu_matrix"
+GPU_TINY = "gpu_tiny"
+
+GPU_TASKS = (
+    GPU_IDLE, GPU_MEMORY, GPU_COPY_IN, GPU_COPY_OUT, GPU_COPY_INSIDE, GPU_MATRIX, GPU_TINY,
+)  # fmt: skip
+
+AMOUNT = "amount"
+"""Core-seconds, bytes or launches: what the task is about."""
+SKIPPED = "skipped"
+"""Why it was not done."""
+UUID = "uuid"
+PLACE = "place"
+"""Where it was done: the file system of the disk tasks."""
+LOAD, COUNT = "load", "tasks"
+"""`load.tasks`, told at the very end: how many phases there must be."""
+
+Told = float | str | None
+
+
+@dataclass(frozen=True)
+class Task:
+    """One thing that was done (or skipped), when, and what it amounted to."""
+
+    name: str
+    begin_ns: int
+    end_ns: int
+    told: Mapping[str, Told] = field(default_factory=dict)
+
+    @property
+    def amount(self) -> float:
+        told = self.told.get(AMOUNT)
+        return float(told) if isinstance(told, int | float) else 0.0
+
+    @property
+    def skipped(self) -> str | None:
+        told = self.told.get(SKIPPED)
+        return None if told is None else str(told)
+
+
+class Mark(Protocol):
+    """A mark as the reader of runs gives it."""
+
+    @property
+    def t(self) -> int: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def value(self) -> Told: ...
+    @property
+    def edge(self) -> str | None: ...
+
+
+def tasks_of(marks: Iterable[Mark]) -> dict[str, Task]:
+    """The tasks by name; one that was begun and not ended is left out."""
+    begins: dict[str, int] = {}
+    ends: dict[str, int] = {}
+    told: dict[str, dict[str, Told]] = {}
+    for mark in marks:
+        if mark.edge == "begin":
+            begins[mark.name] = mark.t
+        elif mark.edge == "end":
+            ends[mark.name] = mark.t
+        else:
+            task, _, what = mark.name.partition(".")
+            told.setdefault(task, {})[what] = mark.value
+            if task not in begins:
+                begins[task] = ends[task] = mark.t
+    return {name: Task(name, begins[name], end, told.get(name, {})) for name, end in ends.items()}

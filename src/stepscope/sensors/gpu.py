@@ -1,0 +1,517 @@
+"""GPUs: one sensor for each price. What NVML knows cheaply is read often, what costs, rarely.
+
+What a GPU does not support, may not tell or has lost is missing with a reason; a GPU that vanishes
+takes only its own values with it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stepscope.metrics import Scope, is_counter
+from stepscope.records import Entity, Reading
+from stepscope.sensors.contract import Sensor
+from stepscope.sensors.nvml import GpuFacts, NvmlGpu, Performance, Unreadable
+
+Values = dict[str, float | None]
+
+_FIRST_PID_NAMESPACE = "pid:[4026531836]"
+"""The kernel gives the machine's own namespace this number; a container has another."""
+
+_ESTIMATED_BY_ARRIVAL = (
+    "process numbers cannot be matched in a container: memory of the processes that came to the "
+    "GPU after the run began"
+)
+_ESTIMATED_BY_RISE = (
+    "the driver does not list processes here: memory in use less what was in use before the run"
+)
+_CANNOT_TELL = (
+    "process numbers cannot be matched in a container, and what was on the GPU before may be ours"
+)
+_ESTIMATED_PCIE = "one look of 20 ms each way in every second, taken for the whole of it"
+
+
+@dataclass
+class Family:
+    """The watched processes, as far as the sensors of GPUs must know them."""
+
+    pids: Callable[[], Collection[int]] = tuple
+    ran_before: bool = False
+    """Whether they may have been on a GPU before they were watched."""
+
+
+class WatchedGpu:
+    """A GPU as the sensors share it: once it is lost nobody asks it again."""
+
+    def __init__(self, gpu: NvmlGpu) -> None:
+        self.gpu = gpu
+        self.facts: GpuFacts = gpu.facts
+        self.entity = Entity(gpu.facts.uuid)
+        self.lost = ""
+
+
+class GpuSensor(Sensor):
+    """A sensor of all watched GPUs; subclasses say what they ask of one."""
+
+    scope: Scope = "gpu"
+
+    @property
+    def counts(self) -> bool:
+        """Whether it reads counters, of which the last reading must not be missed."""
+        return any(is_counter(metric) for metric in self.metrics)
+
+    def __init__(self, gpus: Sequence[WatchedGpu]) -> None:
+        super().__init__()
+        self._gpus = tuple(gpus)
+        self._unable: set[tuple[str, str]] = set()
+
+    def read(self) -> list[Reading]:
+        readings = []
+        for watched in self._gpus:
+            values = {} if watched.lost else self.values_of(watched)
+            if values:
+                readings.append(Reading(watched.entity, values))
+            if watched.lost:
+                for metric in self.metrics:
+                    self.missing.setdefault(metric, f"{watched.facts.label}: {watched.lost}")
+        return readings
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        """What is known of one GPU now; nothing where it cannot be read."""
+        raise NotImplementedError
+
+    def ask(self, watched: WatchedGpu, *metrics: str, by: Callable[[], Iterable[float]]) -> Values:
+        """The values of some metrics from one question. One that was refused for good is not asked
+        again; one that failed this once is, and its counters go on over the gap."""
+        key = (watched.facts.uuid, metrics[0])
+        if watched.lost or key in self._unable:
+            return {}
+        try:
+            return dict(zip(metrics, by(), strict=True))
+        except Unreadable as error:
+            self.cannot_read(watched, error, *metrics)
+            return {}
+
+    def cannot_read(self, watched: WatchedGpu, error: Unreadable, *metrics: str) -> None:
+        """Remember why, and not to ask again where that is of no use."""
+        self.lacks(f"{watched.facts.label}: {error}", *metrics)
+        if error.lost:
+            watched.lost = str(error)
+            self.remarks.append(
+                f"{watched.facts.label} ({watched.facts.uuid}) was lost: {error}. "
+                "Nothing was read of it from then on"
+            )
+        elif error.for_good:
+            self._unable.add((watched.facts.uuid, metrics[0]))
+
+
+class ActivitySensor(GpuSensor):
+    """What the units of a GPU did: multiprocessors, tensor cores, memory, PCIe and NVLink.
+
+    Differences of consecutive samples of the GPU's own counters (GPM), so that no time is missed.
+    """
+
+    name = "gpu activity"
+    metrics = tuple(Performance.METRICS)
+    period = 0.3
+    share = 0.002
+
+    def __init__(self, gpus: Sequence[WatchedGpu]) -> None:
+        super().__init__(gpus)
+        self._meters: dict[str, _Meter] = {}
+        for watched in gpus:
+            try:
+                self._meters[watched.facts.uuid] = _Meter(watched.gpu.performance())
+            except Unreadable as error:
+                self.cannot_read(watched, error, *self.metrics)
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        meter = self._meters.get(watched.facts.uuid)
+        if meter is None:
+            return {}
+        try:
+            advanced = meter.advance()
+        except Unreadable as error:
+            self.cannot_read(watched, error, *self.metrics)
+            return {}
+        for metric, reason in meter.refused.items():
+            self.lacks(f"{watched.facts.label}: {reason}", metric)
+        return dict(meter.totals) if advanced else {}
+
+    def settles_in(self) -> float:
+        """Seconds until a reading would tell something new."""
+        return max((meter.settles_in() for meter in self._meters.values()), default=0.0)
+
+    def covers(self, watched: WatchedGpu) -> bool:
+        """Whether PCIe traffic of a GPU is known from here."""
+        return watched.facts.uuid in self._meters
+
+    def close(self) -> None:
+        for meter in self._meters.values():
+            meter.performance.close()
+        self._meters.clear()
+
+
+class _Meter:
+    """Adds up what a GPU's units did: share times seconds, bytes."""
+
+    def __init__(self, performance: Performance) -> None:
+        self.performance = performance
+        self.totals: Values = dict.fromkeys(Performance.METRICS, 0.0)
+        self.refused: dict[str, Unreadable] = {}
+        self._kept_at: float | None = None
+
+    def advance(self) -> bool:
+        """Go on to now; False where too little time has passed for the counters to have moved."""
+        if self.settles_in() > 0:
+            return False
+        self.performance.sample()
+        now = time.monotonic()
+        if self._kept_at is not None:
+            self._add(now - self._kept_at)
+        self._kept_at = now
+        self.performance.keep()
+        return True
+
+    def settles_in(self) -> float:
+        if self._kept_at is None:
+            return 0.0
+        return max(0.0, self._kept_at + Performance.SHORTEST_S - time.monotonic())
+
+    def _add(self, seconds: float) -> None:
+        for metric, rate in self.performance.rates().items():
+            total = self.totals[metric]
+            if isinstance(rate, Unreadable):
+                self.refused[metric] = rate
+                self.totals[metric] = None
+            elif total is not None:
+                self.totals[metric] = total + rate * seconds
+
+
+class PowerSensor(GpuSensor):
+    """Power that is drawn at the moment."""
+
+    name = "gpu power"
+    metrics = ("gpu_power",)
+    period = 0.3
+    share = 0.0007
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        return self.ask(watched, "gpu_power", by=lambda: (watched.gpu.power(),))
+
+
+class GpuMemorySensor(GpuSensor):
+    """Device memory in use, by everybody."""
+
+    name = "gpu memory"
+    metrics = ("gpu_memory",)
+    period = 0.3
+    share = 0.0007
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        return self.ask(watched, "gpu_memory", by=lambda: (watched.gpu.memory_used(),))
+
+
+class UtilisationSensor(GpuSensor):
+    """Utilisation as NVML has it: whether anything ran at all, on the device and on its memory."""
+
+    name = "gpu utilisation"
+    metrics = ("gpu_utilization", "gpu_memory_controller")
+    period = 0.5
+    share = 0.0003
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        return self.ask(watched, *self.metrics, by=watched.gpu.utilisation)
+
+
+class StateSensor(GpuSensor):
+    """Clocks, temperature, and what holds the clocks down."""
+
+    name = "gpu state"
+    metrics = (
+        "gpu_sm_clock", "gpu_memory_clock", "gpu_temperature",
+        "gpu_slowed_power", "gpu_slowed_heat", "gpu_slowed_other",
+    )  # fmt: skip
+    period = 1.0
+    share = 0.0004
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        gpu = watched.gpu
+        values = self.ask(watched, "gpu_sm_clock", "gpu_memory_clock", by=gpu.clocks)
+        values |= self.ask(watched, "gpu_temperature", by=lambda: (gpu.temperature(),))
+        values |= self.ask(
+            watched, "gpu_slowed_power", "gpu_slowed_heat", "gpu_slowed_other",
+            by=lambda: map(float, gpu.slowed_by()),
+        )  # fmt: skip
+        return values
+
+
+class EnergySensor(GpuSensor):
+    """The energy counter of a GPU: dear to read, so rarely."""
+
+    name = "gpu energy"
+    metrics = ("gpu_energy",)
+    period = 10.0
+    share = 0.0006
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        return self.ask(watched, "gpu_energy", by=lambda: (watched.gpu.energy(),))
+
+
+class ErrorsSensor(GpuSensor):
+    """Errors of the device memory that its ECC found."""
+
+    name = "gpu errors"
+    metrics = ("gpu_ecc_corrected", "gpu_ecc_uncorrected")
+    period = 30.0
+    share = 0.0001
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        return self.ask(watched, *self.metrics, by=watched.gpu.ecc_errors)
+
+
+class ProcessesSensor(GpuSensor):
+    """Device memory of the watched processes.
+
+    In a container the driver tells the host's process numbers, which cannot be matched: then the
+    processes that came after the start are taken for ours, and the figure is called an estimate.
+    """
+
+    name = "gpu processes"
+    metrics = ("gpu_memory_tree",)
+    period = 1.0
+    share = 0.0004
+
+    def __init__(
+        self,
+        gpus: Sequence[WatchedGpu],
+        family: Family,
+        numbers_match: bool | None = None,
+    ) -> None:
+        super().__init__(gpus)
+        self._family = family
+        self._numbers_match = in_first_namespace() if numbers_match is None else numbers_match
+        self._before = {watched.facts.uuid: _Before(watched.gpu) for watched in gpus}
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        return self.ask(watched, "gpu_memory_tree", by=lambda: (self._ours(watched),))
+
+    def _ours(self, watched: WatchedGpu) -> float:
+        processes = watched.gpu.processes()
+        tree = set(self._family.pids())
+        if self._numbers_match:
+            return _sum((pid, size) for pid, size in processes if pid in tree)
+        if self._family.ran_before:
+            raise Unreadable(_CANNOT_TELL, for_good=True)
+        before = self._before[watched.facts.uuid]
+        before.listed |= bool(processes)
+        if not before.listed:
+            self.estimated["gpu_memory_tree"] = _ESTIMATED_BY_RISE
+            return max(0.0, watched.gpu.memory_used() - before.memory)
+        came = [(pid, size) for pid, size in processes if pid not in before.pids]
+        if not {pid for pid, _ in came} <= tree:
+            self.estimated["gpu_memory_tree"] = _ESTIMATED_BY_ARRIVAL
+        return _sum(came)
+
+
+class _Before:
+    """What was on a GPU before the run."""
+
+    def __init__(self, gpu: NvmlGpu) -> None:
+        self.pids: frozenset[int] = frozenset()
+        self.memory = 0.0
+        with contextlib.suppress(Unreadable):
+            self.pids = frozenset(pid for pid, _ in gpu.processes())
+        with contextlib.suppress(Unreadable):
+            self.memory = gpu.memory_used()
+        self.listed = bool(self.pids)
+        """Whether the driver has ever listed a process here."""
+
+
+def _sum(processes: Iterable[tuple[int, float | None]]) -> float:
+    sizes = [size for _, size in processes]
+    if None in sizes:
+        raise Unreadable("the driver does not tell the memory of single processes", for_good=True)
+    return float(sum(size for size in sizes if size is not None))
+
+
+class PcieSensor(GpuSensor):
+    """PCIe traffic of GPUs that have no performance counters: by byte counters, or by looking.
+
+    A byte counter of 32 bits is of use only where it cannot run around between two readings.
+    Elsewhere the driver is asked in a thread of its own: its answer takes 20 ms each way.
+    """
+
+    name = "gpu pcie"
+    metrics = ("gpu_pcie_received", "gpu_pcie_sent")
+    period = 0.2
+    share = 0.005
+
+    def __init__(self, gpus: Sequence[WatchedGpu], only_look: bool = False) -> None:
+        super().__init__(gpus)
+        self._sources: dict[str, _ByteCounter | _Looks] = {}
+        for watched in gpus:
+            counter = None if only_look else _ByteCounter.of(watched, self.period)
+            self._sources[watched.facts.uuid] = counter or _Looks(watched)
+        looks = [source for source in self._sources.values() if isinstance(source, _Looks)]
+        self._looker = _Looker(looks) if looks else None
+        if looks:
+            self.estimated.update(dict.fromkeys(self.metrics, _ESTIMATED_PCIE))
+
+    def values_of(self, watched: WatchedGpu) -> Values:
+        return self.ask(watched, *self.metrics, by=self._sources[watched.facts.uuid].read)
+
+    def close(self) -> None:
+        if self._looker:
+            self._looker.stop()
+
+
+class _ByteCounter:
+    """Bytes by a counter that may begin again at 2^32: differences, added up."""
+
+    def __init__(self, gpu: NvmlGpu, wraps_after_s: float) -> None:
+        self._gpu = gpu
+        self._wraps_after_s = wraps_after_s
+        self._last = gpu.pcie_count()
+        self._read_at = time.monotonic()
+        self._totals = (0.0, 0.0)
+
+    @classmethod
+    def of(cls, watched: WatchedGpu, period_s: float) -> _ByteCounter | None:
+        """A counter that cannot run around unseen at this pace, if the GPU has one."""
+        try:
+            count = watched.gpu.pcie_count()
+        except Unreadable:
+            return None
+        link = watched.facts.link_bytes_per_s
+        if count.wraps_at is None:
+            return cls(watched.gpu, float("inf"))
+        if link is None or count.wraps_at / link < 1.2 * period_s:
+            return None
+        return cls(watched.gpu, count.wraps_at / link)
+
+    def read(self) -> tuple[float, float]:
+        """Totals to and from the device. A gap in which the counter may have run around counts as
+        what it shows, and no more: it is told as unreadable once."""
+        now, count = time.monotonic(), self._gpu.pcie_count()
+        late = now - self._read_at > self._wraps_after_s
+        turn = count.wraps_at or 0
+        received = _difference(self._last.received, count.received, turn)
+        sent = _difference(self._last.sent, count.sent, turn)
+        self._last, self._read_at = count, now
+        if late:
+            raise Unreadable("read too late: the counter may have begun again meanwhile")
+        self._totals = (self._totals[0] + received, self._totals[1] + sent)
+        return self._totals
+
+
+def _difference(before: int, now: int, turn: int) -> int:
+    return (now - before) % turn if turn else max(0, now - before)
+
+
+class _Looks:
+    """What was seen of a GPU's traffic when it was last looked at, taken to go on like that."""
+
+    def __init__(self, watched: WatchedGpu) -> None:
+        self._watched = watched
+        self._rates: tuple[float, float] | Unreadable = (0.0, 0.0)
+        self._totals = (0.0, 0.0)
+        self._read_at = time.monotonic()
+
+    def look(self) -> None:
+        """Ask the driver, in the thread that may block."""
+        if self._watched.lost:
+            return
+        try:
+            self._rates = self._watched.gpu.pcie_look()
+        except Unreadable as error:
+            self._rates = error
+
+    def read(self) -> tuple[float, float]:
+        """Bytes to and from the device so far."""
+        now, rates = time.monotonic(), self._rates
+        if isinstance(rates, Unreadable):
+            raise rates
+        seconds, self._read_at = now - self._read_at, now
+        self._totals = (self._totals[0] + rates[0] * seconds, self._totals[1] + rates[1] * seconds)
+        return self._totals
+
+
+class _Looker(threading.Thread):
+    """Looks again and again, at a pace that costs little."""
+
+    PAUSE_S = 1.0
+
+    def __init__(self, looks: Sequence[_Looks]) -> None:
+        super().__init__(name="stepscope-pcie", daemon=True)
+        self._looks = looks
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.is_set():
+            for look in self._looks:
+                look.look()
+            self._ended.wait(self.PAUSE_S)
+
+    def stop(self) -> None:
+        self._ended.set()
+        self.join(timeout=1.0)
+
+
+def gpu_sensors(gpus: Sequence[NvmlGpu], family: Family | None = None) -> list[GpuSensor]:
+    """All sensors of some GPUs, for the processes of a family."""
+    watched = [WatchedGpu(gpu) for gpu in gpus]
+    activity = ActivitySensor(watched)
+    sensors: list[GpuSensor] = [
+        activity,
+        PowerSensor(watched),
+        GpuMemorySensor(watched),
+        UtilisationSensor(watched),
+        ProcessesSensor(watched, family or Family()),
+        StateSensor(watched),
+        EnergySensor(watched),
+        ErrorsSensor(watched),
+    ]
+    others = [each for each in watched if not activity.covers(each) and not each.facts.mig_of]
+    if others:
+        sensors.append(PcieSensor(others))
+    return sensors
+
+
+def visible_gpus(gpus: Sequence[NvmlGpu], environment: Mapping[str, str]) -> list[NvmlGpu]:
+    """The GPUs that a command may use by its CUDA_VISIBLE_DEVICES; all where that leaves a doubt.
+
+    CUDA counts GPUs by speed unless told otherwise, NVML by their place on the bus: numbers mean
+    the same only where all GPUs are alike or CUDA_DEVICE_ORDER says so.
+    """
+    told = environment.get("CUDA_VISIBLE_DEVICES")
+    if told is None:
+        return list(gpus)
+    whole = [gpu for gpu in gpus if gpu.facts.mig_of is None]
+    by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    numbers_mean_the_same = by_place or len({gpu.facts.name for gpu in whole}) < 2
+    chosen: list[NvmlGpu] = []
+    for word in (part.strip() for part in told.split(",")):
+        if word.isdigit() and numbers_mean_the_same and int(word) < len(whole):
+            chosen.append(whole[int(word)])
+        elif word.isdigit() and not numbers_mean_the_same:
+            return list(gpus)
+        elif word.startswith(("GPU-", "MIG-")):
+            chosen += [gpu for gpu in gpus if gpu.facts.uuid.startswith(word)]
+        else:
+            break  # CUDA, too, stops at the first word that means nothing
+    return list(dict.fromkeys(chosen))
+
+
+def in_first_namespace() -> bool:
+    """Whether process numbers here are the machine's own, and so the driver's."""
+    try:
+        return os.readlink("/proc/self/ns/pid") == _FIRST_PID_NAMESPACE
+    except OSError:
+        return False

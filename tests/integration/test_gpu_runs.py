@@ -1,0 +1,147 @@
+"""Whole runs with GPUs, on the fake NVML: what they record, and what goes wrong with a GPU."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import fake_nvml
+from conftest import Finished
+from gpus import LOST, NO_PERMISSION, NOT_SUPPORTED
+from stepscope.metrics import of_scope
+
+SLEEP = ("-c", "import time; time.sleep(1.2)")
+ALL = {metric.key for metric in of_scope("gpu")}
+
+
+def machine(scenario: dict[str, Any], **more: str) -> dict[str, str]:
+    """An environment in which stepscope finds the GPUs of a scenario."""
+    others = os.environ.get("PYTHONPATH", "")
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(fake_nvml.STAND_IN), others))),
+        fake_nvml.SCENARIO_VARIABLE: json.dumps(scenario),
+        **more,
+    }
+
+
+def read_of(done: Finished, entity: str) -> set[str]:
+    return {metric for metric, name in done.run.series() if name == entity}
+
+
+def uuids(done: Finished) -> list[str]:
+    return [gpu["uuid"] for gpu in done.run.facts["environment"]["gpus"]]
+
+
+def test_a_run_records_its_gpu(watch: Callable[..., Finished]) -> None:
+    done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.ONE_H200))
+    assert done.code == 0
+    (gpu,) = done.run.facts["environment"]["gpus"]
+    assert (gpu["label"], gpu["model"], gpu["power_limit_watts"]) == ("GPU 0", "NVIDIA H200", 700)
+    assert done.run.facts["environment"]["driver"].startswith("580.")
+    assert read_of(done, gpu["uuid"]) >= ALL
+    series = done.run.series()
+    assert series["gpu_sm", gpu["uuid"]].value.mean() == pytest.approx(0.96, abs=0.05)
+    assert series["gpu_energy", gpu["uuid"]].value.mean() == pytest.approx(700, rel=0.2)
+    assert not ALL & set(done.run.facts["sensors"]["missing"])
+
+
+def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(watch: Callable[..., Finished]) -> None:
+    lost = {"errors": {"*": {"code": LOST, "after": 0.8}}}
+    done = watch(sys.executable, *SLEEP, env=machine({"gpus": [lost, {"load": "idle"}]}))
+    assert done.code == 0
+    first, second = uuids(done)
+    (remark,) = done.run.facts["sensors"]["remarks"]
+    assert "GPU 0" in remark and "fallen off the bus" in remark
+    assert remark in done.err.replace("\n          ", " ").replace("  ", " ") or "GPU 0" in done.err
+    power = done.run.series()["gpu_power", second]
+    assert power.t[-1] > done.run.series()["gpu_power", first].t[-1]
+
+
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, LOST, 999])
+def test_whatever_a_driver_refuses_the_run_is_watched(
+    watch: Callable[..., Finished], code: int
+) -> None:
+    broken = {"errors": {"*": {"code": code, "after": 0.3}}}
+    done = watch(sys.executable, *SLEEP, env=machine({"gpus": [broken]}))
+    assert done.code == 0
+    assert done.run.ending.outcome.value == "ok"
+    assert done.run.summary().core_seconds is not None
+    assert "failed" not in done.err and "Traceback" not in done.err
+
+
+@pytest.mark.parametrize(("code", "words"), [(9, "not loaded"), (12, "no NVIDIA driver")])
+def test_without_a_driver_every_metric_has_the_reason(
+    watch: Callable[..., Finished], code: int, words: str
+) -> None:
+    done = watch(sys.executable, *SLEEP, env=machine({"init": code, "gpus": []}))
+    assert done.code == 0
+    missing = done.run.facts["sensors"]["missing"]
+    assert set(missing) >= ALL and all(words in missing[key] for key in ALL)
+
+
+def test_a_driver_that_sleeps_does_not_hold_the_command_up(
+    watch: Callable[..., Finished], python_file: Callable[[str], str]
+) -> None:
+    slow = {**fake_nvml.ONE_H200, "wakes_up_in": 0.9}
+    done = watch(sys.executable, "-c", "import time; time.sleep(3)", env=machine(slow))
+    assert done.code == 0
+    (gpu,) = uuids(done)
+    run = done.run
+    began = (run.series()["gpu_power", gpu].t[0] - run.begin_ns) / 1e9
+    assert 0.3 < began < 2.5
+    assert run.recorded().of("rss").t[0] - run.begin_ns < 0.5e9
+
+
+def test_only_gpus_that_the_command_may_use_are_watched(watch: Callable[..., Finished]) -> None:
+    env = machine(fake_nvml.TWO_GPUS, CUDA_VISIBLE_DEVICES="1")
+    done = watch(sys.executable, *SLEEP, env=env)
+    (gpu,) = done.run.facts["environment"]["gpus"]
+    assert gpu["index"] == 1
+    none = watch(
+        sys.executable, *SLEEP, options=["--out", str(done.runs.parent / "none")],
+        env=machine(fake_nvml.TWO_GPUS, CUDA_VISIBLE_DEVICES=""),
+    )  # fmt: skip
+    assert none.code == 0
+
+
+def test_slices_are_gpus_of_their_own(watch: Callable[..., Finished]) -> None:
+    done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.MIG))
+    labels = [gpu["label"] for gpu in done.run.facts["environment"]["gpus"]]
+    assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
+    _, *slices = uuids(done)
+    for uuid in slices:
+        assert {"gpu_sm", "gpu_memory"} <= read_of(done, uuid)
+        assert "gpu_power" not in read_of(done, uuid)
+
+
+def test_running_out_of_gpu_memory_is_a_result(
+    watch: Callable[..., Finished], python_file: Callable[[str], str]
+) -> None:
+    script = python_file(
+        "import torch\n"
+        "raise torch.OutOfMemoryError('CUDA out of memory. Tried to allocate 20.00 GiB.')\n"
+    )
+    done = watch(sys.executable, script)
+    assert done.code == 1
+    ending = done.run.ending
+    assert ending.outcome.value == "gpu_oom"
+    assert ending.reason == "exit code 1; CUDA out of memory"
+    assert "20.00 GiB" in ending.evidence["message"]
+
+
+def test_an_out_of_memory_that_was_caught_is_none(
+    watch: Callable[..., Finished], python_file: Callable[[str], str]
+) -> None:
+    script = python_file(
+        "import sys, torch\n"
+        "try: raise torch.OutOfMemoryError('CUDA out of memory')\n"
+        "except torch.OutOfMemoryError: sys.exit(3)\n"
+    )
+    done = watch(sys.executable, script)
+    assert (done.code, done.run.ending.outcome.value) == (3, "crashed")

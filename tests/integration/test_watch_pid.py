@@ -1,0 +1,252 @@
+"""`stepscope watch PID`: real processes that somebody else started."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from conftest import STEPSCOPE
+from stepscope.runs.reader import Run, latest_run, open_run
+
+PythonFile = Callable[[str], str]
+
+KERNEL = tuple(int(word) for word in platform.release().split("-")[0].split(".")[:2])
+
+# Waits for a file to appear, and ends.
+SCRIPT = """
+import os, sys, time
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.02)
+{end}
+"""
+ENDS = {
+    "exits 0": "sys.exit(0)",
+    "exits 3": "sys.exit(3)",
+    "is killed": "os.kill(os.getpid(), 9)",
+    "is asked to end": "os.kill(os.getpid(), 15)",
+}
+REAPS = """
+import subprocess, sys
+process = subprocess.Popen(sys.argv[1:])
+print(process.pid, flush=True)
+process.wait()
+"""
+# As on a kernel that knows no pidfd.
+OLD_KERNEL = """
+import errno, os
+def absent(*_):
+    raise OSError(errno.ENOSYS, "Function not implemented")
+os.pidfd_open = absent
+from stepscope.cli.app import main
+main()
+"""
+
+
+@dataclass(frozen=True)
+class Watcher:
+    """A `stepscope watch` that goes on."""
+
+    process: subprocess.Popen[str]
+    runs: Path
+
+    def wait_until_it_samples(self) -> None:
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            if any('"root"' in path.read_text() for path in self.runs.glob("*/run.json")):
+                return
+            time.sleep(0.02)
+        raise AssertionError("it does not sample")
+
+    def result(self) -> dict[str, Any]:
+        out, err = self.process.communicate(timeout=30)
+        assert self.process.returncode == 0, err
+        return dict(json.loads(out.splitlines()[-1]))
+
+    @property
+    def run(self) -> Run:
+        return open_run(latest_run(self.runs))
+
+
+def watch(pid: int, runs: Path, *options: str, program: list[str] | None = None) -> Watcher:
+    command = [*(program or STEPSCOPE), "watch", str(pid), "--json", "--out", str(runs), *options]
+    process = subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    return Watcher(process, runs)
+
+
+@pytest.fixture
+def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start a process that is not stepscope's."""
+    started: list[subprocess.Popen[str]] = []
+
+    def begin(*command: str, **more: Any) -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **more)
+        started.append(process)
+        return process
+
+    yield begin
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_says_how_it_ended(
+    start: Callable[..., subprocess.Popen[str]], python_file: PythonFile, tmp_path: Path
+) -> None:
+    """Nobody has waited for these: they stay zombies, and show their status."""
+    go = tmp_path / "go"
+    watchers = {}
+    for number, (name, end) in enumerate(ENDS.items()):
+        script = python_file(SCRIPT.format(end=end))
+        process = start(sys.executable, script, str(go), "--api-key", "hunter2hunter2")
+        watchers[name] = watch(process.pid, tmp_path / f"runs{number}")
+    for watcher in watchers.values():
+        watcher.wait_until_it_samples()
+    go.touch()
+    results = {name: watcher.result() for name, watcher in watchers.items()}
+
+    assert {name: result["outcome"] for name, result in results.items()} == {
+        "exits 0": "ok",
+        "exits 3": "crashed",
+        "is killed": "crashed",
+        "is asked to end": "interrupted",
+    }
+    assert [result["exit_code"] for result in results.values()] == [0, 3, None, None]
+    assert [result["signal"] for result in results.values()] == [None, None, "SIGKILL", "SIGTERM"]
+    assert "somebody sent it" in results["is killed"]["reason"]
+    run = watchers["exits 0"].run
+    assert run.command[0] == sys.executable
+    assert "hunter2hunter2" not in run.paths.run_json.read_text()
+    assert run.paths.report_html.exists()
+
+
+def test_one_whose_parent_waits_for_it_at_once(
+    start: Callable[..., subprocess.Popen[str]], python_file: PythonFile, tmp_path: Path
+) -> None:
+    go = tmp_path / "go"
+    script = python_file(SCRIPT.format(end="sys.exit(3)"))
+    pids = []
+    for _ in range(2):
+        parent = start(sys.executable, "-c", REAPS, sys.executable, script, str(go))
+        assert parent.stdout is not None
+        pids.append(int(parent.stdout.readline()))
+    new = watch(pids[0], tmp_path / "new")
+    old = watch(pids[1], tmp_path / "old", program=[sys.executable, "-c", OLD_KERNEL])
+    for watcher in (new, old):
+        watcher.wait_until_it_samples()
+    go.touch()
+
+    told, untold = new.result(), old.result()
+
+    if KERNEL >= (6, 15):
+        assert (told["outcome"], told["exit_code"]) == ("crashed", 3)
+    else:
+        assert told["outcome"] in ("crashed", "lost")
+    assert untold["outcome"] == "lost", "nothing good is claimed"
+    assert "how is not known" in untold["reason"]
+
+
+BURNS = """
+import os, sys, time
+def burn(seconds):
+    end = time.process_time() + seconds
+    while time.process_time() < end: pass
+burn(1.0)  # before it is watched
+print("ready", flush=True)
+if os.fork() == 0:
+    burn(30)
+    os._exit(0)
+time.sleep(30)
+"""
+
+
+def test_ctrl_c_and_a_duration_end_only_the_watching(
+    start: Callable[..., subprocess.Popen[str]], python_file: PythonFile, tmp_path: Path
+) -> None:
+    process = start(sys.executable, python_file(BURNS), start_new_session=True)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    try:
+        timed = watch(process.pid, tmp_path / "timed", "--duration", "1.5", "--name", "burns")
+        stopped = watch(process.pid, tmp_path / "stopped")
+        stopped.wait_until_it_samples()
+        result = timed.result()
+        stopped.process.send_signal(signal.SIGINT)
+        interrupted = stopped.result()
+        assert process.poll() is None
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+
+    assert (result["name"], result["outcome"]) == ("burns", "interrupted")
+    assert result["reason"] == "it was watched for 1.5 s, as asked; the process runs on"
+    assert 1.4 < result["seconds"] < 2.5
+    # What it burned before is not counted; its child is.
+    assert 0.5 < result["core_seconds"] < 1.1 * result["seconds"]
+    statistics = {(s["metric"], s["entity"]): s for s in result["statistics"]}
+    assert statistics["processes", "tree"]["max"] == 2
+    assert statistics["cpu", "other"]["mean"] > 5 * statistics["cpu", "main"]["mean"]
+    assert interrupted["reason"] == "watching was stopped; the process runs on"
+    assert stopped.run.paths.report_html.exists()
+
+
+def test_its_surroundings_are_those_of_the_process(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    folder = tmp_path / "elsewhere"
+    folder.mkdir()
+    environment = {**os.environ, "OMP_NUM_THREADS": "7", "STEPSCOPE_EVENTS": "/runs/it/events"}
+    process = start("sleep", "30", cwd=folder, env=environment)
+    watcher = watch(process.pid, tmp_path / "runs", "--duration", "0.3")
+    result = watcher.result()
+    facts = watcher.run.facts
+    assert facts["cwd"] == str(folder)
+    assert facts["root"]["pid"] == process.pid
+    assert facts["environment"]["variables"]["OMP_NUM_THREADS"] == "7"
+    assert any("but in /runs/it" in note for note in result["notes"])
+
+
+def test_it_says_what_it_does_and_who_is_left(
+    start: Callable[..., subprocess.Popen[str]], tmp_path: Path
+) -> None:
+    process = start("sh", "-c", "sleep 20 & sleep 1.5; true", start_new_session=True)
+    done = subprocess.run(
+        [*STEPSCOPE, "watch", str(process.pid), "--out", str(tmp_path)],
+        capture_output=True,
+        text=True,
+    )
+    os.killpg(process.pid, signal.SIGKILL)
+    assert done.returncode == 0
+    assert done.stdout == ""
+    first, *_, last = done.stderr.splitlines()
+    assert first == (
+        f"stepscope: watching sh (pid {process.pid}); Ctrl-C ends the watching, the process runs on"
+    )
+    assert last.startswith("stepscope: still running: sleep (pid ")
+    assert "sh  ok  the command ended normally" in done.stderr
+    assert "hook: none, since the process was running already" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["999999999"], "There is no process 999999999. List yours with: ps"),
+        ([str(os.getpid()), "--interval", "0"], "An interval of 0.0 s is not possible"),
+    ],
+)
+def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+    command = [*STEPSCOPE, "watch", *arguments, "--out", str(tmp_path / "runs")]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (125, "")
+    assert words in done.stderr and len(done.stderr.splitlines()) == 1
+    assert not (tmp_path / "runs").exists()

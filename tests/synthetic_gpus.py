@@ -1,0 +1,205 @@
+"""What the GPUs of a synthetic run would have told: facts, samples, the allocator's figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from stepscope.inject import events
+from stepscope.metrics import is_counter
+from stepscope.records import Entity
+
+if TYPE_CHECKING:
+    from synthetic import Plan
+
+Values = dict[str, float | None]
+Row = tuple[float, float | None, Entity, Values]
+"""When, over how many seconds, of which GPU, what."""
+
+GPM_SHARES = ("gpu_sm", "gpu_occupancy", "gpu_tensor", "gpu_fp32", "gpu_fp16", "gpu_dram")
+COUNTER_OVER_READINGS = 1.03
+"""How much more the energy counter tells than the power readings do."""
+ENERGY_EVERY = 10.0
+
+
+def gpu_uuid(index: int) -> str:
+    return f"GPU-{0x74F7346C + index:08x}-7a14-5c0e-9d5b-1f0c5f6f3a{index:02d}"
+
+
+def gpu_facts(plan: Plan) -> list[dict[str, Any]]:
+    """What `run.json` has of the GPUs."""
+    model, memory, watts = ("NVIDIA H200", 150.75e9, 700.0)
+    if not plan.gpm:
+        model, memory, watts = ("NVIDIA A100-SXM4-80GB", 85.9e9, 400.0)
+    return [
+        {
+            "index": index,
+            "uuid": gpu_uuid(index),
+            "model": model,
+            "bus": f"0000:{index + 1:02x}:00.0",
+            "memory_bytes": memory,
+            "power_limit_watts": watts,
+            "label": f"GPU {index}",
+            "mig_of": None,
+            "pcie_generation": 5 if plan.gpm else 4,
+            "pcie_width": 16,
+        }
+        for index in range(plan.gpus + plan.idle_gpus)
+    ]
+
+
+def missing_gpu_metrics(plan: Plan) -> dict[str, str]:
+    if plan.gpm or not plan.gpus:
+        return {}
+    reason = "GPU 0: it has no performance counters (GPM came with Hopper)"
+    return dict.fromkeys((*GPM_SHARES, "gpu_nvlink_received", "gpu_nvlink_sent"), reason)
+
+
+def gpu_rows(plan: Plan) -> Iterator[Row]:
+    """What each sensor reads of each GPU at its own pace, in the order of time."""
+    random = np.random.default_rng(plan.seed + 1)
+    found = []
+    for place, (period, read) in enumerate(_sensors(plan)):
+        # The first reading comes at once, the last when the command has ended.
+        ticks = [*np.arange(0.0, plan.seconds - period / 2, period).tolist(), plan.seconds]
+        for before, at in zip([None, *ticks], ticks, strict=False):
+            over = None if before is None else at - before
+            for index in range(plan.gpus + plan.idle_gpus):
+                values = read(plan, at, index, float(random.normal()))
+                if over is None:
+                    values = {k: v for k, v in values.items() if not is_counter(k)}
+                found.append((at, place, over, Entity(gpu_uuid(index)), values))
+    found.sort(key=lambda row: row[:2])
+    for at, _, over, entity, values in found:
+        yield at, over, entity, values
+
+
+def allocator_names(plan: Plan, record: Callable[..., bytes]) -> Iterator[bytes]:
+    """Which device is which GPU, as soon as the model is there."""
+    for index in range(plan.gpus if plan.allocator else 0):
+        uuid = gpu_uuid(index)
+        yield events.name_records(uuid)
+        yield record(0.6 * plan.start_up, events.GPU, number=index, a=events.name_id(uuid))
+
+
+def allocations(
+    plan: Plan, begin: float, seconds: float, record: Callable[..., bytes]
+) -> Iterator[bytes]:
+    """What the allocator tells at the ends of some steps."""
+    for at in np.linspace(begin, begin + seconds, 21)[1:].tolist():
+        reserved = int(_reserved(plan, at))
+        for index in range(plan.gpus if plan.allocator else 0):
+            yield record(at, events.GPU_MEMORY, number=index, a=int(0.3 * reserved), b=reserved)
+            yield record(at, events.GPU_PEAK, number=index, a=int(0.93 * reserved), b=reserved)
+            yield record(at, events.GPU_RETRIES, number=index)
+
+
+Read = Callable[["Plan", float, int, float], Values]
+"""Of a plan, at a time, of which GPU, with some noise."""
+
+
+def _sensors(plan: Plan) -> list[tuple[float, Read]]:
+    """Seconds between readings, and what is read."""
+    return [
+        (0.2, _activity) if plan.gpm else (0.2, _pcie),
+        (0.2, _power),
+        (0.2, _memory),
+        (0.5, _utilisation),
+        (1.0, _processes),
+        (1.0, _state),
+        (ENERGY_EVERY, _energy),
+        (30.0, _errors),
+    ]
+
+
+def _busy(plan: Plan, at: float, index: int) -> float:
+    """How much of a GPU is busy: it waits for data in the first epoch, an idle one does nothing."""
+    if index >= plan.gpus:
+        return 0.0
+    busy, epoch = plan.activity(at)
+    return busy * (0.55 if epoch == 0 else 0.82) * (1 - 0.06 * index)
+
+
+def _watts(plan: Plan, at: float, index: int) -> float:
+    return 78.0 + 590.0 * _busy(plan, at, index)
+
+
+def _activity(plan: Plan, at: float, index: int, noise: float) -> Values:
+    sm = _busy(plan, at, index) * (1 + 0.04 * noise)
+    nvlink = 8e9 * sm if plan.gpus > 1 else 0.0
+    return {
+        "gpu_sm": sm,
+        "gpu_occupancy": 0.4 * sm,
+        "gpu_tensor": 0.42 * sm,
+        "gpu_fp32": 0.1 * sm,
+        "gpu_fp16": 0.02 * sm,
+        "gpu_dram": 0.55 * sm,
+        **_pcie(plan, at, index, noise),
+        "gpu_nvlink_received": nvlink,
+        "gpu_nvlink_sent": nvlink,
+    }
+
+
+def _pcie(plan: Plan, at: float, index: int, noise: float) -> Values:
+    busy = _busy(plan, at, index) * (1 + 0.08 * noise)
+    return {"gpu_pcie_received": 2.3e9 * busy, "gpu_pcie_sent": 0.16e9 * busy}
+
+
+def _power(plan: Plan, at: float, index: int, noise: float) -> Values:
+    return {"gpu_power": _watts(plan, at, index) + 20 * _busy(plan, at, index) * noise}
+
+
+def _energy(plan: Plan, at: float, index: int, noise: float) -> Values:
+    """The mean power since the last reading, as the counter has it."""
+    before = max(0.0, (math.ceil(at / ENERGY_EVERY - 1e-9) - 1) * ENERGY_EVERY)
+    watts = [_watts(plan, moment, index) for moment in np.linspace(before, at, 101).tolist()]
+    return {"gpu_energy": COUNTER_OVER_READINGS * float(np.mean(watts))}
+
+
+def _memory(plan: Plan, at: float, index: int, noise: float) -> Values:
+    return {"gpu_memory": 0.6e9 + _own_memory(plan, at, index)}
+
+
+def _processes(plan: Plan, at: float, index: int, noise: float) -> Values:
+    return {"gpu_memory_tree": _own_memory(plan, at, index)}
+
+
+def _own_memory(plan: Plan, at: float, index: int) -> float:
+    """A CUDA context once the model is made, then what the allocator holds."""
+    if index >= plan.gpus or at < 0.6 * plan.start_up:
+        return 0.0
+    return 0.5e9 + _reserved(plan, at)
+
+
+def _reserved(plan: Plan, at: float) -> float:
+    """Grows in the first steps, and a little with every epoch."""
+    since = at - plan.start_up
+    if since < 0:
+        return 0.4e9
+    epoch = int(since / plan.epoch_seconds)
+    return 31.5e9 * min(1.0, 0.3 + since / (0.1 * plan.seconds)) + 0.8e9 * epoch
+
+
+def _utilisation(plan: Plan, at: float, index: int, noise: float) -> Values:
+    busy = _busy(plan, at, index)
+    share = min(1.0, 0.97 + 0.01 * noise) if busy else 0.0
+    return {"gpu_utilization": share, "gpu_memory_controller": 0.6 * busy}
+
+
+def _state(plan: Plan, at: float, index: int, noise: float) -> Values:
+    busy = _busy(plan, at, index)
+    return {
+        "gpu_sm_clock": 1980.0 if busy else 345.0,
+        "gpu_memory_clock": 3201.0,
+        "gpu_temperature": 33.0 + (30.0 * at / plan.seconds if index < plan.gpus else 0.0),
+        "gpu_slowed_power": float(busy > 0.6 and noise > 1),
+        "gpu_slowed_heat": 0.0,
+        "gpu_slowed_other": 0.0,
+    }
+
+
+def _errors(plan: Plan, at: float, index: int, noise: float) -> Values:
+    return {"gpu_ecc_corrected": 0.0, "gpu_ecc_uncorrected": 0.0}

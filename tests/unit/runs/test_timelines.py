@@ -1,0 +1,161 @@
+"""What is stored as what the analysis takes: allocators' figures and GPUs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from stepscope.inject import events
+from stepscope.runs.events import RECORD, ProcessEvents, read_file
+from stepscope.runs.reader import open_run
+from stepscope.runs.timelines import allocator_series, gpus_of
+from synthetic import Plan, write_run
+from synthetic_gpus import gpu_uuid
+
+RUNS = Path(__file__).parents[2] / "data" / "runs"
+A, B = "GPU-aaaaaaaa-1111", "GPU-bbbbbbbb-2222"
+
+Record = tuple[int, int, int, int, int]
+"""Time, kind, number, a, b."""
+
+
+def process(pid: int, devices: dict[int, str], *records: Record) -> ProcessEvents:
+    names = {events.name_id(uuid): uuid for uuid in devices.values()}
+    told = [(1, events.GPU, number, events.name_id(uuid), 0) for number, uuid in devices.items()]
+    found = np.zeros(len(told) + len(records), RECORD)
+    for record, (t, kind, number, a, b) in zip(found, [*told, *records], strict=True):
+        record["t"], record["kind"], record["number"] = t, kind, number
+        record["a"], record["b"] = a, b
+    return ProcessEvents(pid, None, None, found, names)
+
+
+def memory(t: int, allocated: int, reserved: int, number: int = 0) -> Record:
+    return (t, events.GPU_MEMORY, number, allocated, reserved)
+
+
+def points(found: dict, metric: str, uuid: str = A) -> list[tuple[int, float]]:  # type: ignore[type-arg]
+    series = found[metric, uuid]
+    return list(zip(series.t.tolist(), series.value.tolist(), strict=True))
+
+
+def test_one_process_tells_its_own_values() -> None:
+    one = process(
+        1,
+        {0: A, 1: B},
+        memory(10, 3, 5),
+        memory(11, 30, 50, number=1),
+        (12, events.GPU_PEAK, 0, 7, 8),
+        (13, events.GPU_RETRIES, 0, 2, 1),
+        memory(20, 4, 6),
+    )
+    found = allocator_series([one])
+    assert points(found, "gpu_allocated") == [(10, 3), (20, 4)]
+    assert points(found, "gpu_reserved") == [(10, 5), (20, 6)]
+    assert points(found, "gpu_reserved", B) == [(11, 50)]
+    assert points(found, "gpu_allocated_peak") == [(12, 7)]
+    assert points(found, "gpu_reserved_peak") == [(12, 8)]
+    assert points(found, "gpu_alloc_retries") == [(13, 2)]
+    assert points(found, "gpu_alloc_ooms") == [(13, 1)]
+
+
+def test_processes_on_one_gpu_are_added_up_whatever_number_they_have_for_it() -> None:
+    """With CUDA_VISIBLE_DEVICES every process calls its GPU 0."""
+    first = process(1, {0: A}, memory(10, 0, 5), memory(30, 0, 7))
+    second = process(2, {1: A}, memory(20, 0, 100, number=1), memory(40, 0, 90, number=1))
+    found = allocator_series([first, second])
+    assert points(found, "gpu_reserved") == [(10, 5), (20, 105), (30, 107), (40, 97)]
+
+
+def test_a_process_that_begins_when_another_has_ended_takes_its_place() -> None:
+    first = process(1, {0: A}, memory(10, 0, 5), (11, events.GPU_RETRIES, 0, 3, 0))
+    second = process(2, {0: A}, memory(20, 0, 4), (21, events.GPU_RETRIES, 0, 2, 0))
+    found = allocator_series([first, second])
+    assert points(found, "gpu_reserved") == [(10, 5), (20, 4)]
+    assert points(found, "gpu_alloc_retries") == [(11, 3), (21, 5)], "what happened stays"
+
+
+def test_a_process_that_still_steps_still_holds() -> None:
+    first = process(1, {0: A}, memory(10, 0, 5), (50, events.STEP, 1, 1, 0))
+    second = process(2, {0: A}, memory(20, 0, 4))
+    assert points(allocator_series([first, second]), "gpu_reserved") == [(10, 5), (20, 9)]
+
+
+def test_a_slice_is_found_by_its_number() -> None:
+    """CUDA writes GPU- before the number of a MIG slice, NVML writes MIG-."""
+    told = process(1, {0: "GPU-cccccccc-3333"}, memory(10, 0, 5))
+    found = allocator_series([told], known=["GPU-parent", "MIG-cccccccc-3333"])
+    assert {uuid for _, uuid in found} == {"MIG-cccccccc-3333"}
+
+
+def test_an_old_pytorch_means_the_only_gpu_there_is() -> None:
+    told = process(1, {0: "cuda:0"}, memory(10, 0, 5))
+    assert {uuid for _, uuid in allocator_series([told], known=[A])} == {A}
+    assert {uuid for _, uuid in allocator_series([told], known=[A, B])} == {"cuda:0"}
+
+
+def test_a_device_that_nobody_named_is_left_out() -> None:
+    assert allocator_series([process(1, {}, memory(10, 1, 1))]) == {}
+
+
+def test_gpus_of_the_facts_come_first_and_what_was_only_seen_gets_a_name() -> None:
+    facts = {
+        "environment": {
+            "gpus": [
+                {"index": 2, "uuid": A, "model": "NVIDIA H200", "label": "GPU 2 slice 1",
+                 "memory_bytes": 18e9, "power_limit_watts": 700.0},
+            ]
+        }
+    }  # fmt: skip
+    told, seen = gpus_of(facts, [A, B])
+    assert (told.label, told.name, told.memory_bytes) == ("GPU 2 slice 1", "NVIDIA H200", 18e9)
+    assert (seen.uuid, seen.label, seen.name, seen.memory_bytes) == (B, "GPU-bbbbbbbb", "", None)
+
+
+@pytest.mark.parametrize("environment", [None, {}, {"gpus": None}, {"gpus": ["?"]}])
+def test_facts_without_gpus(environment: object) -> None:
+    assert gpus_of({"environment": environment}, ()) == ()
+
+
+def test_gpus_of_an_old_run(tmp_path: Path) -> None:
+    folder = shutil.copytree(RUNS / "format1", tmp_path / "run")
+    facts = json.loads((folder / "run.json").read_text())
+    old = {"model": "NVIDIA TITAN X", "uuid": A, "bus": "0000:01:00.0"}
+    facts["environment"]["gpus"] = [old, {**old, "uuid": None}]
+    (folder / "run.json").write_text(json.dumps(facts))
+    run = open_run(folder)
+    assert [(gpu.uuid, gpu.label, gpu.memory_bytes) for gpu in run.gpus()] == [
+        (A, "GPU 0", None),
+        ("GPU 1", "GPU 1", None),
+    ]
+    assert run.recorded().used_gpus == ()
+
+
+def test_a_run_has_the_samples_and_the_allocators_of_its_gpus(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run", Plan(seconds=10, gpus=1, idle_gpus=1)).folder)
+    recorded = run.recorded()
+    assert recorded.gpus == run.gpus()
+    assert [gpu.label for gpu in recorded.gpus] == ["GPU 0", "GPU 1"]
+    series = recorded.series
+    assert len(series["gpu_power", gpu_uuid(0)]) == 51
+    assert series["gpu_energy", gpu_uuid(0)].window.tolist() == [10.0]
+    assert len(series["gpu_reserved", gpu_uuid(0)]) == 80
+    assert ("gpu_reserved", gpu_uuid(1)) not in series
+
+
+def test_a_gpu_without_facts_is_known_by_its_samples(tmp_path: Path) -> None:
+    facts = {"environment": {"cpu": {"allowed": 4.0}}}
+    plan = Plan(seconds=5, gpus=1, facts=facts)
+    run = open_run(write_run(tmp_path / "run", plan).folder)
+    assert [gpu.label for gpu in run.gpus()] == ["GPU-74f7346c"]
+
+
+def test_allocators_of_a_file_that_was_cut_off(tmp_path: Path) -> None:
+    paths = write_run(tmp_path / "run", Plan(seconds=10, gpus=1))
+    (path,) = paths.events.glob("*.bin")
+    path.write_bytes(path.read_bytes()[:-5000])
+    (whole,) = read_file(path)
+    assert 0 < len(allocator_series([whole])["gpu_reserved", gpu_uuid(0)]) < 80
