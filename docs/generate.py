@@ -31,8 +31,15 @@ PAGES = (DOCS / "measurement.md", DOCS / "cli.md")
 
 METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
 PLAIN_CODES = (
-    ("0", "`run`: the command ended with 0. `report`, `--help`, `--version`: it worked"),
-    ("1", "Any other error of stepscope, say a report that cannot be written"),
+    (
+        "0",
+        "`run`: the command ended with 0. Elsewhere: it worked; `watch`: however the process ended",
+    ),
+    (
+        "1",
+        "Any other error of stepscope, say a report that cannot be written; `doctor`: a sensor "
+        "does not tell the truth",
+    ),
     ("2", "An option or argument that does not exist, is missing or cannot be understood"),
 )
 
@@ -149,13 +156,13 @@ def _command(name: str, command: Any) -> str:
     arguments = [p for p in parameters if p.param_type_name == "argument"]
     options = [p for p in parameters if p.param_type_name == "option"]
     usage = " ".join(["stepscope", name, "[OPTIONS]", *(_argument_name(a) for a in arguments)])
-    parts = [
-        f"## `stepscope {name}`",
-        f"```text\n{usage}\n```",
-        cleandoc(command.help or ""),
-        table(("argument", "meaning"), ((f"`{_argument_name(a)}`", a.help) for a in arguments)),
-        table(("option", "meaning"), ((_option_name(o), _option_help(o)) for o in options)),
-    ]
+    parts = [f"## `stepscope {name}`", f"```text\n{usage}\n```", cleandoc(command.help or "")]
+    if arguments:
+        rows = ((f"`{_argument_name(a)}`", a.help) for a in arguments)
+        parts.append(table(("argument", "meaning"), rows))
+    parts.append(
+        table(("option", "meaning"), ((_option_name(o), _option_help(o)) for o in options))
+    )
     return "\n\n".join(parts)
 
 

@@ -109,7 +109,8 @@ class Session:
         self._gpus = GpuWatch(os.environ if environment is None else environment)
         self._write_first_facts()
         self.sampler = Sampler(paths, plan.interval_s, self.trouble)
-        self.sampler.add(HostSensor())
+        self._host = HostSensor()
+        self.sampler.add(self._host)
         self._shm = ShmSensor()
         self.sampler.add(self._shm)
         self._shm_share: float | None = None
@@ -134,8 +135,9 @@ class Session:
         ):
             self.sampler.add(sensor, born_ns)
         self.cgroup = find_cgroup(root)
-        self.sampler.add(CgroupSensor(self.cgroup))
-        self.sampler.add(NetworkSensor(self.tree.network_namespaces))
+        self._around = (CgroupSensor(self.cgroup), NetworkSensor(self.tree.network_namespaces))
+        for around in self._around:
+            self.sampler.add(around)
         self._gpus.family.pids = lambda: self.tree.processes
         self._gpus.family.ran_before = not born_here
         self._add_gpus()
@@ -163,7 +165,8 @@ class Session:
 
     def last_sample(self) -> None:
         """Once more everything that is cheap, while what ended can still be read."""
-        self.sampler.read_all(self.usage, self.io, self.detail, self._shm)
+        self.sampler.read_all(self.usage, self.io, self.detail, self._shm, self._host)
+        self.sampler.read_all(*self._around)
         self.sampler.read_all(*self._gpus.last_sensors())
 
     def end(self, ending: Ending, survivors: list[str]) -> None:

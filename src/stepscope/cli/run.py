@@ -72,7 +72,7 @@ def run(
     hint = "use stepscope.mark()" + ("" if epoch_pattern else " or --epoch-pattern")
     plan = Plan(name or name_of(command), command, interval, out, hook=not no_hook, hint=hint)
     watched = watch_command(plan, tell, signals, epoch_pattern, wait_tree)
-    _show(watched.paths.folder, quiet, as_json, lambda: give_signals_back(signals))
+    show_run(watched.paths.folder, quiet, as_json, lambda: give_signals_back(signals))
     if watched.survivors and not quiet:
         some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
         say(f"still running: {some}; --wait-tree waits for such processes")
@@ -112,7 +112,7 @@ def near(path: Path) -> Path:
     return path if relative.parts[:1] == ("..",) else relative
 
 
-def _show(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]) -> None:
+def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]) -> None:
     """Derive the summary and the report, and show them. Whatever fails, the exit code stays.
 
     `begin` lets Ctrl-C through: who does not want to wait for a report need not.

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.cli.run import RUNS_VARIABLE, _show, name_of, say
+from stepscope.cli.run import RUNS_VARIABLE, name_of, say, show_run
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 
@@ -54,7 +54,7 @@ def watch(
         watched = watch_target(plan, target, tell, duration)
     finally:
         target.close()
-    _show(watched.paths.folder, quiet, as_json, lambda: None)
+    show_run(watched.paths.folder, quiet, as_json, lambda: None)
     if watched.survivors:
         some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
         tell(f"still running: {some}")
