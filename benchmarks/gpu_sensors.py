@@ -488,9 +488,9 @@ def main() -> None:
         folder = Path(name)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "loads": lambda: measure_loads(folder / "loads", 4.0),
-            "costs": lambda: measure_costs(max(8, int(40 * length))),
+            "costs": lambda: measure_costs(max(8, int(25 * length))),
             "pcie": lambda: measure_pcie_ways(5.0),
-            "training": lambda: slow_down(folder / "train", 120 * length),
+            "training": lambda: slow_down(folder / "train", 90 * length),
         }
         chosen = [options.only] if options.only else list(parts)
         figures = {part: parts[part]() for part in chosen}

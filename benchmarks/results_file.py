@@ -23,8 +23,7 @@ def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     result = {
         "benchmark": name,
         "date": date.today().isoformat(),
-        "command": " ".join(["python", *(os.path.relpath(word) if i == 0 else word
-                                         for i, word in enumerate(sys.argv))]),
+        "command": _command(),
         "machine": {
             "cpu": environment.get("cpu"),
             "memory": environment.get("memory"),
@@ -40,6 +39,13 @@ def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
     path = folder / f"{result['date']}_{name}_{os.cpu_count()}c.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
+
+
+def _command() -> str:
+    """As it was typed, without where the machine keeps its files."""
+    program, *words = sys.argv
+    hidden = ["DIR" if before == "--out" else w for before, w in zip(["", *words], words)]
+    return " ".join(["python", os.path.relpath(program), *hidden])
 
 
 def _versions() -> dict[str, str]:

@@ -60,7 +60,7 @@ def _top(run: Path | None, interval: float, once: bool, as_json: bool) -> None:
 
     runs = Path(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
     follower = Follower(open_run(run if run is not None else _latest(runs)).path)
-    frame = _frame(follower)
+    frame = _frame(follower, wait=True)
     if as_json:
         sys.stdout.write(json.dumps(frame_dict(frame)) + "\n")
     elif once or not _is_screen() or frame.ending.outcome is not Outcome.RUNNING:
@@ -86,9 +86,9 @@ def _latest(runs: Path) -> Path:
     return max(running, key=lambda path: running[path]) if running else latest_run(runs)
 
 
-def _frame(follower: Follower) -> Frame:
+def _frame(follower: Follower, wait: bool = False) -> Frame:
     try:
-        return follower.frame()
+        return follower.frame(wait)
     except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
         raise RunFolderError(
             f"{follower.tail.paths.folder} cannot be understood: "

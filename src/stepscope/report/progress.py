@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -22,6 +22,7 @@ PACE_S = 10.0
 
 _LOADER_KINDS = (written.LOADER_BEGIN, written.BATCH, written.LOADER_END)
 _STEP_NAME = written.name_id("step")
+_ANY_TIME = 2**62
 
 Phase = Literal["training", "evaluation", "done"]
 Loaders = Mapping[int, Sequence[int]]
@@ -47,6 +48,10 @@ class Told:
     loaders: Loaders = field(default_factory=dict)
     allocators: SeriesTable = field(default_factory=dict)
     """What PyTorch said of its GPU memory."""
+    until: Mapping[int, int] = field(default_factory=dict)
+    """Of each process, the time of the last event that was looked at."""
+    counted: tuple[int, int] | None = None
+    """The process and the loader whose batches `epoch` counts."""
 
 
 @dataclass(frozen=True)
@@ -68,38 +73,86 @@ def told_by(
         for timeline in timelines
         if len(timeline.loader_begins)
     }
+    epoch, counted = _epoch_now(timelines, loaders, begin_ns, now_ns)
     return Told(
-        _epoch_now(timelines, loaders, begin_ns, now_ns),
-        steps_between(step_groups(timelines), 0, 2**62),
+        epoch,
+        steps_between(step_groups(timelines), 0, _ANY_TIME),
         loaders,
         allocator_series(processes, [gpu.uuid for gpu in gpus]),
+        {process.pid: int(process.records["t"][-1]) for process in processes},
+        counted,
     )
+
+
+def counted_on(told: Told, recent: Mapping[int, Records]) -> Told:
+    """With the batches and steps that came since: all events are not looked at every time."""
+    fresh = {
+        pid: records[records["t"] > told.until[pid]]
+        for pid, records in recent.items()
+        if pid in told.until
+    }
+    steps = max((_steps_in(records) for records in fresh.values()), default=0)
+    pid, loader = told.counted or (None, None)
+    epoch = told.epoch
+    if epoch is not None and epoch.batches is not None and pid in fresh:
+        own = (fresh[pid]["kind"] == written.BATCH) & (fresh[pid]["number"] == loader)
+        batches = epoch.batches + int(own.sum())
+        epoch = replace(epoch, batches=min(batches, epoch.of or batches))
+    return replace(told, epoch=epoch, steps=None if told.steps is None else told.steps + steps)
+
+
+def _steps_in(records: Records) -> int:
+    """Of the busiest optimizer; where Keras tells the steps, torch's are left out."""
+    steps = _optimizer_steps(records)
+    numbers = np.unique(steps["number"])
+    return max((int(steps["a"][steps["number"] == n].sum()) for n in numbers), default=0)
+
+
+def _optimizer_steps(records: Records) -> Records:
+    steps: Records = records[records["kind"] == written.STEP]
+    from_fit = (steps["flags"] & written.FROM_FIT) > 0
+    return steps[from_fit] if from_fit.any() else steps
+
+
+_Where = tuple[EpochNow | None, tuple[int, int] | None]
 
 
 def _epoch_now(
     timelines: Sequence[Timeline], loaders: Loaders, begin_ns: int, now_ns: int
-) -> EpochNow | None:
+) -> _Where:
+    """Where the run is, and the process and loader that tell it."""
     source, spans = find_epochs(timelines, begin_ns, now_ns)
     if not spans:
-        return None
+        return None, None
     span = spans[-1]
     index = len(spans) - 1 if span.index is None else span.index
     with_loaders = [timeline for timeline in timelines if timeline.pid in loaders]
     if not with_loaders:
-        return EpochNow(index, "training")
+        return EpochNow(index, "training"), None
     teller = next((t for t in with_loaders if t.pid == span.pid), with_loaders[0])
     training = loaders[teller.pid]
     current, over = _current_loader(teller)
     if current not in training:
         if over:
-            return EpochNow(index, "done")
-        return EpochNow(index, "evaluation", *_passed(teller, [current], span.end_ns))
+            return EpochNow(index, "done"), None
+        return _counting(EpochNow(index, "evaluation"), teller, [current], span.end_ns)
     begins = teller.loader_begins
     next_pass = begins["t"][np.isin(begins["number"], training) & (begins["t"] > span.end_ns)]
     if source == "loader" and span.complete and next_pass.size:  # waits for its first step
-        return EpochNow(index + 1, "training", *_passed(teller, training, int(next_pass[0])))
-    done, of = _passed(teller, training, span.begin_ns)
-    return EpochNow(index, "done" if over else "training", done, of)
+        return _counting(EpochNow(index + 1, "training"), teller, training, int(next_pass[0]))
+    epoch = EpochNow(index, "done" if over else "training")
+    return _counting(epoch, teller, training, span.begin_ns)
+
+
+def _counting(epoch: EpochNow, timeline: Timeline, numbers: Sequence[int], since_ns: int) -> _Where:
+    """With the batches of the busiest of these loaders since then, and how many there will be."""
+    batches = timeline.batches["number"][timeline.batches["t"] >= since_ns]
+    counts = {number: int((batches == number).sum()) for number in numbers}
+    busiest = max(counts, key=lambda number: counts[number])
+    begins = timeline.loader_begins
+    lengths = begins["b"][begins["number"] == busiest]
+    of = int(lengths[-1]) if len(lengths) and lengths[-1] > 0 else None
+    return replace(epoch, batches=counts[busiest], of=of), (timeline.pid, busiest)
 
 
 def _current_loader(timeline: Timeline) -> tuple[int, bool]:
@@ -107,16 +160,6 @@ def _current_loader(timeline: Timeline) -> tuple[int, bool]:
     kinds = (timeline.loader_begins, timeline.batches, timeline.loader_ends)
     last = max((records[-1] for records in kinds if len(records)), key=lambda r: int(r["t"]))
     return int(last["number"]), int(last["kind"]) == written.LOADER_END
-
-
-def _passed(timeline: Timeline, numbers: Sequence[int], since_ns: int) -> tuple[int, int | None]:
-    """Batches of the busiest of these loaders since then, and how many there will be."""
-    batches = timeline.batches["number"][timeline.batches["t"] >= since_ns]
-    counts = {number: int((batches == number).sum()) for number in numbers}
-    busiest = max(counts, key=lambda number: counts[number])
-    begins = timeline.loader_begins
-    lengths = begins["b"][begins["number"] == busiest]
-    return counts[busiest], int(lengths[-1]) if len(lengths) and lengths[-1] > 0 else None
 
 
 def pace_of(recent: Mapping[int, Records], loaders: Loaders, now_ns: int) -> Pace:
@@ -212,9 +255,7 @@ def _between_batches(records: Records, number: int) -> tuple[Times, Times, Times
 
 def _steps_per_second(records: Records, now_ns: int) -> float | None:
     """Of the busiest optimizer; the last two steps tell where there were few lately."""
-    steps = records[records["kind"] == written.STEP]
-    from_fit = (steps["flags"] & written.FROM_FIT) > 0
-    steps = steps[from_fit] if from_fit.any() else steps
+    steps = _optimizer_steps(records)
     if not len(steps):
         marks = records["kind"] == written.MARK
         steps = records[marks & (records["a"] == _STEP_NAME)]

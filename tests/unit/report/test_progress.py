@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from stepscope.inject import events
-from stepscope.report.progress import EpochNow, Pace, Told, pace_of, told_by
+from stepscope.report.progress import EpochNow, Pace, Told, counted_on, pace_of, told_by
 from stepscope.runs.events import ProcessEvents, parse
 
 SECOND = 10**9
@@ -106,8 +106,29 @@ def test_marks_without_any_loader() -> None:
 
 
 def test_nothing_was_told() -> None:
-    assert told(now=5) == told(process(), now=5) == Told()
+    assert told(now=5) == Told()
+    assert told(process(), now=5) == Told(until={7: SECOND})
     assert pace(process(), now=5) == Pace()
+
+
+def test_what_came_since_is_counted_on() -> None:
+    records = list(one_pass(10, 30, loader=TRAIN, of=40, ends=False))
+    whole = process(*records)
+    before = told(process(*records[:31]), now=25)
+    assert before.epoch == EpochNow(0, "training", 15, 40)
+    now = counted_on(before, {7: whole.records[-60:]})
+    assert (now.epoch, now.steps) == (EpochNow(0, "training", 30, 40), 30)
+    assert (now.epoch, now.steps) == (told(whole, now=40).epoch, told(whole, now=40).steps)
+    assert counted_on(before, {8: whole.records}) == before  # nothing is known of that process
+
+
+def test_no_more_is_counted_than_there_are() -> None:
+    """Another epoch has begun: that is seen when all events are looked at again."""
+    passes = [*one_pass(10, 4, loader=TRAIN), *one_pass(20, 4, loader=TRAIN)]
+    before = told(process(*passes[:7]), now=13)
+    assert before.epoch == EpochNow(0, "training", 3, 4)
+    now = counted_on(before, {7: process(*passes).records})
+    assert (now.epoch, now.steps) == (EpochNow(0, "training", 4, 4), 8)
 
 
 def test_pace_of_a_loop() -> None:
