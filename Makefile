@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 PYTEST := $(BIN)/python -m pytest
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint test-long test-gpu bench clean
+.PHONY: help demo test lint test-long test-gpu bench bench-gpu clean
 
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -32,6 +32,9 @@ test-gpu: ## What needs an NVIDIA GPU (with the Python that has PyTorch: make te
 
 bench: $(VENV)/.dev ## Measure what we claim; writes benchmarks/results/
 	$(BIN)/python benchmarks/monitor_cost.py
+
+bench-gpu: ## Measure what we claim about GPUs (with the Python that has PyTorch: PYTHON=...)
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/gpu_sensors.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

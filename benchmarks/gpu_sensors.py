@@ -310,7 +310,7 @@ def _all_sensors() -> list[type[GpuSensor]]:
 def _paced(read: Callable[[], Any], repeats: int) -> dict[str, float]:
     cpu, wall = [], []
     for _ in range(repeats):
-        time.sleep(0.12)
+        time.sleep(0.25)  # performance counters that are younger are not read again
         a, b = time.thread_time(), time.perf_counter()
         read()
         cpu.append(time.thread_time() - a)
@@ -488,9 +488,9 @@ def main() -> None:
         folder = Path(name)
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "loads": lambda: measure_loads(folder / "loads", 4.0),
-            "costs": lambda: measure_costs(max(8, int(25 * length))),
+            "costs": lambda: measure_costs(max(8, int(15 * length))),
             "pcie": lambda: measure_pcie_ways(5.0),
-            "training": lambda: slow_down(folder / "train", 90 * length),
+            "training": lambda: slow_down(folder / "train", 60 * length),
         }
         chosen = [options.only] if options.only else list(parts)
         figures = {part: parts[part]() for part in chosen}

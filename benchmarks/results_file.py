@@ -44,7 +44,8 @@ def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
 def _command() -> str:
     """As it was typed, without where the machine keeps its files."""
     program, *words = sys.argv
-    hidden = ["DIR" if before == "--out" else w for before, w in zip(["", *words], words)]
+    befores = ["", *words[:-1]]
+    hidden = ["DIR" if b == "--out" else w for b, w in zip(befores, words, strict=True)]
     return " ".join(["python", os.path.relpath(program), *hidden])
 
 

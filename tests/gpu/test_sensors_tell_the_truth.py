@@ -24,7 +24,7 @@ def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         spec.loader.exec_module(module)
     finally:
         sys.path.remove(str(BENCHMARKS))
-    found: dict[str, Any] = module.measure_loads(tmp_path_factory.mktemp("loads"), 4.0)
+    found: dict[str, Any] = module.measure_loads(tmp_path_factory.mktemp("loads"), 3.0)
     return found
 
 
