@@ -169,7 +169,7 @@ def check_that_all_is_as_before(pane: Pane, code: int = 0) -> list[str]:
 
 
 def test_it_follows_and_fits_and_q_leaves(training: Training, pane: Pane) -> None:
-    pane.start(*top(training.folder))
+    pane.start(*top(training.folder), COLUMNS="80", LINES="24")  # as some shells export them
     screen = pane.wait_for(
         lambda screen: "training  ━" in "\n".join(screen) and "of 20 batches" in "\n".join(screen)
     )

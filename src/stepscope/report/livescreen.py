@@ -35,7 +35,7 @@ _COLOURS = {
 """Of sparklines, by the unit."""
 
 _LEVELS = "▁▂▃▄▅▆▇█"
-_ASCII = str.maketrans(_LEVELS + "━─–…�", "_.,-=+*##--.?")
+_ASCII = str.maketrans(_LEVELS + "━─–…�°", "_.,-=+*##--.? ")
 _VALUE, _NAME = 9, 7
 """How wide "65.6 kB/s" and "written" are."""
 _DETAIL = 16
@@ -246,7 +246,7 @@ def _left_out(blocks: Sequence[Block], chosen: Sequence[Block]) -> list[str]:
     """What a reader would miss: roles and GPUs, not details of the machine."""
     kept = {id(row) for block in chosen for row in block.rows}
     missing = [row for block in blocks for row in block.rows if id(row) not in kept]
-    titles = {block.title for block in blocks} - {block.title for block in chosen}
+    titles = {block.title for block in blocks if block.title} - {b.title for b in chosen}
     roles = sum(row.part and row.rank < DETAILS for row in missing)
     gpus = len(titles) + sum(bool(row.text and row.traces) for row in missing)
     counts = ((roles, "role"), (gpus, "GPU"))
@@ -299,7 +299,7 @@ class _Layout:
     def line(self, row: Row) -> Text:
         """One row, as wide as the screen at most."""
         label = _cut(f"  {row.label}" if row.part else row.label, self.label - 1)
-        line = Text(label.ljust(self.label), style="")
+        line = Text(label.ljust(self.label))
         if len(row.traces) == 2:
             for number, each in enumerate(row.traces):
                 line.append("  " * number).append_text(self._half(each))

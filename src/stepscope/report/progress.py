@@ -236,10 +236,10 @@ def _loops(records: Records, training: Sequence[int] | None) -> _Loop | None:
 
 
 def _between_batches(records: Records, number: int) -> tuple[Times, Times, Times]:
-    """When each stretch of a loader's passes ended, how long it was, the samples it brought.
+    """When each stretch of a loader's passes ended, how long it was, the samples it worked on.
 
-    Time between two passes counts only where nothing else was looped over: it is that of a loop
-    which takes one batch of every pass.
+    Those are the samples of the batch that it began with. Time between two passes counts only
+    where nothing else was looped over: it is that of a loop which takes one batch of every pass.
     """
     places = np.flatnonzero(records["number"] == number)
     own = records[places]
@@ -249,7 +249,7 @@ def _between_batches(records: Records, number: int) -> tuple[Times, Times, Times
     between = begins[1:] & batches[:-1] & (np.diff(places) == 1)
     ends = np.where(between, starts[1:], own["t"][1:])
     keep = within | between
-    samples = np.where(batches[1:], own["b"][1:], 0)
+    samples = np.where(batches[:-1], own["b"][:-1], 0)
     return ends[keep], (ends - starts[:-1])[keep], samples[keep]
 
 

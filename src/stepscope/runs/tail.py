@@ -187,7 +187,7 @@ class Recent:
     def add(self, batch: pa.RecordBatch) -> None:
         """Copies what it keeps: a batch may be a part of a large buffer."""
         times = np.array(batch.column("t_ns").to_pylist(), np.int64)
-        windows = _floats(batch.column("window_s"))
+        windows = np.nan_to_num(_floats(batch.column("window_s")))
         entities = np.array(batch.column("entity").to_pylist(), object)
         whole = np.array([pid is None for pid in batch.column("pid").to_pylist()], bool)
         self.last_ns = max(self.last_ns, int(times[-1]))
@@ -201,7 +201,7 @@ class Recent:
             for entity, rows in places.items():
                 keep = rows & there
                 if keep.any():
-                    chunk = times[keep], np.nan_to_num(windows[keep]), values[keep]
+                    chunk = times[keep], windows[keep], values[keep]
                     self._chunks.setdefault((metric, entity), []).append(chunk)
 
     def series(self, metric: str, entity: str) -> Series:
@@ -354,13 +354,16 @@ class RunTail:
         return max(self.begin_ns, self.recent.last_ns, self.events.last_ns)
 
     def recorded(self) -> Recorded:
-        """The last seconds of samples as the analysis takes them."""
+        """The last seconds of samples as the analysis takes them, up to the end of the command:
+        the very last sample of a run finds nobody."""
         environment = self.facts.get("environment") or {}
         allowed = (environment.get("cpu") or {}).get("allowed")
-        series = self.recent.all_series()
+        series, end_ns = self.recent.all_series(), min(self.recent.last_ns, self.now_ns)
+        if end_ns < self.recent.last_ns:
+            series = {key: each.between(0, end_ns) for key, each in series.items()}
         seen = {entity for metric, entity in series if BY_KEY[metric].scope == "gpu"}
         gpus = gpus_of(self.facts, seen)
-        return Recorded(series, (), self.begin_ns, self.recent.last_ns, allowed, gpus)
+        return Recorded(series, (), self.begin_ns, end_ns, allowed, gpus)
 
     def _look_at_facts(self) -> None:
         version = _version(self.paths.run_json)

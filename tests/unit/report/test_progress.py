@@ -138,6 +138,11 @@ def test_pace_of_a_loop() -> None:
     assert found.steps_per_second == pytest.approx(1)
 
 
+def test_a_batch_that_was_only_fetched_does_not_count() -> None:
+    found = pace(process(*one_pass(10, 3, loader=TRAIN, ends=False)), now=12.3)
+    assert found.samples_per_second == pytest.approx(2 * 32 / 2.25)
+
+
 def test_ranks_add_up_and_step_together() -> None:
     ranks = [
         process(*one_pass(10, 30, loader=TRAIN, wait=wait, ends=False), pid=pid, rank=pid)

@@ -277,7 +277,7 @@ def test_a_process_number_that_is_used_again(tmp_path: Path) -> None:
 
 def test_how_a_run_ends_is_seen_when_it_is_written(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", Plan(ending=RUNNING, facts={"watcher": identity_of_self()}))
-    tail = RunTail(paths.folder, 10)
+    tail = RunTail(paths.folder, LONG)
     tail.poll()
     assert tail.ending.outcome is Outcome.RUNNING
     assert abs(tail.now_ns - time.monotonic_ns()) < 5 * SECOND
@@ -289,6 +289,7 @@ def test_how_a_run_ends_is_seen_when_it_is_written(tmp_path: Path) -> None:
     tail.poll()
     assert (tail.ending.outcome, tail.ending.reason) == (Outcome.CRASHED, "so")
     assert tail.now_ns == end_ns
+    assert tail.recorded().of("rss").t[-1] <= end_ns < tail.recent.last_ns
 
 
 def test_a_watcher_that_dies_leaves_a_run_that_is_lost(tmp_path: Path) -> None:
