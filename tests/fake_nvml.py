@@ -273,6 +273,9 @@ class FakeNvml:
 
     def _checked(self, gpu: FakeGpu, function: str) -> FakeGpu:
         assert self.open, "asked before nvmlInit or after nvmlShutdown"
+        nap = gpu.spec.get("naps", {}).get(function)
+        if nap and gpu.seconds >= nap["after"]:
+            time.sleep(nap["seconds"])
         code = gpu.refusal(function) or (gpu.of.refusal(function) if gpu.of else 0)
         if code:
             raise real().NVMLError(code)

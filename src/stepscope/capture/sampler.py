@@ -6,10 +6,11 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
+from stepscope.capture.aside import Aside
 from stepscope.capture.rates import Rates
+from stepscope.capture.slots import Slot, Taken
 from stepscope.metrics import SCOPES, Scope
 from stepscope.records import Entity, Reading
 from stepscope.runs.paths import RunPaths
@@ -25,24 +26,6 @@ _ASKED_BURST_S = 0.08
 sensor's readings together cost less than this and its share of the time so far."""
 
 
-_FAILURES_BEFORE_OFF = 5
-
-
-@dataclass
-class _Slot:
-    """A sensor with its schedule and what it has cost."""
-
-    sensor: Sensor
-    rates: Rates
-    due_ns: int = 0
-    read_ns: int = 0
-    cost_s: float = 0.0
-    spent_s: float = 0.0
-    failures: int = 0
-    failed: str = ""
-    slowest_period_s: float = field(default=0.0)
-
-
 class Sampler:
     """The sampling loop's body: call `tick` at every interval, `finish` at the end."""
 
@@ -50,33 +33,41 @@ class Sampler:
         self.interval_s = interval_s
         self.late_s = 0.0
         self._trouble = trouble
-        self._slots: list[_Slot] = []
+        self._own_slots: list[Slot] = []
+        self._asides: list[Aside] = []
         self._writers: dict[Scope, StreamWriter] = {s: StreamWriter(paths, s) for s in SCOPES}
         self._begun_ns = self._flush_ns = time.monotonic_ns()
         self._packers: list[threading.Thread] = []
 
     def add(self, sensor: Sensor, counts_from_ns: int | None = None) -> None:
         """Watch with a sensor. Its counters are 0 at `counts_from_ns`, or are read now."""
-        slot = _Slot(sensor, Rates(sensor.metrics, counts_from_ns))
+        rates = Rates(sensor.metrics, counts_from_ns)
+        slot = Slot(sensor, rates, self.interval_s, self._trouble)
         slot.due_ns = time.monotonic_ns() + int(sensor.first_after * 1e9)
-        self._slots.append(slot)
+        self._own_slots.append(slot)
         if counts_from_ns is None:
-            self._read(slot)
+            self._write(slot.take())
+
+    def add_aside(self, aside: Aside) -> None:
+        """Take over what sensors read that must not be waited for."""
+        self._asides.append(aside)
+        aside.begin(self.interval_s)
 
     def tick(self, late_s: float = 0.0) -> None:
         """Read what is due, and write what was read about every second."""
         self.late_s = max(self.late_s, late_s)
         now = time.monotonic_ns()
-        for slot in self._slots:
-            if now >= slot.due_ns and not slot.failed:
-                self._read(slot)
+        for slot in self._own_slots:
+            if slot.is_due(now):
+                self._write(slot.take())
+        self._collect()
         if now - self._flush_ns >= FLUSH_EVERY_S * 1e9:
             self._flush_ns = now
             self.flush()
 
     def ask_for(self, sensor: Sensor) -> None:
         """Read a sensor soon, as far as its budget can be overdrawn."""
-        for slot in self._slots:
+        for slot in self._own_slots:
             if slot.sensor is sensor:
                 elapsed = (time.monotonic_ns() - self._begun_ns) / 1e9
                 allowed = _ASKED_BURST_S + sensor.share * elapsed
@@ -85,9 +76,9 @@ class Sampler:
 
     def read_all(self, *sensors: Sensor) -> None:
         """Read these sensors now, due or not (the last sample)."""
-        for slot in self._slots:
+        for slot in self._own_slots:
             if slot.sensor in sensors and not slot.failed:
-                self._read(slot)
+                self._write(slot.take())
 
     def flush(self) -> None:
         """Append the rows of the last second; a full disk is told, and the rows are kept."""
@@ -105,8 +96,11 @@ class Sampler:
 
     def finish(self) -> None:
         """Write the rest and roll the streams to Parquet; what cannot be packed stays a stream."""
+        for aside in self._asides:
+            aside.finish()
+        self._collect()
         self.flush()
-        for slot in self._slots:
+        for slot in self._own_slots:
             slot.sensor.close()
         for thread in self._packers:
             thread.join()
@@ -129,11 +123,16 @@ class Sampler:
 
     def estimated(self) -> dict[str, str]:
         """Metric to how it was estimated, where it was."""
-        return {k: v for slot in self._slots for k, v in slot.sensor.estimated.items()}
+        found: dict[str, str] = {}
+        for slot in self._slots:
+            found.update(slot.sensor.estimated)
+        return found
 
     def remarks(self) -> list[str]:
         """What sensors have to say about what happened to them."""
-        return list(dict.fromkeys(text for slot in self._slots for text in slot.sensor.remarks))
+        told = [text for slot in self._slots for text in list(slot.sensor.remarks)]
+        told += [text for aside in self._asides for text in aside.remarks()]
+        return list(dict.fromkeys(told))
 
     def costs(self) -> dict[str, dict[str, float]]:
         """What each sensor costs: CPU seconds per reading, and the longest it was put off."""
@@ -149,35 +148,21 @@ class Sampler:
     def rows_dropped(self) -> int:
         return sum(writer.rows_dropped for writer in self._writers.values())
 
-    def _read(self, slot: _Slot) -> None:
-        sensor = slot.sensor
-        before = time.thread_time()
-        began = time.monotonic_ns()
-        try:
-            readings = sensor.read()
-        except Exception as error:  # a sensor must never end a run
-            slot.failures += 1
-            slot.due_ns = began + 10**9
-            if slot.failures >= _FAILURES_BEFORE_OFF:
-                slot.failed = f"the sensor failed: {type(error).__name__}: {error}"
-                self._trouble(f"sensor '{sensor.name}' is off: {error}")
-            return
-        slot.failures = 0
-        now = (began + time.monotonic_ns()) // 2  # nobody knows better when it was read
-        writer = self._writers[sensor.scope]
-        for window, reading in slot.rates.convert(now, readings):
-            writer.append(now, window, reading.entity, reading.values)
-        cost = time.thread_time() - before
-        slot.cost_s = cost if not slot.read_ns else 0.8 * slot.cost_s + 0.2 * cost
-        slot.spent_s += cost
-        slot.read_ns = now
-        affordable = slot.cost_s / sensor.share
-        if affordable > max(sensor.period, self.interval_s):
-            slot.slowest_period_s = max(slot.slowest_period_s, affordable)
-        if sensor.period or affordable > self.interval_s:
-            # Half an interval early is on time: a tick is never exactly where it was planned.
-            slack = self.interval_s / 2
-            slot.due_ns = now + int((max(sensor.period, affordable) - slack) * 1e9)
+    @property
+    def _slots(self) -> list[Slot]:
+        return [*self._own_slots, *(slot for aside in self._asides for slot in list(aside.slots))]
+
+    def _collect(self) -> None:
+        for aside in self._asides:
+            for taken in aside.collect():
+                self._write(taken)
+
+    def _write(self, taken: Taken | None) -> None:
+        """Hand what was read to the stream of its scope."""
+        if taken is not None:
+            writer = self._writers[taken.sensor.scope]
+            for window, reading in taken.rows:
+                writer.append(taken.t_ns, window, reading.entity, reading.values)
 
     def _pack_aside(self, closed: Path) -> None:
         def run() -> None:

@@ -106,7 +106,7 @@ class Session:
         self._read_pss_at = 0.0
         self._polls = 0
         self._allowance_of: int | None = None
-        self._gpus = GpuWatch(os.environ if environment is None else environment)
+        self._gpus = GpuWatch(os.environ if environment is None else environment, self.trouble)
         self._write_first_facts()
         self.sampler = Sampler(paths, plan.interval_s, self.trouble)
         self._host = HostSensor()
@@ -114,7 +114,7 @@ class Session:
         self._shm = ShmSensor()
         self.sampler.add(self._shm)
         self._shm_share: float | None = None
-        self._gpus.wait(_WAKE_GPUS_S)
+        self._gpus.aside.wait_until_open(_WAKE_GPUS_S)
 
     def begin(
         self, root: int, adopter: int | None, born_ns: int | None, exclude: tuple[int, ...] = ()
@@ -140,7 +140,7 @@ class Session:
             self.sampler.add(around)
         self._gpus.family.pids = lambda: self.tree.processes
         self._gpus.family.ran_before = not born_here
-        self._add_gpus()
+        self.sampler.add_aside(self._gpus.aside)
         self.sampler.add(WatcherSensor(self.sampler))
         self.evidence = Evidence.now(self.cgroup)
         self.hookwatch = HookWatch(
@@ -167,7 +167,6 @@ class Session:
         """Once more everything that is cheap, while what ended can still be read."""
         self.sampler.read_all(self.usage, self.io, self.detail, self._shm, self._host)
         self.sampler.read_all(*self._around)
-        self.sampler.read_all(*self._gpus.last_sensors())
 
     def end(self, ending: Ending, survivors: list[str]) -> None:
         """Write everything down."""
@@ -205,20 +204,14 @@ class Session:
                 return mask_text(process.name(record["a"]))
         return None
 
-    def _add_gpus(self) -> None:
-        """Watch the GPUs as soon as the driver has answered."""
-        for sensor in self._gpus.new_sensors():
-            self.sampler.add(sensor)
-        self.facts["environment"].update(self._gpus.describe())
-
     def _poll(self) -> None:
         self._polls += 1
-        self._add_gpus()
         if self.hookwatch.poll():
             self.sampler.ask_for(self.pss)
         message = self.hookwatch.new_message()
         if message:
             self._tell(message)
+        if message or self._gpus.news():
             self._write_facts()
         self.shm_share()
         self._learn_allowance()
@@ -253,6 +246,7 @@ class Session:
 
     def _write_facts(self) -> None:
         self.facts["hook"] = self.hookwatch.facts()
+        self.facts["environment"].update(self._gpus.describe())
         self.facts["sensors"] = {
             "missing": {**self._gpus.missing(), **self.sampler.missing()},
             "estimated": self.sampler.estimated(),

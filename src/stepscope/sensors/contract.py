@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 
-from stepscope.metrics import Scope
+from stepscope.metrics import Scope, is_counter
 from stepscope.records import Reading
 
 
@@ -43,6 +43,15 @@ class Sensor(ABC):
 
     def close(self) -> None:
         """Give back what is held open."""
+
+    def settles_in(self) -> float:
+        """Seconds until a reading would tell something new."""
+        return 0.0
+
+    @property
+    def counts(self) -> bool:
+        """Whether it reads counters, of which the last reading must not be missed."""
+        return any(is_counter(metric) for metric in self.metrics)
 
     def lacks(self, reason: str, *metrics: str) -> None:
         """Note why metrics (all, if none is named) are missing."""

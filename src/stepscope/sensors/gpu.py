@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from stepscope.metrics import Scope, is_counter
+from stepscope.metrics import Scope
 from stepscope.records import Entity, Reading
 from stepscope.sensors.contract import Sensor
 from stepscope.sensors.nvml import GpuFacts, NvmlGpu, Performance, Unreadable
@@ -59,11 +59,6 @@ class GpuSensor(Sensor):
     """A sensor of all watched GPUs; subclasses say what they ask of one."""
 
     scope: Scope = "gpu"
-
-    @property
-    def counts(self) -> bool:
-        """Whether it reads counters, of which the last reading must not be missed."""
-        return any(is_counter(metric) for metric in self.metrics)
 
     def __init__(self, gpus: Sequence[WatchedGpu]) -> None:
         super().__init__()
@@ -144,7 +139,6 @@ class ActivitySensor(GpuSensor):
         return dict(meter.totals) if advanced else {}
 
     def settles_in(self) -> float:
-        """Seconds until a reading would tell something new."""
         return max((meter.settles_in() for meter in self._meters.values()), default=0.0)
 
     def covers(self, watched: WatchedGpu) -> bool:
