@@ -59,6 +59,8 @@ class Gpu:
     name: str = ""
     memory_bytes: float | None = None
     power_limit_watts: float | None = None
+    mig_of: str | None = None
+    """The UUID of the GPU that this is a slice of."""
 
 
 @dataclass(frozen=True)

@@ -150,10 +150,12 @@ def gpus_of_run(gpus: Sequence[RecordedGpu]) -> tuple[RecordedGpu, ...]:
 
     They are those on which its processes held memory, or of which its allocators told. Where no
     GPU tells whose memory it holds, all that did anything are taken for the run's. Where none did
-    anything, the run used none, and everything about GPUs is unknown rather than 0.
+    anything, the run used none, and everything about GPUs is unknown rather than 0. A GPU of which
+    slices are used is not counted beside them.
     """
-    ours = tuple(gpu for gpu in gpus if gpu.is_ours)
-    return ours or tuple(gpu for gpu in gpus if gpu.may_be_ours)
+    found = [gpu for gpu in gpus if gpu.is_ours] or [gpu for gpu in gpus if gpu.may_be_ours]
+    sliced = {each.gpu.mig_of for each in found}
+    return tuple(each for each in found if each.gpu.uuid not in sliced)
 
 
 def figures(gpus: Sequence[RecordedGpu], begin_ns: int, end_ns: int) -> GpuFigures:

@@ -148,7 +148,7 @@ def statistic(metric: str, entity: str, series: Series, is_rate: bool) -> Statis
     else:
         mean = float(values.mean())
     p95, most = float(np.percentile(values, 95)), float(values.max())
-    return Statistic(metric, entity, mean, p95, most, len(series))
+    return Statistic(metric, entity, mean, p95, max(most, mean), len(series))
 
 
 def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Series:

@@ -89,7 +89,8 @@ def watch(
     try:
         yield WatchedBlock(paths.folder)
     except BaseException as error:
-        said = FAILED + _in_one_line(error)
+        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            said = FAILED + _in_one_line(error)
         raise
     finally:
         if os.getpid() == spec["pid"]:  # not in a child that was forked in the block and leaves it

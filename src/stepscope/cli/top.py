@@ -138,6 +138,7 @@ def _show(follower: Follower, interval: float) -> int | None:
                  redirect_stderr=False) as live,
         ):  # fmt: skip
             left_by = _draw_frames(follower, interval, console, live, terminal)
+            console.clear()  # what a terminal that grew would otherwise keep of it
         if left_by != signal.SIGTSTP:
             break
         os.kill(os.getpid(), signal.SIGSTOP)  # with the terminal as it was; then go on

@@ -32,6 +32,7 @@ _BEGIN = (
     "sys.path.insert(0, sys.argv.pop(1)); from stepscope.doctor.load import main; main()"
 )
 """Ctrl-C ends it without a word. It needs this very package, wherever its Python would look."""
+_OTHER_PLACE = "Choose another place with --out DIR"
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
@@ -122,7 +123,15 @@ def _folder(asked: Examination) -> Iterator[Path]:
         yield asked.out or asked.runs
         return
     inside = nearest_folder(asked.out) if asked.out else None
-    folder = Path(tempfile.mkdtemp(prefix="stepscope-doctor-", dir=inside))
+    if asked.out and asked.out.exists() and not asked.out.is_dir():
+        raise CannotWatch(f"{asked.out} is no folder", _OTHER_PLACE)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix="stepscope-doctor-", dir=inside))
+    except OSError as error:
+        where = inside or tempfile.gettempdir()
+        raise CannotWatch(
+            f"Nothing can be written in {where}: {error.strerror}", _OTHER_PLACE
+        ) from None
     try:
         yield folder
     finally:

@@ -30,9 +30,20 @@ def _not_used(recorded: Recorded, trains: bool) -> list[str]:
     if not idle or not (used or trains):
         return []
     if not used:
-        return [f"The run used no GPU: nothing of it was seen on {_listed(idle)}"]
+        busy = "".join(f". {text}" for text in _busy_for_others(recorded))
+        return [f"The run used no GPU: nothing of it was seen on {_listed(idle)}{busy}"]
     verb = "was" if len(idle) == 1 else "were"
     return [f"{_listed(idle)} {verb} not used by the run, and in no mean or sum of it"]
+
+
+def _busy_for_others(recorded: Recorded) -> list[str]:
+    """GPUs at work though none of the run's processes is listed on them."""
+    return [
+        f"{row.gpu.label} was busy (SM activity {share_text(row.figures.gpu_sm)}), but for others, "
+        "as far as the driver tells"
+        for row in recorded.gpu_use.each
+        if row.figures.gpu_sm is not None and row.figures.gpu_sm > _WITHOUT_WORK
+    ]
 
 
 def _listed(labels: list[str]) -> str:

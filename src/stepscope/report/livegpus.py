@@ -53,10 +53,17 @@ def _block(recorded: Recorded, gpu: Gpu, used: bool, estimated: Mapping[str, str
     return Block(
         f"{gpu.label}  {gpu.name}".rstrip(),
         ", ".join(remarks),
-        ranked(rows),
-        Row(gpu.label, (busy,), 3 if used else DETAILS - 1, "  ".join(brief)),
+        ranked(row for row in rows if not row.traces or _is_told(row)),
+        Row(
+            gpu.label.replace(" slice ", "/"), (busy,), 3 if used else DETAILS - 1, "  ".join(brief)
+        ),
         used,
     )
+
+
+def _is_told(row: Row) -> bool:
+    """Whether the GPU tells it at all: one before Hopper has no SM activity to show."""
+    return any(len(trace.series) for trace in row.traces)
 
 
 def _of_total(gpu: Gpu, own: Trace, about: str) -> str:

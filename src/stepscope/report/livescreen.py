@@ -323,7 +323,8 @@ class _Layout:
         line.append_text(self._spark(each, drawn)).append(f" {each.text:>{_VALUE}}", style="bold")
         details = [each.detail] if each.detail else []
         if each.whole is None and np.isfinite(drawn).any():
-            highest = value_text(float(np.nanmax(drawn)), BY_KEY[each.metric].unit)
+            most = max(float(np.nanmax(drawn)), each.now or 0.0)  # a column is a mean
+            highest = value_text(most, BY_KEY[each.metric].unit)
             details.append(f"max {highest}")
         room = self.width - line.cell_len - 1
         while details and len(", ".join(details)) > room:

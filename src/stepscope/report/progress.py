@@ -220,17 +220,19 @@ class _Loop:
 
 
 def _loops(records: Records, training: Sequence[int] | None) -> _Loop | None:
-    """What a process does now: training with the loaders that train, or else the current one."""
+    """How a process trains, with the loaders that train; where none is in sight, the current one.
+
+    An evaluation in between does not count: its pace is not that of the training.
+    """
     records = records[np.isin(records["kind"], _LOADER_KINDS)]
     if not len(records):
         return None
     current = records[-1]
-    numbers = np.unique(records["number"]).tolist() if training is None else list(training)
-    if current["number"] not in numbers:
-        numbers = [int(current["number"])]
+    seen = np.unique(records["number"][records["kind"] == written.BATCH]).tolist()
+    numbers = [n for n in seen if training is None or n in training] or [int(current["number"])]
     found = {number: _between_batches(records, number) for number in numbers}
     ends, lengths, samples = max(found.values(), key=lambda each: int(each[2].sum()))
-    going = current["kind"] != written.LOADER_END
+    going = current["number"] in numbers and current["kind"] != written.LOADER_END
     waits = records[np.isin(records["number"], numbers)]
     return _Loop(ends, lengths, samples, waits, int(current["t"]) if going else None)
 

@@ -196,6 +196,7 @@ def _gpu(place: int, fact: Mapping[str, Any]) -> Gpu:
         name=str(fact.get("model") or ""),
         memory_bytes=fact.get("memory_bytes"),
         power_limit_watts=fact.get("power_limit_watts"),
+        mig_of=fact.get("mig_of"),
     )
 
 
