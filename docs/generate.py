@@ -40,6 +40,7 @@ PLAIN_CODES = (
         "Any other error of stepscope, say a report that cannot be written; `doctor`: a sensor "
         "does not tell the truth",
     ),
+    ("130", "`doctor` was interrupted"),
     ("2", "An option or argument that does not exist, is missing or cannot be understood"),
 )
 

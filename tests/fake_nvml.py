@@ -98,12 +98,22 @@ class FakeGpu:
 class FakeNvml:
     """Stands in for the module `pynvml`."""
 
+    def __getattribute__(self, name: str) -> Any:
+        """Names that an old version of the package would not know."""
+        if not name.startswith("_") and name in object.__getattribute__(self, "__dict__").get(
+            "scenario", {}
+        ).get("unknown", ()):
+            raise AttributeError(name)
+        return object.__getattribute__(self, name)
+
     def __init__(self, scenario: dict[str, Any]) -> None:
         self.scenario = scenario
         self.open = False
         self.gpus: list[FakeGpu] = []
 
     def __getattr__(self, name: str) -> Any:
+        if name in self.scenario.get("unknown", ()):
+            raise AttributeError(name)
         if name.startswith("nvml") and callable(getattr(real(), name, None)):
             raise AttributeError(f"the fake has no {name}")
         return getattr(real(), name)

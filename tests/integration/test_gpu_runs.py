@@ -135,6 +135,23 @@ def test_only_gpus_that_the_command_may_use_are_watched(watch: Callable[..., Fin
     assert none.code == 0
 
 
+def test_a_package_that_knows_less_costs_no_more_than_that(
+    watch: Callable[..., Finished],
+) -> None:
+    old = {"gpus": [{}], "unknown": ["nvmlDeviceGetTotalEccErrors", "nvmlGpmQueryDeviceSupport",
+                                     "NVML_FI_DEV_PCIE_COUNT_RX_BYTES"]}  # fmt: skip
+    done = watch(sys.executable, *SLEEP, env=machine(old))
+    (gpu,) = uuids(done)
+    assert {"gpu_power", "gpu_memory", "gpu_utilization"} <= read_of(done, gpu)
+    assert "too old" in done.run.facts["sensors"]["missing"]["gpu_ecc_corrected"]
+
+
+def test_a_number_means_a_slice_where_a_gpu_is_sliced(watch: Callable[..., Finished]) -> None:
+    done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.MIG, CUDA_VISIBLE_DEVICES="0"))
+    labels = [gpu["label"] for gpu in done.run.facts["environment"]["gpus"]]
+    assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
+
+
 def test_slices_are_gpus_of_their_own(watch: Callable[..., Finished]) -> None:
     done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.MIG))
     labels = [gpu["label"] for gpu in done.run.facts["environment"]["gpus"]]
@@ -158,6 +175,14 @@ def test_running_out_of_gpu_memory_is_a_result(
     assert ending.outcome.value == "gpu_oom"
     assert ending.reason == "exit code 1; CUDA out of memory"
     assert "20.00 GiB" in ending.evidence["message"]
+
+
+def test_a_trial_that_ran_out_of_memory_does_not_explain_another_failure(
+    watch: Callable[..., Finished], python_file: Callable[[str], str]
+) -> None:
+    script = python_file("import torch; raise torch.OutOfMemoryError('CUDA out of memory')")
+    done = watch("sh", "-c", f"{sys.executable} {script} 2>/dev/null; exit 3")
+    assert (done.code, done.run.ending.outcome.value) == (3, "crashed")
 
 
 def test_an_out_of_memory_that_was_caught_is_none(

@@ -135,14 +135,17 @@ def sum_of_held(parts: Sequence[Series]) -> Series:
     return Series(t, np.zeros(len(t)), np.asarray(value))
 
 
-def statistic(metric: str, entity: str, series: Series, is_rate: bool) -> Statistic | None:
-    """Mean (a rate's over time), 95th percentile and maximum; None without any value."""
+def statistic(
+    metric: str, entity: str, series: Series, is_rate: bool, seconds: float = 0.0
+) -> Statistic | None:
+    """Mean (a rate's over time, and over `seconds` at least), 95th percentile and maximum; None
+    without any value."""
     if not len(series):
         return None
     covered = float(series.window.sum())
     values = series.value
     if is_rate and covered > 0:
-        mean = float((values * series.window).sum()) / covered
+        mean = float((values * series.window).sum()) / max(covered, seconds)
         # The last sample of a run may be a millisecond after the one before: no rate to compare.
         values = values[series.window >= np.median(series.window) / 2]
     else:

@@ -76,7 +76,7 @@ def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
     """Add the derived `memory` of every entity that has RSS."""
     full = dict(series)
     for (metric, entity), rss in series.items():
-        if metric == "rss":
+        if metric == "rss" and rss.value.any():  # else it was only read when nobody was left
             processes = series.get(("processes", entity), EMPTY)
             pss = series.get(("pss", entity), EMPTY)
             full["memory", entity] = memory_without_sharing(rss, processes, pss)
@@ -108,10 +108,16 @@ def summarise(recorded: Recorded) -> Summary:
 
 def _statistics(recorded: Recorded) -> list[Statistic]:
     found = [
-        statistic(metric, entity, series, is_counter(metric))
+        statistic(metric, entity, series, is_counter(metric), _tree_seconds(recorded, metric))
         for (metric, entity), series in recorded.series.items()
     ]
     return [each for each in found if each is not None]
+
+
+def _tree_seconds(recorded: Recorded, metric: str) -> float:
+    """How long the whole tree was watched: a role may have lived for a part of it only, and the
+    means of the roles shall add up to that of the tree."""
+    return float(recorded.of(metric).window.sum())
 
 
 def _epoch_row(

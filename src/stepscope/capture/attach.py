@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from stepscope.capture.environment import environment_record
 from stepscope.capture.outcome import Evidence, judge
-from stepscope.capture.session import Plan, Session, prepare_folder
+from stepscope.capture.session import Plan, Session, allow_many_descriptors, prepare_folder
 from stepscope.capture.target import Target
 from stepscope.errors import CannotWatch
 from stepscope.records import Ending, Outcome
@@ -79,6 +79,7 @@ def _begin(plan: Plan, target: Target, tell: Callable[[str], None]) -> Session:
         session = Session(plan, paths, tell, target.environment)
         session.facts["environment"] = environment_record(plan.command, plan.cwd, target.pid)
         session.restart_clock()
+        allow_many_descriptors()
         session.begin(target.pid, None, None, exclude=(os.getpid(),))
         if target.has_ended() or target.pid not in session.tree.processes:
             raise CannotWatch(f"Process {target.pid} ended before watching could begin")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import os
-import resource
 import shutil
 import time
 from collections.abc import Callable
@@ -16,7 +14,7 @@ from typing import Any
 import stepscope.inject
 from stepscope.capture.outcome import Evidence, judge
 from stepscope.capture.output import Output, capture_output
-from stepscope.capture.session import Plan, Session, prepare_folder
+from stepscope.capture.session import Plan, Session, allow_many_descriptors, prepare_folder
 from stepscope.capture.spawn import (
     Signals,
     asked_to_end_already,
@@ -69,7 +67,7 @@ def watch_command(
             raise
         raise CannotWatch(f"{plan.command[0]} was not started: {error}") from None
     output.command_started()
-    _allow_many_descriptors()
+    allow_many_descriptors()
     ours = [signals.sentinel.pid] + ([output.pump.pid] if output.pump else [])
     session.begin(pid, os.getpid() if adopts else None, born_ns, tuple(ours))
     return _Loop(session, pid, signals, output).run(wait_tree)
@@ -84,13 +82,6 @@ def _environment(plan: Plan, paths: RunPaths) -> dict[str, str]:
         others = environment.get("PYTHONPATH")  # an empty entry in it means the current folder
         environment["PYTHONPATH"] = site + (os.pathsep + others if others else "")
     return environment
-
-
-def _allow_many_descriptors() -> None:
-    """We keep some per process of the tree. The command has started: its limit stays as it was."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with contextlib.suppress(OSError, ValueError):
-        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 class _Loop:

@@ -46,11 +46,11 @@ def judge(
         return Ending(
             Outcome.HOST_OOM, f"{how}; {killed}", exit_code, name, _as_dict(before, after)
         )
-    if gpu_oom:
-        reason = f"{how}; {gpu_oom.partition('. ')[0]}"
-        return Ending(Outcome.GPU_OOM, reason, exit_code, name, {"message": gpu_oom})
     if asked_to_end and (name in _ASKING or code in _ASKING_CODES):
         return Ending(Outcome.INTERRUPTED, f"{how}, as it was asked to", exit_code, name)
+    if gpu_oom and code == 1:  # as Python ends with an error that nobody caught
+        reason = f"{how}; {gpu_oom.partition('. ')[0]}"
+        return Ending(Outcome.GPU_OOM, reason, exit_code, name, {"message": gpu_oom})
     if shm_share is not None and shm_share >= _FULL and (code > 0 or name == "SIGBUS"):
         reason = f"{how}, with /dev/shm {shm_share:.0%} full"
         return Ending(Outcome.SHM_FULL, reason, exit_code, name, {"shm_share": shm_share})

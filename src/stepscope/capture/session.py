@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -39,6 +41,8 @@ _SETTLED_POLLS = 3
 """By then a command has become what it is: `taskset` has run what it was told to run."""
 _SETTLE_S = 0.5
 """How long after processes appeared PSS is read: they have touched their memory by then."""
+_JUST_NOW_S = 30.0
+"""An error of a process this long before the end may be what ended the command."""
 _WAKE_GPUS_S = 0.3
 """How long the command waits for the NVIDIA driver; what comes later is watched from then on."""
 
@@ -75,10 +79,17 @@ class Plan:
     cwd: Path = dataclasses.field(default_factory=_current_folder)
 
 
+def allow_many_descriptors() -> None:
+    """We keep some per process of the tree. After the start of a command: it keeps its limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 def prepare_folder(plan: Plan) -> RunPaths:
     """Make the run folder, or say why it cannot be made."""
     try:
-        return new_run_folder(plan.out, plan.name)
+        return new_run_folder(plan.out, mask_text(plan.name))
     except OSError as error:
         raise CannotWatch(
             f"The run folder cannot be made in {plan.out}: {error.strerror}",
@@ -115,6 +126,7 @@ class Session:
         self.sampler.add(self._shm)
         self._shm_share: float | None = None
         self._gpus.aside.wait_until_open(_WAKE_GPUS_S)
+        self._gpus_in_time = self._gpus.aside.is_open
 
     def begin(
         self, root: int, adopter: int | None, born_ns: int | None, exclude: tuple[int, ...] = ()
@@ -139,7 +151,7 @@ class Session:
         for around in self._around:
             self.sampler.add(around)
         self._gpus.family.pids = lambda: self.tree.processes
-        self._gpus.family.ran_before = not born_here
+        self._gpus.family.ran_before = not (born_here and self._gpus_in_time)
         self.sampler.add_aside(self._gpus.aside)
         self.sampler.add(WatcherSensor(self.sampler))
         self.evidence = Evidence.now(self.cgroup)
@@ -198,10 +210,13 @@ class Session:
         return self._shm_share
 
     def gpu_oom(self) -> str | None:
-        """What a process said that ended because a GPU had no memory left."""
-        for process in read_folder(self.paths.events):
-            for record in process.of(GPU_OOM):
-                return mask_text(process.name(record["a"]))
+        """What a process said that ended, just now, because a GPU had no memory left. One of long
+        ago (a trial of many) did not end the command."""
+        with contextlib.suppress(OSError):
+            for process in read_folder(self.paths.events):
+                for record in process.of(GPU_OOM):
+                    if time.monotonic_ns() - int(record["t"]) < _JUST_NOW_S * 1e9:
+                        return mask_text(process.name(record["a"]))
         return None
 
     def _poll(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -66,12 +67,14 @@ def doctor(
     except KeyboardInterrupt:
         raise typer.Exit(_INTERRUPTED) from None
     give_signals_back(signals)
-    if as_json:
-        sys.stdout.write(json.dumps(as_dict(findings)) + "\n")
-    else:
-        from rich.console import Console
+    with contextlib.suppress(BrokenPipeError, SystemExit):  # nobody reads it (rich leaves then)
+        if as_json:
+            sys.stdout.write(json.dumps(as_dict(findings)) + "\n")
+        else:
+            from rich.console import Console
 
-        print_findings(Console(), findings)
+            print_findings(Console(), findings)
+        sys.stdout.flush()
     raise typer.Exit(0 if findings.truthful else 1)
 
 

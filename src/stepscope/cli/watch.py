@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -48,8 +49,11 @@ def watch(
     try:
         tell(f"watching {target.name} (pid {pid}); Ctrl-C ends the watching, the process runs on")
         if target.owner:
-            tell(f"it belongs to {target.owner}: not all of it can be read; sudo would show more")
-        title = name or name_of(target.command)
+            more = "" if os.geteuid() == 0 else "; sudo would show more"
+            tell(f"it belongs to {target.owner}: not all of it can be read{more}")
+        # A process may have written all its arguments into its name, secrets too.
+        plain = target.command and " " not in target.command[0]
+        title = name or (name_of(target.command) if plain else target.name)
         plan = Plan(title, target.command, interval, out, hook=False, cwd=target.cwd)
         watched = watch_target(plan, target, tell, duration)
     finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import sys
@@ -96,7 +97,8 @@ def observe(run: Run) -> Observed:
 
 
 def _run_load(asked: Examination, out: Path, signals: Signals) -> Run:
-    disk, filesystem = disk_folder([asked.out or asked.runs, out, Path.home(), Path("/var/tmp")])
+    home = os.environ.get("HOME", "/")  # a container's user may have none
+    disk, filesystem = disk_folder([asked.out or asked.runs, out, Path(home), Path("/var/tmp")])
     spec = {
         "disk": str(disk) if disk else None,
         "filesystem": filesystem,

@@ -132,6 +132,11 @@ class Writer:
             self.write(GPU_PEAK, 0, device, *peak)
             self.write(GPU_RETRIES, 0, device, *retries)
 
+    def gpus_given_back(self):
+        """The process ends: it holds nothing any more."""
+        for device in self._gpus:
+            self.write(GPU_MEMORY, 0, device)
+
     def close(self):
         """Nothing more will be reported."""
         if self._is_open():

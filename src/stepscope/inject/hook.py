@@ -235,6 +235,7 @@ class _Allocator:
         if writer is None:
             return
         self.tell(writer)
+        writer.gpus_given_back()
         error = getattr(sys, "last_value", None)  # what nobody caught
         if type(error).__name__ == "OutOfMemoryError":
             writer.write_named(events.GPU_OOM, str(error))

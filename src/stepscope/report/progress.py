@@ -167,7 +167,7 @@ def pace_of(recent: Mapping[int, Records], loaders: Loaders, now_ns: int) -> Pac
     found = [_loops(records, loaders.get(pid)) for pid, records in recent.items()]
     loops = [loop for loop in found if loop is not None]
     lately = [loop.since(now_ns - int(PACE_S * 1e9)) for loop in loops]
-    if not any(len(loop.ends) for loop in lately):  # slow steps: the last one tells
+    if not any(len(loop.ends) for loop in lately):  # slow steps, or it has ended
         lately = [loop.last() for loop in loops]
     going = [loop for loop in lately if len(loop.ends)]
     steps = [_steps_per_second(records, now_ns) for records in recent.values()]
@@ -204,7 +204,8 @@ class _Loop:
         )
 
     def last(self) -> _Loop:
-        return self.since(int(self.ends[-1]) - 1) if len(self.ends) else self
+        """Its last seconds, whenever they were."""
+        return self.since(int(self.ends[-1] - PACE_S * 1e9)) if len(self.ends) else self
 
     def samples_per_second(self, now_ns: int) -> float | None:
         """None where a batch did not tell. A loop that hangs gets slower and slower."""

@@ -23,12 +23,14 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run by its folder, or by any file in it."""
+    """Open a run by its folder, or by any file in it; of a folder of runs, the newest."""
     folder = Path(path)
     if folder.is_file():
         folder = folder.parent
     if folder.name in ("derived", "events"):
         folder = folder.parent
+    if not (folder / "run.json").exists() and next(folder.glob("*/run.json"), None):
+        folder = latest_run(folder)
     return Run(folder, runfile.read_facts(folder))
 
 

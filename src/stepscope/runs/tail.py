@@ -33,7 +33,8 @@ _FIRST_EVENTS = 16384 * written.SIZE
 _FEWEST_EVENTS = 256
 """Kept however old they are: a step may take minutes."""
 
-_BROKEN = (pa.ArrowInvalid, OSError, EOFError)
+_BROKEN = (pa.ArrowException, OSError, EOFError, SystemError)
+"""What pyarrow makes of bytes that are no Arrow; the last, of a text with lengths that are none."""
 
 
 class StreamTail:
@@ -82,7 +83,7 @@ class StreamTail:
         """The last rows of a closed segment, less those that were read from the live stream."""
         try:
             table = read_segment(path)
-        except (*_BROKEN, pa.ArrowException):  # packed while we looked: less of the past to show
+        except _BROKEN:  # packed while we looked: less of the past to show
             return []
         if not table.num_rows:
             return []
@@ -158,7 +159,7 @@ class StreamTail:
 def _batch(message: Any, schema: pa.Schema | None) -> pa.RecordBatch | None:
     try:
         batch = pa.ipc.read_record_batch(message, schema)
-        batch.validate()
+        batch.validate(full=True)
     except _BROKEN:
         return None
     times = batch.column(0)

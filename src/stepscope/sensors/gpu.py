@@ -121,9 +121,12 @@ class ActivitySensor(GpuSensor):
         self._meters: dict[str, _Meter] = {}
         for watched in gpus:
             try:
-                self._meters[watched.facts.uuid] = _Meter(watched.gpu.performance())
+                meter = _Meter(watched.gpu.performance())
+                meter.performance.sample()  # refused here, it is refused always
             except Unreadable as error:
                 self.cannot_read(watched, error, *self.metrics)
+            else:
+                self._meters[watched.facts.uuid] = meter
 
     def values_of(self, watched: WatchedGpu) -> Values:
         meter = self._meters.get(watched.facts.uuid)
@@ -133,6 +136,8 @@ class ActivitySensor(GpuSensor):
             advanced = meter.advance()
         except Unreadable as error:
             self.cannot_read(watched, error, *self.metrics)
+            if error.for_good:
+                del self._meters[watched.facts.uuid]
             return {}
         for metric, reason in meter.refused.items():
             self.lacks(f"{watched.facts.label}: {reason}", metric)
@@ -301,6 +306,7 @@ class ProcessesSensor(GpuSensor):
         if self._numbers_match:
             return _sum((pid, size) for pid, size in processes if pid in tree)
         if self._family.ran_before:
+            self.estimated.clear()
             raise Unreadable(_CANNOT_TELL, for_good=True)
         before = self._before[watched.facts.uuid]
         before.listed |= bool(processes)
@@ -500,6 +506,8 @@ def visible_gpus(gpus: Sequence[NvmlGpu], environment: Mapping[str, str]) -> lis
             chosen += [gpu for gpu in gpus if gpu.facts.uuid.startswith(word)]
         else:
             break  # CUDA, too, stops at the first word that means nothing
+    sliced = {gpu.facts.uuid for gpu in chosen}
+    chosen += [gpu for gpu in gpus if gpu.facts.mig_of in sliced]  # CUDA means one of them
     return list(dict.fromkeys(chosen))
 
 

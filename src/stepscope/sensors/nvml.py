@@ -93,11 +93,33 @@ class PcieCount:
     wraps_at: int | None
 
 
+class _UnknownName(Unreadable, AttributeError):
+    """The installed package is older than what is asked of it."""
+
+    def __init__(self) -> None:
+        super().__init__("the installed nvidia-ml-py is too old for it", for_good=True)
+
+
+class _Library:
+    """The package, of which a name that it lacks is one thing less to read, and no end of all."""
+
+    def __init__(self, module: ModuleType | Any) -> None:
+        self._module = module
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            found = getattr(self._module, name)
+        except AttributeError:
+            raise _UnknownName from None
+        setattr(self, name, found)
+        return found
+
+
 class Nvml:
     """The opened library with its GPUs; `close` gives it back."""
 
-    def __init__(self, library: ModuleType | Any) -> None:
-        self._lib = library
+    def __init__(self, module: ModuleType | Any) -> None:
+        self._lib = library = _Library(module)
         try:
             library.nvmlInit()
         except library.NVMLError as error:
@@ -119,7 +141,7 @@ class Nvml:
             try:
                 handle = self._lib.nvmlDeviceGetHandleByIndex(index)
                 gpu = NvmlGpu(self._lib, handle, self._facts(handle, index))
-            except self._lib.NVMLError:
+            except (self._lib.NVMLError, Unreadable):
                 continue
             yield gpu
             yield from self._slices(handle, gpu.facts)
@@ -130,14 +152,14 @@ class Nvml:
             if lib.nvmlDeviceGetMigMode(handle)[0] != 1:
                 return
             count = lib.nvmlDeviceGetMaxMigDeviceCount(handle)
-        except lib.NVMLError:
+        except (lib.NVMLError, Unreadable):
             return
         for place in range(count):
             try:
                 part = lib.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
                 facts = self._facts(part, of.index, f"{of.label} slice {place}", of.uuid)
                 yield NvmlGpu(lib, part, facts, (handle, lib.nvmlDeviceGetGpuInstanceId(part)))
-            except lib.NVMLError:
+            except (lib.NVMLError, Unreadable):
                 continue
 
     def _facts(
@@ -148,7 +170,7 @@ class Nvml:
         def told(ask: Callable[[], Any]) -> Any:
             try:
                 return ask()
-            except lib.NVMLError:
+            except (lib.NVMLError, Unreadable):
                 return None
 
         memory = told(lambda: lib.nvmlDeviceGetMemoryInfo(handle).total)

@@ -116,9 +116,10 @@ def test_of_a_gpu_the_uuid_is_told_once_and_peaks_when_they_are_news(tmp_path: P
     for held in (5, 6, 7):
         writer.gpu_memory(1, "GPU-abc", (held, 10), (7, 10), (0, 0))
     writer.gpu_memory(1, "GPU-abc", (8, 12), (8, 12), (1, 0))
+    writer.gpus_given_back()
     (process,) = read_folder(tmp_path)
     (gpu,) = process.of(events.GPU)
     assert (gpu["number"], process.name(gpu["a"])) == (1, "GPU-abc")
-    assert process.of(events.GPU_MEMORY)["a"].tolist() == [5, 6, 7, 8]
+    assert process.of(events.GPU_MEMORY)["a"].tolist() == [5, 6, 7, 8, 0]
     assert process.of(events.GPU_PEAK)["a"].tolist() == [7, 8]
     assert process.of(events.GPU_RETRIES)["a"].tolist() == [0, 1]

@@ -151,6 +151,14 @@ def test_a_refusal_is_a_reason(name: str, code: int, words: str) -> None:
         assert all(words in reason for reason in sensor.missing.values())
 
 
+def test_where_counters_are_forbidden_pcie_is_known_in_another_way() -> None:
+    errors = {"nvmlGpmSampleGet": {"code": NO_PERMISSION}}
+    sensors = gpu_sensors(fake_library(one_gpu(pcie=[3, 16], load="tiny", errors=errors)).gpus)
+    (pcie,) = [s for s in sensors if isinstance(s, PcieSensor)]
+    assert pcie.read()
+    assert "permission" in next(s for s in sensors if s.name == "gpu activity").missing["gpu_sm"]
+
+
 def test_what_is_refused_for_good_is_not_asked_again() -> None:
     library = fake_library(refusing(NOT_SUPPORTED))
     asked: list[Any] = []
