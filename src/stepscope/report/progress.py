@@ -204,8 +204,11 @@ class _Loop:
         )
 
     def last(self) -> _Loop:
-        """Its last seconds, whenever they were."""
-        return self.since(int(self.ends[-1] - PACE_S * 1e9)) if len(self.ends) else self
+        """Its last seconds, whenever they were; of one that goes on, its last stretch."""
+        if not len(self.ends):
+            return self
+        back_ns = PACE_S * 1e9 if self.open_since is None else 1
+        return self.since(int(self.ends[-1] - back_ns))
 
     def samples_per_second(self, now_ns: int) -> float | None:
         """None where a batch did not tell. A loop that hangs gets slower and slower."""
