@@ -28,7 +28,7 @@ test-long: $(VENV)/.dev ## What takes long: hundreds of kills, a day of samples
 	$(PYTEST) -m long --timeout 1200
 
 test-gpu: ## What needs an NVIDIA GPU (with the Python that has PyTorch: make test-gpu PYTHON=...)
-	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) -m pytest -m gpu --timeout 600
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) -m pytest -m gpu --timeout 600 tests/contract tests/gpu
 
 bench: $(VENV)/.dev ## Measure what we claim; writes benchmarks/results/
 	$(BIN)/python benchmarks/monitor_cost.py

@@ -496,7 +496,8 @@ def main() -> None:
         figures = {part: parts[part]() for part in chosen}
     print(json.dumps(figures, indent=1))
     if not options.quick:
-        print(results_file.write("gpu_sensors", figures, options.out))
+        part = f"_{options.only}" if options.only else ""
+        print(results_file.write(f"gpu_sensors{part}", figures, options.out))
 
 
 if __name__ == "__main__":
