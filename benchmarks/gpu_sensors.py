@@ -288,7 +288,12 @@ def measure_costs(repeats: int) -> dict[str, Any]:
     idle = {name: _paced(read, repeats) for name, read in sensors.items()}
     nvml.close()
     return {
-        name: {**idle[name], "busy_cpu_ms": busy[name]["cpu_ms"], **_share(name, idle[name])}
+        name: {
+            **idle[name],
+            "busy_cpu_ms": busy[name]["cpu_ms"],
+            "busy_longest_cpu_ms": busy[name]["longest_cpu_ms"],
+            **_share(name, idle[name]),
+        }
         for name in sensors
     }
 
@@ -317,6 +322,7 @@ def _paced(read: Callable[[], Any], repeats: int) -> dict[str, float]:
         wall.append(time.perf_counter() - b)
     return {
         "cpu_ms": round(1e3 * statistics.mean(cpu), 3),
+        "longest_cpu_ms": round(1e3 * max(cpu), 3),
         "wall_ms": round(1e3 * statistics.median(wall), 3),
         "longest_wall_ms": round(1e3 * max(wall), 3),
     }

@@ -131,7 +131,7 @@ def sum_of_held(parts: Sequence[Series]) -> Series:
     if len(parts) < 2:
         return parts[0] if parts else EMPTY
     t = np.unique(np.concatenate([part.t for part in parts]))
-    value = sum(np.where(t >= part.t[0], _held(part, t), 0.0) for part in parts)
+    value = sum(np.where(t >= part.t[0], held_at(part, t), 0.0) for part in parts)
     return Series(t, np.zeros(len(t)), np.asarray(value))
 
 
@@ -162,7 +162,7 @@ def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Serie
     """
     if not len(rss) or not len(pss):
         return rss
-    count_at, count_then = _held(processes, rss.t), _held(processes, pss.t)
+    count_at, count_then = held_at(processes, rss.t), held_at(processes, pss.t)
     shared_then = np.clip(_nearest(rss, pss.t) - pss.value, 0, None)
     shared = np.zeros(len(rss))
     for count in np.unique(count_at):
@@ -177,7 +177,7 @@ def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Serie
     return Series(rss.t, rss.window, np.clip(rss.value - shared, 0, None))
 
 
-def _held(series: Series, at: Ints) -> Floats:
+def held_at(series: Series, at: Ints) -> Floats:
     """The last value at or before each time."""
     if not len(series):
         return np.zeros(len(at))

@@ -11,6 +11,8 @@ from stepscope.records import Reading
 from stepscope.sensors.contract import Sensor
 
 _FAILURES_BEFORE_OFF = 5
+_NEWS, _MOST_TIMES_USUAL = 0.2, 4.0
+"""How much a reading changes what is taken for its usual cost, and how dear it may seem at most."""
 
 
 @dataclass(frozen=True)
@@ -64,8 +66,16 @@ class Slot:
             self.trouble(f"sensor '{self.sensor.name}' is off: {error}")
 
     def _account(self, cost: float, now_ns: int) -> None:
-        """Note what it cost, and when it can be afforded again."""
-        self.cost_s = cost if not self.read_ns else 0.8 * self.cost_s + 0.2 * cost
+        """Note what it cost, and when it can be afforded again.
+
+        One reading that cost a hundred times as much (a driver was busy with somebody else) says
+        little of the next. So a reading counts as a few times what is usual at most; if it goes on
+        like that, the usual grows fast enough.
+        """
+        if not self.read_ns:
+            self.cost_s = cost
+        else:
+            self.cost_s += _NEWS * (min(cost, _MOST_TIMES_USUAL * self.cost_s) - self.cost_s)
         self.spent_s += cost
         self.read_ns = now_ns
         affordable = self.cost_s / self.sensor.share

@@ -27,6 +27,8 @@ _SETTLED = 0.6
 """The share of a task, from its end, in which a gauge that averages over a second has arrived."""
 _GPU_LAG_S = 0.3
 """A GPU's counters move about ten times a second; the load rests longer than this and a window."""
+_COARSE_S = 2.5
+"""A sensor that was read so rarely during a task cannot tell it from what was before and after."""
 _GPU = "gpu"
 _NETWORK = "net:"
 
@@ -77,8 +79,12 @@ class Observed:
         if done.skipped is not None:
             return done.skipped
         for metric, place in metrics:
-            if metric in self.missing and not self.of(metric, place):
+            found = self.of(metric, place)
+            if metric in self.missing and not found:
                 return self.missing[metric]
+            longest = max((_longest_window(series, done) for series in found), default=0.0)
+            if longest > _COARSE_S:
+                return f"it was read only every {longest:.0f} s just then: too rarely to tell"
         return None
 
 
@@ -319,6 +325,12 @@ def _unless(busy: float, verdict: Verdict) -> Verdict:
         return verdict
     detail = f"others use this GPU: {share_text(busy)} before the test. {verdict.detail}"
     return Verdict(verdict.name, verdict.expected, verdict.seen, "not tried", detail)
+
+
+def _longest_window(series: Series, task: Task) -> float:
+    """The longest stretch that one reading stands for, of those that touch a task."""
+    touches = (series.t >= task.begin_ns) & (series.t - series.window * 1e9 <= task.end_ns)
+    return float(series.window[touches].max(initial=0.0))
 
 
 def _amount(found: Sequence[Series], task: Task, lag_s: float) -> float | None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from stepscope.analysis.gpus import RecordedGpu, side_by_side
-from stepscope.analysis.series import Series
+from stepscope.analysis.series import Series, held_at
 from stepscope.analysis.summary import Recorded
 from stepscope.report.format import bytes_text, value_text
 from stepscope.report.lines import (
@@ -85,11 +85,17 @@ def _memory(recorded: Recorded, gpus: Sequence[RecordedGpu], end: float) -> Pane
 
 
 def _memory_of_one(recorded: Recorded, gpu: RecordedGpu) -> tuple[list[Line], list[Line]]:
-    """With what PyTorch's allocator keeps, what of that tensors hold, and what others have."""
+    """With what PyTorch's allocator keeps, what of that tensors hold, and what others have.
+
+    At the end of a step most tensors are gone again: their peak is what the batch needs.
+    """
+    allocated, peak = gpu.of("gpu_allocated"), gpu.of("gpu_allocated_peak")  # told when it grows
+    peak = Series(allocated.t, allocated.window, held_at(peak, allocated.t))
     own = [
         *_gigabytes(recorded, gpu.memory, f"{gpu.gpu.label} memory", "ink", "bold"),
         *_gigabytes(recorded, gpu.of("gpu_reserved"), "reserved by PyTorch", "orange"),
-        *_gigabytes(recorded, gpu.of("gpu_allocated"), "held by tensors", "blue"),
+        *_gigabytes(recorded, peak, "most in tensors so far", "green"),
+        *_gigabytes(recorded, allocated, "in tensors at step ends", "blue"),
     ]
     if gpu.memory is gpu.of("gpu_memory"):
         return own, []

@@ -255,6 +255,13 @@ def test_what_was_skipped_is_not_tried() -> None:
     assert (found.state, found.detail) == ("not tried", "the file stays in the page cache")
 
 
+def test_a_sensor_that_was_read_too_rarely_proves_nothing() -> None:
+    to_gpu = (tasks.GPU_COPY_IN, 1.04 * AMOUNTS[tasks.GPU_COPY_IN])
+    rarely = with_series(truth(), gpu_pcie_received=counted(8.0, to_gpu, (tasks.GPU_IDLE, 9e11)))
+    found = verdict(rarely, "PCIe to GPU")
+    assert found.state == "not tried" and "only every 8 s" in found.detail
+
+
 def test_no_gpu_is_no_fault() -> None:
     observed = truth()
     reason = "no NVIDIA driver"

@@ -72,7 +72,8 @@ def test_one_gpu_has_four_panels_after_the_others(one: View) -> None:
     assert labels(memory) == [
         "GPU 0 memory",
         "reserved by PyTorch",
-        "held by tensors",
+        "most in tensors so far",
+        "in tensors at step ends",
         "whole device",
     ]
     assert labels(memory, shown=False) == ["size"]
