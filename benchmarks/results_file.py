@@ -8,6 +8,7 @@ import platform
 import sys
 from datetime import date
 from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -44,8 +45,7 @@ def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
 def _command() -> str:
     """As it was typed, without where the machine keeps its files."""
     program, *words = sys.argv
-    befores = ["", *words[:-1]]
-    hidden = ["DIR" if b == "--out" else w for b, w in zip(befores, words, strict=True)]
+    hidden = ["DIR" if before == "--out" else word for before, word in pairwise(["", *words])]
     return " ".join(["python", os.path.relpath(program), *hidden])
 
 
