@@ -32,6 +32,7 @@ test-gpu: ## What needs an NVIDIA GPU (with the Python that has PyTorch: make te
 
 bench: $(VENV)/.dev ## Measure what we claim; writes benchmarks/results/
 	$(BIN)/python benchmarks/monitor_cost.py
+	$(BIN)/python benchmarks/live_view.py
 
 bench-gpu: ## Measure what we claim about GPUs (with the Python that has PyTorch: PYTHON=...)
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/gpu_sensors.py

@@ -32,8 +32,10 @@ import stepscope
 from stepscope.analysis.epochs import phase_spans
 from stepscope.analysis.series import Series, integrate
 from stepscope.runs.reader import latest_run, open_run
-from stepscope.sensors.gpu import GpuSensor, PcieSensor, WatchedGpu, gpu_sensors
+from stepscope.sensors.gpu import GpuSensor, WatchedGpu
+from stepscope.sensors.gpus import gpu_sensors
 from stepscope.sensors.nvml import open_nvml
+from stepscope.sensors.pcie import PcieSensor
 
 GIB = 1 << 30
 BLOCK_S = 3.0

@@ -7,8 +7,10 @@ from typing import Any
 
 import fake_nvml
 from fake_nvml import FakeNvml
-from stepscope.sensors.gpu import GpuSensor, PcieSensor, WatchedGpu, gpu_sensors
+from stepscope.sensors.gpu import GpuSensor, WatchedGpu
+from stepscope.sensors.gpus import gpu_sensors
 from stepscope.sensors.nvml import Nvml, open_nvml
+from stepscope.sensors.pcie import PcieSensor
 
 NAMES = (
     "gpu activity", "gpu power", "gpu memory", "gpu utilisation", "gpu processes", "gpu state",

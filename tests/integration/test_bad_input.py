@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from conftest import STEPSCOPE, Finished
+from synthetic import write_run
 
 Watch = Callable[..., Finished]
 
@@ -108,3 +109,17 @@ def test_no_such_run(tmp_path: Path) -> None:
         )
         assert done.returncode == 3
         assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", [("report", "--json"), ("top", "--json"), ("report",)])
+def test_output_that_cannot_be_written_is_one_line(
+    tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    write_run(tmp_path / "run")
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*STEPSCOPE, *command, str(tmp_path / "run")],
+            stdout=full, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+    assert done.returncode == 1
+    assert done.stderr == "stepscope: The output cannot be written: No space left on device\n"

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 
 from stepscope.capture.environment import environment_record
 from stepscope.capture.outcome import Evidence, judge
-from stepscope.capture.session import Plan, Session, allow_many_descriptors, prepare_folder
+from stepscope.capture.session import (
+    Plan,
+    Session,
+    allow_many_descriptors,
+    next_tick,
+    prepare_folder,
+)
 from stepscope.capture.target import Target
 from stepscope.errors import CannotWatch
 from stepscope.records import Ending, Outcome
@@ -110,7 +116,7 @@ def _sampling(
         now = time.monotonic()
         if now >= planned:
             session.tick(now - planned)
-            planned += interval * max(1, int((time.monotonic() - planned) / interval) + 1)
+            planned = next_tick(planned, interval)
         if now >= end:
             return
         pause = min(planned, end) - time.monotonic()

@@ -14,7 +14,13 @@ from typing import Any
 import stepscope.inject
 from stepscope.capture.outcome import Evidence, judge
 from stepscope.capture.output import Output, capture_output
-from stepscope.capture.session import Plan, Session, allow_many_descriptors, prepare_folder
+from stepscope.capture.session import (
+    Plan,
+    Session,
+    allow_many_descriptors,
+    next_tick,
+    prepare_folder,
+)
 from stepscope.capture.spawn import (
     Signals,
     asked_to_end_already,
@@ -105,7 +111,7 @@ class _Loop:
             if now >= planned:
                 self._safely(self._session.tick, now - planned)
                 self._safely(self._reap_orphans)
-                planned = _next_tick(planned, interval)
+                planned = next_tick(planned, interval)
             if self._status is None and has_ended(self._pid):
                 self._bury_root()
             if self._status is not None and not (waits and self._session.tree.survivors()):
@@ -167,9 +173,3 @@ class _Loop:
         self._output.drain()
         self._safely(session.end, ending, survivors)
         return Watched(session.paths, ending, self._status, survivors)
-
-
-def _next_tick(planned: float, interval: float) -> float:
-    """The next time on the grid; ticks that are already past are left out."""
-    now = time.monotonic()
-    return planned + interval * max(1, int((now - planned) / interval) + 1)

@@ -8,7 +8,8 @@ from typing import Any
 
 from stepscope.capture.aside import Aside
 from stepscope.metrics import of_scope
-from stepscope.sensors.gpu import Family, GpuSensor, gpu_sensors, visible_gpus
+from stepscope.sensors.gpu import Family, GpuSensor
+from stepscope.sensors.gpus import gpu_sensors, visible_gpus
 from stepscope.sensors.nvml import GpuFacts, Nvml, NvmlUnavailable, open_nvml
 
 _NOT_YET = "the NVIDIA driver had not answered yet"

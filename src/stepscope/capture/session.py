@@ -56,6 +56,12 @@ def check_interval(seconds: float) -> None:
         raise CannotWatch(f"An interval of {seconds} s is not possible", "Give 0.02 to 60 seconds")
 
 
+def next_tick(planned: float, interval_s: float) -> float:
+    """The next time on the grid of samples; ticks that are already past are left out."""
+    now = time.monotonic()
+    return planned + interval_s * max(1, int((now - planned) / interval_s) + 1)
+
+
 def _current_folder() -> Path:
     try:
         return Path.cwd()

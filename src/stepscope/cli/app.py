@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 import typer
@@ -55,6 +56,13 @@ def main() -> None:
     except StepscopeError as error:
         sys.stderr.write(f"stepscope: {error}\n")
         sys.exit(error.exit_code)
+    except OSError as error:
+        if error.filename is not None or error.strerror is None:
+            raise
+        # Of no file: of what we print to. Nothing that is left in a buffer is tried again.
+        sys.stderr.write(f"stepscope: The output cannot be written: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(StepscopeError.exit_code)
 
 
 if __name__ == "__main__":

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.cli.run import RUNS_VARIABLE, near, say
+from stepscope.cli.options import RUNS_VARIABLE
+from stepscope.cli.run import near, say
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 if TYPE_CHECKING:

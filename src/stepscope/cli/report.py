@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from stepscope.cli.run import RUNS_VARIABLE, near
+from stepscope.cli.options import RUNS_VARIABLE
+from stepscope.cli.run import near
 from stepscope.errors import RunFolderError, StepscopeError
 from stepscope.runs.paths import DEFAULT_FOLDER
 

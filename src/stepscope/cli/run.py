@@ -14,23 +14,18 @@ from typing import Annotated
 
 import typer
 
+from stepscope.cli.options import Interval, Name, Out, Quiet, SummaryAsJson
 from stepscope.errors import CannotWatch
 from stepscope.runs.paths import DEFAULT_FOLDER
-
-RUNS_VARIABLE = "STEPSCOPE_RUNS"
 
 
 def run(
     command: Annotated[
         list[str], typer.Argument(metavar="-- CMD...", help="The command, after two dashes.")
     ],
-    name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
-    interval: Annotated[
-        float, typer.Option(help="Seconds between samples, 0.02 to 60.", metavar="S")
-    ] = 0.1,
-    out: Annotated[
-        Path, typer.Option(help="Where run folders go.", metavar="DIR", envvar=RUNS_VARIABLE)
-    ] = Path(DEFAULT_FOLDER),
+    name: Name = None,
+    interval: Interval = 0.1,
+    out: Out = Path(DEFAULT_FOLDER),
     epoch_pattern: Annotated[
         str | None,
         typer.Option(
@@ -45,10 +40,8 @@ def run(
     wait_tree: Annotated[
         bool, typer.Option("--wait-tree", help="Wait for processes that outlive the command.")
     ] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with the summary as JSON on standard output.")
-    ] = False,
+    quiet: Quiet = False,
+    as_json: SummaryAsJson = False,
 ) -> None:
     """Watch a command and all that it starts; end with a summary and a report.
 

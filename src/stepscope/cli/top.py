@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.run import RUNS_VARIABLE, near
+from stepscope.cli.options import RUNS_VARIABLE
+from stepscope.cli.run import near
 from stepscope.errors import RunFolderError
 from stepscope.records import Outcome
 from stepscope.runs.paths import DEFAULT_FOLDER

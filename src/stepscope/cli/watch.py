@@ -8,27 +8,22 @@ from typing import Annotated
 
 import typer
 
-from stepscope.cli.run import RUNS_VARIABLE, name_of, say, show_run
+from stepscope.cli.options import Interval, Name, Out, Quiet, SummaryAsJson
+from stepscope.cli.run import name_of, say, show_run
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 
 def watch(
     pid: Annotated[int, typer.Argument(metavar="PID", help="Its process number.", min=1)],
-    name: Annotated[str | None, typer.Option(help="What to call the run.")] = None,
-    interval: Annotated[
-        float, typer.Option(help="Seconds between samples, 0.02 to 60.", metavar="S")
-    ] = 0.1,
-    out: Annotated[
-        Path, typer.Option(help="Where run folders go.", metavar="DIR", envvar=RUNS_VARIABLE)
-    ] = Path(DEFAULT_FOLDER),
+    name: Name = None,
+    interval: Interval = 0.1,
+    out: Out = Path(DEFAULT_FOLDER),
     duration: Annotated[
         float | None,
         typer.Option(help="Watch for so many seconds at most.", metavar="S", min=0.1),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")] = False,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="End with the summary as JSON on standard output.")
-    ] = False,
+    quiet: Quiet = False,
+    as_json: SummaryAsJson = False,
 ) -> None:
     """Watch a process that is running, and all that it starts; end with a summary and a report.
 

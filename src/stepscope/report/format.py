@@ -117,5 +117,14 @@ def value_text(value: float | None, unit: str) -> str:
     return plain.get(unit, count_text)(value)
 
 
+TONE_COLOURS = {"good": "green", "bad": "red", "warning": "yellow", "neutral": "cyan"}
+"""How a terminal shows the tone of an outcome."""
+
+
+def printable(text: str) -> str:
+    """Without what could steer the terminal: names and commands are the user's."""
+    return "".join(character if character.isprintable() else "�" for character in text)
+
+
 def is_known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)

@@ -14,8 +14,10 @@ from rich.text import Text
 from stepscope.analysis.series import Floats
 from stepscope.metrics import BY_KEY
 from stepscope.report.format import (
+    TONE_COLOURS,
     count_text,
     is_known,
+    printable,
     rate_text,
     seconds_text,
     share_text,
@@ -24,7 +26,6 @@ from stepscope.report.format import (
 from stepscope.report.live import Frame
 from stepscope.report.traces import DETAILS, ESSENTIAL, SECONDS_BACK, Block, Row, Trace, columns
 
-_TONES = {"good": "green", "bad": "red", "warning": "yellow", "neutral": "cyan"}
 _COLOURS = {
     "cores": "green",
     "share": "cyan",
@@ -75,7 +76,7 @@ def ending_text(frame: Frame, report: str) -> str:
     """How a run ended, and where to read on."""
     parts = [frame.outcome, frame.ending.reason] if frame.ending.reason else [frame.outcome]
     told = f"{frame.name} has ended: {', '.join(parts)} (after {seconds_text(frame.seconds)})"
-    return f"{_printable(told)}\nReport    {_printable(report)}\n"
+    return f"{printable(told)}\nReport    {printable(report)}\n"
 
 
 def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
@@ -111,7 +112,7 @@ def _title(frame: Frame, width: int) -> Text:
     line = Text.assemble(
         (_cut(frame.name, max(8, width - taken)), "bold"),
         "  ",
-        (frame.outcome, f"bold {_TONES[frame.tone]}"),
+        (frame.outcome, f"bold {TONE_COLOURS[frame.tone]}"),
         "  ",
         clock,
     )
@@ -350,12 +351,7 @@ class _Layout:
 
 def _cut(text: str, width: int) -> str:
     """Printable, and no wider than so many cells."""
-    safe = _printable(text)
+    safe = printable(text)
     if cell_len(safe) <= width:
         return safe
     return f"{set_cell_size(safe, width - 1).rstrip()}…" if width > 0 else ""
-
-
-def _printable(text: str) -> str:
-    """Without what could steer the terminal: names and commands are the user's."""
-    return "".join(character if character.isprintable() else "�" for character in text)

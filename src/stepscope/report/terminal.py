@@ -8,10 +8,10 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from stepscope.report.format import TONE_COLOURS, printable
 from stepscope.report.tables import Table
 from stepscope.report.view import View
 
-_COLOURS = {"good": "green", "bad": "red", "warning": "yellow", "neutral": "cyan"}
 _MOST_EPOCHS = 12
 _FIRST_EPOCHS = 6
 _MOST_COMMAND = 240
@@ -35,7 +35,7 @@ def print_summary(console: Console, view: View, report: Path | None = None) -> N
     console.print(_remarks(view))
     if report is not None:
         # Not wrapped: a path must be one word to be clicked or copied.
-        path = Text.assemble(("Report".ljust(_MARGIN), "dim"), _safe(str(report)))
+        path = Text.assemble(("Report".ljust(_MARGIN), "dim"), printable(str(report)))
         console.print(path, soft_wrap=True)
 
 
@@ -59,12 +59,12 @@ def shortened(ledger: Table) -> Table:
 
 def _head(view: View) -> Text:
     head = Text.assemble(
-        (_safe(view.name), "bold"), "  ", (view.outcome, f"bold {_COLOURS[view.tone]}")
+        (printable(view.name), "bold"), "  ", (view.outcome, f"bold {TONE_COLOURS[view.tone]}")
     )
     if view.ending.reason:
-        head.append(f"  {_safe(view.ending.reason)}")
+        head.append(f"  {printable(view.ending.reason)}")
     if view.command:
-        command = _safe(" ".join(view.command.split()))
+        command = printable(" ".join(view.command.split()))
         cut = command if len(command) <= _MOST_COMMAND else f"{command[:_MOST_COMMAND]}…"
         head.append(f"\n{cut}", style="dim")
     return head
@@ -105,9 +105,4 @@ def _grid(table: Table) -> Grid:
 
 
 def _text(text: str, style: str = "") -> Text:
-    return Text(_safe(text), style=style)
-
-
-def _safe(text: str) -> str:
-    """Without what could steer the terminal: names and commands are the user's."""
-    return "".join(character if character.isprintable() else "�" for character in text)
+    return Text(printable(text), style=style)

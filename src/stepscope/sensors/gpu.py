@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from stepscope.metrics import Scope
@@ -33,7 +33,6 @@ _ESTIMATED_BY_RISE = (
 _CANNOT_TELL = (
     "process numbers cannot be matched in a container, and what was on the GPU before may be ours"
 )
-_ESTIMATED_PCIE = "one look of 20 ms each way in every second, taken for the whole of it"
 
 
 @dataclass
@@ -76,9 +75,9 @@ class GpuSensor(Sensor):
                     self.missing.setdefault(metric, f"{watched.facts.label}: {watched.lost}")
         return readings
 
+    @abstractmethod
     def values_of(self, watched: WatchedGpu) -> Values:
         """What is known of one GPU now; nothing where it cannot be read."""
-        raise NotImplementedError
 
     def ask(self, watched: WatchedGpu, *metrics: str, by: Callable[[], Iterable[float]]) -> Values:
         """The values of some metrics from one question. One that was refused for good is not asked
@@ -338,177 +337,6 @@ def _sum(processes: Iterable[tuple[int, float | None]]) -> float:
     if None in sizes:
         raise Unreadable("the driver does not tell the memory of single processes", for_good=True)
     return float(sum(size for size in sizes if size is not None))
-
-
-class PcieSensor(GpuSensor):
-    """PCIe traffic of GPUs that have no performance counters: by byte counters, or by looking.
-
-    A byte counter of 32 bits is of use only where it cannot run around between two readings.
-    Elsewhere the driver is asked in a thread of its own: its answer takes 20 ms each way.
-    """
-
-    name = "gpu pcie"
-    metrics = ("gpu_pcie_received", "gpu_pcie_sent")
-    period = 0.2
-    share = 0.005
-
-    def __init__(self, gpus: Sequence[WatchedGpu], only_look: bool = False) -> None:
-        super().__init__(gpus)
-        self._sources: dict[str, _ByteCounter | _Looks] = {}
-        for watched in gpus:
-            counter = None if only_look else _ByteCounter.of(watched, self.period)
-            self._sources[watched.facts.uuid] = counter or _Looks(watched)
-        looks = [source for source in self._sources.values() if isinstance(source, _Looks)]
-        self._looker = _Looker(looks) if looks else None
-        if looks:
-            self.estimated.update(dict.fromkeys(self.metrics, _ESTIMATED_PCIE))
-
-    def values_of(self, watched: WatchedGpu) -> Values:
-        return self.ask(watched, *self.metrics, by=self._sources[watched.facts.uuid].read)
-
-    def close(self) -> None:
-        if self._looker:
-            self._looker.stop()
-
-
-class _ByteCounter:
-    """Bytes by a counter that may begin again at 2^32: differences, added up."""
-
-    def __init__(self, gpu: NvmlGpu, wraps_after_s: float) -> None:
-        self._gpu = gpu
-        self._wraps_after_s = wraps_after_s
-        self._last = gpu.pcie_count()
-        self._read_at = time.monotonic()
-        self._totals = (0.0, 0.0)
-
-    @classmethod
-    def of(cls, watched: WatchedGpu, period_s: float) -> _ByteCounter | None:
-        """A counter that cannot run around unseen at this pace, if the GPU has one."""
-        try:
-            count = watched.gpu.pcie_count()
-        except Unreadable:
-            return None
-        link = watched.facts.link_bytes_per_s
-        if count.wraps_at is None:
-            return cls(watched.gpu, float("inf"))
-        if link is None or count.wraps_at / link < 1.2 * period_s:
-            return None
-        return cls(watched.gpu, count.wraps_at / link)
-
-    def read(self) -> tuple[float, float]:
-        """Totals to and from the device. A gap in which the counter may have run around counts as
-        what it shows, and no more: it is told as unreadable once."""
-        now, count = time.monotonic(), self._gpu.pcie_count()
-        late = now - self._read_at > self._wraps_after_s
-        turn = count.wraps_at or 0
-        received = _difference(self._last.received, count.received, turn)
-        sent = _difference(self._last.sent, count.sent, turn)
-        self._last, self._read_at = count, now
-        if late:
-            raise Unreadable("read too late: the counter may have begun again meanwhile")
-        self._totals = (self._totals[0] + received, self._totals[1] + sent)
-        return self._totals
-
-
-def _difference(before: int, now: int, turn: int) -> int:
-    return (now - before) % turn if turn else max(0, now - before)
-
-
-class _Looks:
-    """What was seen of a GPU's traffic when it was last looked at, taken to go on like that."""
-
-    def __init__(self, watched: WatchedGpu) -> None:
-        self._watched = watched
-        self._rates: tuple[float, float] | Unreadable = (0.0, 0.0)
-        self._totals = (0.0, 0.0)
-        self._read_at = time.monotonic()
-
-    def look(self) -> None:
-        """Ask the driver, in the thread that may block."""
-        if self._watched.lost:
-            return
-        try:
-            self._rates = self._watched.gpu.pcie_look()
-        except Unreadable as error:
-            self._rates = error
-
-    def read(self) -> tuple[float, float]:
-        """Bytes to and from the device so far."""
-        now, rates = time.monotonic(), self._rates
-        if isinstance(rates, Unreadable):
-            raise rates
-        seconds, self._read_at = now - self._read_at, now
-        self._totals = (self._totals[0] + rates[0] * seconds, self._totals[1] + rates[1] * seconds)
-        return self._totals
-
-
-class _Looker(threading.Thread):
-    """Looks again and again, at a pace that costs little."""
-
-    PAUSE_S = 1.0
-
-    def __init__(self, looks: Sequence[_Looks]) -> None:
-        super().__init__(name="stepscope-pcie", daemon=True)
-        self._looks = looks
-        self._ended = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        while not self._ended.is_set():
-            for look in self._looks:
-                look.look()
-            self._ended.wait(self.PAUSE_S)
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join(timeout=1.0)
-
-
-def gpu_sensors(gpus: Sequence[NvmlGpu], family: Family | None = None) -> list[GpuSensor]:
-    """All sensors of some GPUs, for the processes of a family."""
-    watched = [WatchedGpu(gpu) for gpu in gpus]
-    activity = ActivitySensor(watched)
-    sensors: list[GpuSensor] = [
-        activity,
-        PowerSensor(watched),
-        GpuMemorySensor(watched),
-        UtilisationSensor(watched),
-        ProcessesSensor(watched, family or Family()),
-        StateSensor(watched),
-        EnergySensor(watched),
-        ErrorsSensor(watched),
-    ]
-    others = [each for each in watched if not activity.covers(each) and not each.facts.mig_of]
-    if others:
-        sensors.append(PcieSensor(others))
-    return sensors
-
-
-def visible_gpus(gpus: Sequence[NvmlGpu], environment: Mapping[str, str]) -> list[NvmlGpu]:
-    """The GPUs that a command may use by its CUDA_VISIBLE_DEVICES; all where that leaves a doubt.
-
-    CUDA counts GPUs by speed unless told otherwise, NVML by their place on the bus: numbers mean
-    the same only where all GPUs are alike or CUDA_DEVICE_ORDER says so.
-    """
-    told = environment.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
-        return list(gpus)
-    whole = [gpu for gpu in gpus if gpu.facts.mig_of is None]
-    by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    numbers_mean_the_same = by_place or len({gpu.facts.name for gpu in whole}) < 2
-    chosen: list[NvmlGpu] = []
-    for word in (part.strip() for part in told.split(",")):
-        if word.isdigit() and numbers_mean_the_same and int(word) < len(whole):
-            chosen.append(whole[int(word)])
-        elif word.isdigit() and not numbers_mean_the_same:
-            return list(gpus)
-        elif word.startswith(("GPU-", "MIG-")):
-            chosen += [gpu for gpu in gpus if gpu.facts.uuid.startswith(word)]
-        else:
-            break  # CUDA, too, stops at the first word that means nothing
-    sliced = {gpu.facts.uuid for gpu in chosen}
-    chosen += [gpu for gpu in gpus if gpu.facts.mig_of in sliced]  # CUDA means one of them
-    return list(dict.fromkeys(chosen))
 
 
 def in_first_namespace() -> bool:

@@ -24,14 +24,13 @@ from stepscope.sensors.gpu import (
     ActivitySensor,
     Family,
     GpuMemorySensor,
-    PcieSensor,
     PowerSensor,
     ProcessesSensor,
     WatchedGpu,
-    gpu_sensors,
-    visible_gpus,
 )
+from stepscope.sensors.gpus import gpu_sensors, visible_gpus
 from stepscope.sensors.nvml import Nvml
+from stepscope.sensors.pcie import PcieSensor
 
 MINE, FOREIGN = 4100, 77
 
