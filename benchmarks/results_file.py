@@ -15,7 +15,16 @@ from typing import Any
 from stepscope.capture.environment import environment_record
 
 RESULTS = Path(__file__).parent / "results"
-PACKAGES = ("stepscope", "numpy", "pyarrow", "torch", "psutil", "psrecord", "nvidia-ml-py")
+PACKAGES = (
+    "stepscope",
+    "numpy",
+    "pyarrow",
+    "torch",
+    "torchvision",
+    "psutil",
+    "psrecord",
+    "nvidia-ml-py",
+)
 
 
 def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:

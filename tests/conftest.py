@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -73,3 +74,87 @@ def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may themselves run under stepscope: what they start must not report there."""
     for variable in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
         monkeypatch.delenv(variable)
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A `stepscope trial` that ended: its code, what it printed, and what it left."""
+
+    code: int
+    out: str
+    err: str
+    runs: Path
+
+    @property
+    def told(self) -> dict[str, Any]:
+        """The one trial of `--json`."""
+        return dict(json.loads(self.out))
+
+    @property
+    def folders(self) -> list[Path]:
+        return sorted(self.runs.glob("*")) if self.runs.is_dir() else []
+
+    @property
+    def run(self) -> Run:
+        (folder,) = self.folders
+        return open_run(folder)
+
+
+@pytest.fixture
+def trial(tmp_path: Path) -> Callable[..., Tried]:
+    """Try a workload: `trial("cnn", "--steps", "8")`. What is learnt and made stays in the test."""
+
+    def start(*arguments: str, before: Sequence[str] = (), **popen: Any) -> Tried:
+        runs = tmp_path / "runs"
+        done = subprocess.run(
+            [*before, *STEPSCOPE, "trial", *arguments, "--out", str(runs), "--json"],
+            env=trial_environment(tmp_path),
+            **{"capture_output": True, "text": True, "timeout": 110, **popen},
+        )
+        return Tried(done.returncode, done.stdout, done.stderr, runs)
+
+    return start
+
+
+def trial_environment(folder: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "STEPSCOPE_STATE": str(folder / "state"),
+        "STEPSCOPE_DATA": str(folder / "data"),
+    }
+
+
+OWN = """
+import os, time
+import torch
+from torch import nn
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 4096
+
+    def __getitem__(self, index):
+        {item}
+        return torch.full((8,), index / 4096), index % 2
+
+def step(model, batch):
+    {step}
+    inputs, targets = batch
+    return nn.functional.cross_entropy(model(inputs), targets)
+
+def workload():
+    {begin}
+    return {{"model": nn.Linear(8, 2), "step": step, "data": Numbers()}}
+"""
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Callable[..., str]:
+    """A user's workload that does something at some place: `own(step="os.abort()")`."""
+
+    def write(item: str = "", step: str = "", begin: str = "") -> str:
+        path = tmp_path / "own.py"
+        path.write_text(OWN.format(item=item or "pass", step=step or "pass", begin=begin or "pass"))
+        return f"{path}:workload"
+
+    return write

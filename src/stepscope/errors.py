@@ -2,6 +2,8 @@
 
     StepscopeError                 1    anything of ours
     ├── RunFolderError             3    no such run, or a folder that cannot be read as one
+    ├── BadWorkload                4    no such model, data or knob; a function that cannot be used
+    ├── CannotTry                  5    the trial was not started: limits, or leftovers of another
     └── CannotWatch              125    `run` could not begin: the command was not started
         ├── CommandNotExecutable 126    found, but it cannot be executed
         └── CommandNotFound      127    there is no such command
@@ -31,6 +33,18 @@ class RunFolderError(StepscopeError):
     """No such run, or a folder that cannot be read as one."""
 
     exit_code = 3
+
+
+class BadWorkload(StepscopeError):
+    """No such model, data or knob, or a function of the user's that cannot be used."""
+
+    exit_code = 4
+
+
+class CannotTry(StepscopeError):
+    """A trial was not started: a limit that cannot be had, or something is left of another."""
+
+    exit_code = 5
 
 
 class CannotWatch(StepscopeError):

@@ -9,11 +9,11 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import stepscope.inject
 from stepscope.capture.outcome import Evidence, judge
 from stepscope.capture.output import Output, capture_output
+from stepscope.capture.reaper import Reaper
 from stepscope.capture.session import (
     Plan,
     Session,
@@ -27,7 +27,6 @@ from stepscope.capture.spawn import (
     asks_to_end,
     become_subreaper,
     find_command,
-    has_ended,
     pass_on,
     spawn,
     wait_for_signal,
@@ -66,7 +65,7 @@ def watch_command(
             raise CannotWatch("Interrupted before the command was started")
         session.restart_clock()
         born_ns = time.monotonic_ns()
-        pid = spawn(path, plan.command, _environment(plan, paths), signals, output)
+        pid = spawn(path, plan.command, environment_of(plan, paths), signals, output)
     except (OSError, CannotWatch) as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
         if isinstance(error, CannotWatch):
@@ -79,7 +78,7 @@ def watch_command(
     return _Loop(session, pid, signals, output).run(wait_tree)
 
 
-def _environment(plan: Plan, paths: RunPaths) -> dict[str, str]:
+def environment_of(plan: Plan, paths: RunPaths) -> dict[str, str]:
     """The command's environment: ours, with where to report and the hook in front of PYTHONPATH."""
     environment = dict(os.environ)
     environment[FOLDER_VARIABLE] = str(paths.events)
@@ -98,78 +97,42 @@ class _Loop:
         self._pid = pid
         self._signals = signals
         self._output = output
-        self._status: int | None = None
+        self._reaper = Reaper(session, pid)
         self._asked_to_end = False
-        self._ended_ns = 0
 
     def run(self, waits: bool) -> Watched:
         gc.freeze()  # what is loaded now stays: no need to look through it again and again
-        interval = self._session.plan.interval_s
+        reaper, interval = self._reaper, self._session.plan.interval_s
         planned = time.monotonic()
         while True:
             now = time.monotonic()
             if now >= planned:
-                self._safely(self._session.tick, now - planned)
-                self._safely(self._reap_orphans)
+                reaper.safely(self._session.tick, now - planned)
+                reaper.safely(reaper.reap_orphans)
                 planned = next_tick(planned, interval)
-            if self._status is None and has_ended(self._pid):
-                self._bury_root()
-            if self._status is not None and not (waits and self._session.tree.survivors()):
+            if reaper.root_has_ended() and not (waits and self._session.tree.survivors()):
                 return self._finish()
             info = wait_for_signal(self._signals, planned - time.monotonic())
-            if info is not None and self._status is None:
+            if info is not None and reaper.status is None:
                 self._asked_to_end = pass_on(info, self._pid, self._signals) or self._asked_to_end
             elif info is not None:
                 waits = waits and not asks_to_end(info)
 
-    def _safely(self, act: Callable[..., None], *arguments: Any) -> None:
-        """Whatever goes wrong with watching, the command's end and code must not suffer from it."""
-        try:
-            act(*arguments)
-        except Exception as error:
-            self._session.trouble(f"watching failed in part: {type(error).__name__}: {error}")
-
-    def _bury_root(self) -> None:
-        """The command has ended: read its last figures, then take its status."""
-        self._ended_ns = time.monotonic_ns()
-        self._session.mark_end_time(self._ended_ns)
-        self._safely(self._session.usage.account, True)
-        self._safely(self._reap_orphans)
-        self._safely(self._reap, self._pid)
-        if self._status is None:
-            self._status = os.waitpid(self._pid, 0)[1]
-
-    def _reap_orphans(self) -> None:
-        """Orphans of the tree became our children: bury those that ended."""
-        for pid in self._session.tree.zombies_of_adopter():
-            if pid != self._pid and has_ended(pid):
-                self._reap(pid)
-
-    def _reap(self, pid: int) -> None:
-        """Bury a process, and take over what it and its children used."""
-        session = self._session
-        session.io.reaped(pid)
-        _, status, usage = os.wait4(pid, 0)
-        if pid == self._pid:
-            self._status = status
-        session.usage.reaped(pid, usage.ru_utime + usage.ru_stime)
-        session.tree.forget(pid)
-
     def _finish(self) -> Watched:
-        session = self._session
-        assert self._status is not None
+        session, reaper = self._session, self._reaper
+        assert reaper.status is not None
         if not session.tree.survivors():
             session.mark_end_time(time.monotonic_ns())
-        self._safely(session.last_sample)
+        reaper.safely(session.last_sample)
         ending = judge(
-            self._status,
+            reaper.status,
             session.evidence,
             Evidence.now(session.cgroup),
             session.shm_share(),
             self._asked_to_end,
-            session.gpu_oom() if self._status else None,
+            session.gpu_oom() if reaper.status else None,
         )
         survivors = [f"{p.name} (pid {p.pid})" for p in session.tree.survivors()]
         self._output.drain()
-        self._safely(session.end, ending, survivors)
-        return Watched(session.paths, ending, self._status, survivors)
+        reaper.safely(session.end, ending, survivors)
+        return Watched(session.paths, ending, reaper.status, survivors)

@@ -83,6 +83,8 @@ class Plan:
     hint: str = "use stepscope.mark()"
     """What else the user can do where the hook attaches to nothing."""
     cwd: Path = dataclasses.field(default_factory=_current_folder)
+    facts: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What else run.json should say from the start."""
 
 
 def allow_many_descriptors() -> None:
@@ -258,6 +260,7 @@ class Session:
             "watcher": runfile.identity_of_self(),
             "ending": {"outcome": Outcome.RUNNING, "reason": "it is running"},
             "environment": environment_record(self.plan.command, self.plan.cwd, None),
+            **self.plan.facts,
         }
         runfile.write_facts(self.paths, self.facts)
 

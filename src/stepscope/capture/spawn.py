@@ -8,6 +8,7 @@ passed on. As a subreaper the watcher inherits, and accounts for, the orphans of
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -85,6 +86,12 @@ def become_subreaper() -> bool:
         return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
     except (OSError, AttributeError):
         return False
+
+
+def stop_being_subreaper() -> None:
+    """Orphans fall to whom they fell before."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def find_command(command: list[str]) -> str:

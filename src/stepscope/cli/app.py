@@ -12,6 +12,7 @@ from stepscope.cli.doctor import doctor
 from stepscope.cli.report import report
 from stepscope.cli.run import run
 from stepscope.cli.top import top
+from stepscope.cli.trial import trial
 from stepscope.cli.watch import watch
 from stepscope.errors import StepscopeError
 
@@ -46,6 +47,7 @@ app.command(context_settings={"ignore_unknown_options": False, "allow_interspers
 app.command()(watch)
 app.command()(top)
 app.command()(report)
+app.command()(trial)
 app.command()(doctor)
 
 

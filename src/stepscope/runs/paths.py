@@ -43,6 +43,36 @@ class RunPaths:
         return self.folder / "stderr.log"
 
     @property
+    def trial(self) -> Path:
+        """What a trial leaves beside what every run does."""
+        return self.folder / "trial"
+
+    @property
+    def trial_spec(self) -> Path:
+        """The workload and its limits: what the trial's processes are told."""
+        return self.trial / "spec.json"
+
+    def trial_rank(self, rank: int) -> Path:
+        """What a rank says of itself: what it built, what it used, how it failed."""
+        return self.trial / f"rank{rank}.json"
+
+    def trial_steps(self, rank: int) -> Path:
+        """Its steps, as `steplog` writes them."""
+        return self.trial / f"steps{rank}.bin"
+
+    def trial_profile(self, rank: int) -> Path:
+        return self.trial / f"profile{rank}.json"
+
+    def trial_trace(self, rank: int) -> Path:
+        """For Perfetto."""
+        return self.trial / f"trace{rank}.json.gz"
+
+    @property
+    def trial_stacks(self) -> Path:
+        """Where each Python process was when a trial hung."""
+        return self.trial / "stacks.txt"
+
+    @property
     def derived(self) -> Path:
         return self.folder / "derived"
 

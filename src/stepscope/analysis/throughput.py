@@ -1,0 +1,133 @@
+"""Samples per second, and how sure of them we are.
+
+Two things make a rate uncertain. Steps of one process differ: what that does to their mean is told
+by the scatter of batch means, as steps next to each other are alike. And processes differ, by where
+their memory lies and by what else the machine does: far more than steps do, and no number of steps
+shows it. Only repeats do, so what is known of it comes from outside, as a `Spread`.
+
+The interval of one trial is for the rate that other trials of the same have on average: the spread
+between processes enters in full. It is Student's: the fewer repeats a spread was learnt from, the
+wider.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analysis.steady import batch_means
+
+CONFIDENCE = 0.9
+_BATCHES = 20
+LEARNT_FROM = 4
+"""Degrees of freedom (five repeats have four) from which on no assumption is asked any more."""
+
+_T_DOF = (1, 2, 3, 4, 5, 6, 8, 10, 15, 30, math.inf)
+_T_95 = (6.3138, 2.9200, 2.3534, 2.1318, 2.0150, 1.9432, 1.8595, 1.8125, 1.7531, 1.6973, 1.6449)
+"""Student's t that is exceeded in 5 % of cases, so that 90 % lie between it and its negative."""
+
+
+@dataclass(frozen=True)
+class Rate:
+    """Samples per second of one process, with the standard error from its own steps alone."""
+
+    per_second: float
+    within: float
+    """As a part of the rate."""
+    dof: float
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How much the rates of identical trials differ: their coefficient of variation."""
+
+    cv: float
+    dof: float
+    source: Literal["learnt", "assumed"]
+    trials: int = 0
+    """Of which it was learnt."""
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Where the true rate lies, with so much confidence."""
+
+    low: float
+    high: float
+    confidence: float = CONFIDENCE
+
+
+@dataclass(frozen=True)
+class Combined:
+    """The mean of repeats, where it lies, and the spread that tells so."""
+
+    mean: float
+    interval: Interval
+    spread: Spread
+
+
+def throughput(seconds: npt.ArrayLike, samples_per_step: float) -> Rate:
+    """The rate of steady steps of these lengths: all samples over all time, slow steps included."""
+    steps = np.asarray(seconds, np.float64)
+    means = batch_means(steps, _BATCHES)
+    mean = float(steps.mean())
+    error = float(means.std(ddof=1)) / math.sqrt(len(means)) if len(means) > 1 else 0.0
+    return Rate(samples_per_step / mean, error / mean, max(1.0, len(means) - 1.0))
+
+
+def interval(rate: Rate, spread: Spread) -> Interval:
+    """Where the mean rate of trials like this one lies."""
+    within, between = rate.within**2, spread.cv**2
+    both = within + between
+    # Welch and Satterthwaite: the sum is known about as well as the part that dominates it.
+    parts = within**2 / rate.dof + between**2 / spread.dof
+    return _around(rate.per_second, math.sqrt(both), both**2 / parts if parts else math.inf)
+
+
+def combined(rates: Sequence[float], known: Spread) -> Combined:
+    """The mean of repeats of one trial; `known` is the spread as it was before them.
+
+    Repeats that scatter more than trials usually do here are believed: this workload may be
+    noisier than others.
+    """
+    mean = sum(rates) / len(rates)
+    squares, dof = scatter(rates)
+    spread = with_evidence(known, squares, dof, len(rates))
+    cv = max(spread.cv, math.sqrt(squares / dof)) if dof else spread.cv
+    spread = Spread(cv, spread.dof, spread.source, spread.trials)
+    return Combined(mean, _around(mean, cv / math.sqrt(len(rates)), spread.dof), spread)
+
+
+def scatter(rates: Sequence[float]) -> tuple[float, float]:
+    """The sum of squared relative deviations of repeats from their mean, and its freedom."""
+    logarithms = np.log(np.asarray(rates, np.float64))
+    return float(((logarithms - logarithms.mean()) ** 2).sum()), len(rates) - 1.0
+
+
+def with_evidence(known: Spread, squares: float, dof: float, trials: int) -> Spread:
+    """What is known of the spread once the scatter of more repeats is.
+
+    An assumption counts like the repeats that it has degrees of freedom, until enough are seen.
+    """
+    if known.source == "assumed" and dof >= LEARNT_FROM:
+        return Spread(math.sqrt(squares / dof), dof, "learnt", trials)
+    total = known.dof + dof
+    cv = math.sqrt((known.cv**2 * known.dof + squares) / total)
+    return Spread(cv, total, known.source, known.trials + trials)
+
+
+def students_t(dof: float) -> float:
+    """The half-width, in standard errors, of an interval with a confidence of 90 %."""
+    inverse = np.array([1 / known for known in reversed(_T_DOF)])
+    logarithms = np.log(_T_95[::-1])
+    return float(np.exp(np.interp(1 / max(dof, 1.0), inverse, logarithms)))
+
+
+def _around(rate: float, error: float, dof: float) -> Interval:
+    half = students_t(dof) * error
+    return Interval(rate * max(0.0, 1 - half), rate * (1 + half))

@@ -1,0 +1,175 @@
+"""`stepscope trial MODEL|FILE:FUNC`: one workload, isolated, limited, timed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.cli.knobs import with_knobs
+from stepscope.cli.options import Interval, Name, Out, Quiet
+from stepscope.cli.run import near
+from stepscope.records import Outcome
+from stepscope.runs.paths import DEFAULT_FOLDER
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from stepscope.report.trial import TrialView
+
+EXIT_CODES = {
+    Outcome.OK: 0,
+    Outcome.GPU_OOM: 10,
+    Outcome.HOST_OOM: 11,
+    Outcome.SHM_FULL: 12,
+    Outcome.TIMEOUT: 13,
+    Outcome.CRASHED: 14,
+    Outcome.INTERRUPTED: 130,
+}
+"""An OOM is a result; a script that asked for it can tell it from others by the code."""
+_LIMITS = "What it may use"
+_PROFILED_STEPS = 5
+
+
+@with_knobs
+def trial(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL|FILE:FUNC",
+            help="cnn, lstm, a torchvision model (resnet50, vit_b_16, r3d_18 …), or a function of "
+            "yours: train.py:workload, package.module:workload.",
+        ),
+    ],
+    cpus: Annotated[
+        float | None,
+        typer.Option(metavar="N", help="CPUs; a part of one by quota.", rich_help_panel=_LIMITS),
+    ] = None,
+    memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="Host memory, say 8GiB.", rich_help_panel=_LIMITS),
+    ] = None,
+    gpu_memory: Annotated[
+        str | None,
+        typer.Option(metavar="SIZE", help="GPU memory, say 16GiB.", rich_help_panel=_LIMITS),
+    ] = None,
+    gpus: Annotated[
+        str | None,
+        typer.Option(metavar="LIST", help="Which GPUs, say 0,1.", rich_help_panel=_LIMITS),
+    ] = None,
+    timeout: Annotated[
+        float | None,
+        typer.Option(metavar="S", help="End it after so many seconds.", rich_help_panel=_LIMITS),
+    ] = None,
+    hang: Annotated[
+        float,
+        typer.Option(
+            metavar="S",
+            help="End it when no step was taken for so long; keeps a dump of all stacks.",
+            rich_help_panel=_LIMITS,
+        ),
+    ] = 300.0,
+    repeat: Annotated[
+        int, typer.Option(metavar="N", min=1, help="Try it N times, in fresh processes.")
+    ] = 1,
+    profile: Annotated[
+        bool,
+        typer.Option(
+            "--profile", help="Take some more steps under PyTorch's profiler; keeps its trace."
+        ),
+    ] = False,
+    name: Name = None,
+    interval: Interval = 0.1,
+    out: Out = Path(DEFAULT_FOLDER),
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with the result as JSON on standard output.")
+    ] = False,
+    **knobs: Any,
+) -> None:
+    """Train a workload once, in its own processes, within limits, watched; say how fast it was.
+
+    Exit codes: 0 it trained to its end, 4 no such workload, 5 it was not started, 10 gpu_oom,
+    11 host_oom, 12 shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, that of the
+    first that was not ok.
+    """
+    from stepscope.capture.session import check_interval
+    from stepscope.cli.trialbar import TrialBar
+    from stepscope.report.trial import trial_view
+    from stepscope.runs.masking import mask_command
+    from stepscope.trials.limits import Limits, parse_size
+    from stepscope.trials.repeats import learn, run_repeats
+    from stepscope.trials.runner import TrialPlan
+    from stepscope.workloads.own import find_own, is_place
+    from stepscope.workloads.spec import make_workload
+
+    if is_place(model):
+        find_own(model)
+    workload = make_workload(model, knobs)
+    limits = Limits(
+        cpus,
+        None if memory is None else parse_size(memory),
+        None if gpu_memory is None else parse_size(gpu_memory),
+        None if gpus is None else tuple(gpus.split(",")),
+        timeout,
+        hang,
+    )
+    check_interval(interval)
+    _end_on_request()
+    facts = {"command": mask_command(["stepscope", *sys.argv[1:]])}
+    steps = _PROFILED_STEPS if profile else 0
+    plan = TrialPlan(workload, limits, out, name, interval, steps, facts)
+    with TrialBar(workload.short_name, repeat, quiet) as bar:
+        tried = list(run_repeats(plan, repeat, bar.tell, bar.show))
+        learn(tried, bar.tell)
+    views = [trial_view(near(each.paths.folder)) for each in tried]
+    _show(views, quiet, as_json)
+    # At once: what the trials left is on disk, and tearing down what is loaded takes its time.
+    os._exit(next((EXIT_CODES.get(v.ending.outcome, 1) for v in views if not v.is_ok), 0))
+
+
+def _end_on_request() -> None:
+    """Schedulers ask with SIGTERM, a closed terminal with SIGHUP: as good as a Ctrl-C."""
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, interrupt)
+
+
+def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
+    """The table for people, the JSON for programs, and the report of each run."""
+    from rich.console import Console
+
+    from stepscope.analysis.profile import profile_of
+    from stepscope.report.derive import derive
+    from stepscope.report.profiletable import print_profile, profile_dict
+    from stepscope.report.trialjson import trials_dict
+    from stepscope.report.trialtable import print_trial
+    from stepscope.runs.reader import open_run
+    from stepscope.runs.trial import read_profiles
+
+    runs = [open_run(view.folder) for view in views]
+    for run in runs:
+        derive(run)
+    stored = [(run.path / "trial", read_profiles(run)) for run in runs]
+    profiles = [(folder, profile_of(told)) for folder, told in stored if told]
+    if as_json:
+        told = trials_dict(views)
+        if profiles:
+            told["profiles"] = [profile_dict(profile) for _, profile in profiles]
+        sys.stdout.write(json.dumps(told) + "\n")
+        sys.stdout.flush()
+    if not quiet:
+        console = Console(stderr=True)
+        print_trial(console, views)
+        for folder, profile in profiles:
+            console.print()
+            print_profile(console, profile, folder)

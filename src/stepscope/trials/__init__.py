@@ -1,0 +1,1 @@
+"""One isolated run: a workload in its own processes, within its limits, watched, cleaned up."""

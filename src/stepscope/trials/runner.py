@@ -1,0 +1,354 @@
+"""Runs one trial: a fresh session of processes, fenced, watched, judged, and cleaned up after.
+
+The trial's processes get a session and a process group of their own, so that a Ctrl-C in our
+terminal is ours alone. If we die, the guard ends them. When the trial is over, nothing of it may be
+left; what is left keeps the next one from starting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from stepscope.capture.command import environment_of
+from stepscope.capture.outcome import Evidence
+from stepscope.capture.reaper import Reaper
+from stepscope.capture.session import (
+    Plan,
+    Session,
+    allow_many_descriptors,
+    next_tick,
+    prepare_folder,
+)
+from stepscope.capture.spawn import become_subreaper, stop_being_subreaper
+from stepscope.errors import BadWorkload, CannotTry, CannotWatch
+from stepscope.records import Ending, Outcome
+from stepscope.runs.masking import mask_text
+from stepscope.runs.paths import RunPaths, replace_atomically
+from stepscope.trials import child, kin, stacks
+from stepscope.trials.fence import Breach, Fence
+from stepscope.trials.guard import Guard
+from stepscope.trials.leftovers import Snapshot, check_clean, leftovers
+from stepscope.trials.limits import Limits
+from stepscope.trials.pulse import Progress, Pulse
+from stepscope.trials.spread import Machine, SpreadStore, device_kind
+from stepscope.trials.verdict import Seen, Stopped, judge_trial
+from stepscope.workloads.datasets.locate import locate
+from stepscope.workloads.spec import Workload
+
+_END_PATIENCE_S = 3.0
+_STACKS_PATIENCE_S = 2.0
+_ORPHAN_PATIENCE_S = 0.5
+"""How long processes that outlive their trial's main one may take to leave by themselves."""
+_TAIL_BYTES = 65536
+
+
+@dataclass(frozen=True)
+class TrialPlan:
+    """What to try, within which limits, and where its run folder goes."""
+
+    workload: Workload
+    limits: Limits
+    out: Path
+    name: str | None = None
+    interval_s: float = 0.1
+    profiled_steps: int = 0
+    facts: dict[str, Any] = field(default_factory=dict)
+    """What else belongs under `trial` in run.json: which repeat, the machine's spread."""
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A trial that is over."""
+
+    paths: RunPaths
+    ending: Ending
+    left: list[str]
+    """What of it could not be cleaned up."""
+
+
+def run_trial(
+    plan: TrialPlan,
+    guard: Guard,
+    tell: Callable[[str], None],
+    show: Callable[[Progress], None] = lambda progress: None,
+) -> Tried:
+    """One trial, from nothing to nothing. BadWorkload if the workload turned out to be none."""
+    if not plan.workload.is_own:
+        locate(plan.workload)  # made now, where it is made at all: it is no part of the trial
+    started_ns = time.monotonic_ns()
+    for text in check_clean():
+        tell(text)
+    token = kin.new_token()
+    fence = Fence.build(plan.limits, token, plan.workload.ranks, plan.workload.workers)
+    try:
+        for path in fence.group_paths():
+            guard.tell_group(path)
+        watch = _watch_plan(plan, started_ns)
+        paths = prepare_folder(watch)
+        _write_spec(plan, fence, paths)
+        trial = _Trial(plan, watch, paths, fence, token, tell, show)
+        with _subreaper(), _descriptors():
+            tried = trial.run()
+    finally:
+        fence.close()
+    _raise_if_no_workload(tried)
+    return tried
+
+
+def _watch_plan(plan: TrialPlan, started_ns: int) -> Plan:
+    facts = {
+        "workload": plan.workload.as_dict(),
+        "limits": {},
+        "trial": {**plan.facts, "started_ns": started_ns},
+    }
+    name = plan.name or plan.workload.short_name
+    return Plan(name, [sys.executable, "-m", child.MODULE], plan.interval_s, plan.out, facts=facts)
+
+
+def _write_spec(plan: TrialPlan, fence: Fence, paths: RunPaths) -> None:
+    paths.trial.mkdir()
+    spec = {
+        "workload": plan.workload.as_dict(),
+        "threads": fence.threads,
+        "gpu_memory": plan.limits.gpu_memory,
+        "profiled_steps": plan.profiled_steps,
+    }
+    replace_atomically(paths.trial_spec, json.dumps(spec, indent=1) + "\n")
+
+
+@contextlib.contextmanager
+def _subreaper() -> Iterator[None]:
+    """Orphans of the trial fall to us, and only while it runs."""
+    become_subreaper()
+    try:
+        yield
+    finally:
+        stop_being_subreaper()
+
+
+@contextlib.contextmanager
+def _descriptors() -> Iterator[None]:
+    """We may need many; the next trial gets the limit that this one got."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def _raise_if_no_workload(tried: Tried) -> None:
+    """A model that does not exist is no result: nothing is kept of it."""
+    error = tried.ending.evidence.get("bad_workload")
+    if error:
+        shutil.rmtree(tried.paths.folder, ignore_errors=True)
+        raise BadWorkload(error["message"], error["hint"])
+
+
+class _Trial:
+    """The life of one trial."""
+
+    def __init__(
+        self,
+        plan: TrialPlan,
+        watch: Plan,
+        paths: RunPaths,
+        fence: Fence,
+        token: str,
+        tell: Callable[[str], None],
+        show: Callable[[Progress], None],
+    ) -> None:
+        self._plan = plan
+        self._paths = paths
+        self._fence = fence
+        self._token = token
+        self._tell = tell
+        self._show = show
+        self._pulse = Pulse(paths, plan.workload)
+        self._roll = kin.Roll()
+        self._stopped: Stopped | None = None
+        watch.command.append(str(paths.trial_spec))
+        environment = environment_of(watch, paths)
+        self._environment = fence.environment(environment)
+        self._before = Snapshot.take()
+        try:
+            self._session = Session(watch, paths, tell, self._environment)
+        except (OSError, CannotWatch) as error:
+            shutil.rmtree(paths.folder, ignore_errors=True)
+            raise CannotTry(f"The trial cannot be watched: {error}") from None
+
+    def run(self) -> Tried:
+        session = self._session
+        session.restart_clock()
+        session.facts["trial"]["spawned_ns"] = born_ns = time.monotonic_ns()
+        others = _children()
+        self._pid = self._spawn()
+        self._reaper = Reaper(session, self._pid)
+        try:
+            self._fence.place(self._pid)
+            pidfd = os.pidfd_open(self._pid)
+            allow_many_descriptors()
+            session.begin(self._pid, os.getpid(), born_ns, exclude=tuple(others))
+            self._watch(pidfd)
+            os.close(pidfd)
+        except KeyboardInterrupt:
+            self._stop(Stopped(Outcome.INTERRUPTED, "it was interrupted"))
+        except BaseException:
+            self._end_processes()
+            raise
+        return self._finish()
+
+    def _spawn(self) -> int:
+        """In a session of its own, its output into files, nothing to read."""
+        new = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+        return os.posix_spawn(
+            sys.executable,
+            [*self._session.plan.command],
+            self._environment,
+            file_actions=[
+                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                (os.POSIX_SPAWN_OPEN, 1, str(self._paths.stdout_log), new, 0o644),
+                (os.POSIX_SPAWN_OPEN, 2, str(self._paths.stderr_log), new, 0o644),
+            ],
+            setsid=True,
+            setsigmask=[],
+            setsigdef=[2, 13, 15, 25],  # SIGINT, SIGPIPE, SIGTERM, SIGXFSZ
+        )
+
+    def _watch(self, pidfd: int) -> None:
+        """Sample, look after limits and life, until the main process has ended or must end."""
+        poll = select.poll()
+        poll.register(pidfd, select.POLLIN)
+        planned = time.monotonic()
+        while not self._reaper.root_has_ended():
+            now = time.monotonic()
+            if now >= planned:
+                self._tick(now - planned)
+                planned = next_tick(planned, self._plan.interval_s)
+            if self._stopped:
+                self._end_processes()
+                return
+            poll.poll(max(0.0, planned - time.monotonic()) * 1e3)
+
+    def _tick(self, late_s: float) -> None:
+        self._reaper.safely(self._session.tick, late_s)
+        self._reaper.safely(self._reaper.reap_orphans)
+        pids = list(self._session.tree.processes)
+        self._roll.meet(pids)
+        breach = self._fence.inspect(pids)
+        progress = self._pulse.feel()
+        self._show(progress)
+        self._stopped = self._reason_to_stop(breach, progress)
+        if self._stopped and self._stopped.outcome is Outcome.TIMEOUT:
+            stacks.dump(pids, self._paths.trial_stacks, _STACKS_PATIENCE_S)
+
+    def _reason_to_stop(self, breach: Breach | None, progress: Progress) -> Stopped | None:
+        limits = self._plan.limits
+        if breach is not None:
+            return Stopped(Outcome.HOST_OOM, breach.reason, breach.evidence)
+        if limits.timeout_s is not None and progress.elapsed_s > limits.timeout_s:
+            reason = f"it was not done after {limits.timeout_s:g} s, at step {progress.steps}"
+            return Stopped(Outcome.TIMEOUT, reason, self._where_it_was(progress))
+        if progress.silent_s > limits.hang_s:
+            what = f"no step for {limits.hang_s:g} s" if progress.steps else "no first step"
+            reason = f"{what}, at step {progress.steps} ({progress.phase})"
+            return Stopped(Outcome.TIMEOUT, reason, self._where_it_was(progress))
+        return None
+
+    def _where_it_was(self, progress: Progress) -> dict[str, Any]:
+        return {"steps": progress.steps, "phase": progress.phase, "stacks": "trial/stacks.txt"}
+
+    def _stop(self, why: Stopped) -> None:
+        self._stopped = why
+        self._end_processes()
+
+    def _end_processes(self) -> None:
+        """End every process of the trial, wherever it went."""
+        kin.end_all(self._token, self._roll, _END_PATIENCE_S)
+
+    def _wait_for_leaving(self) -> None:
+        """Workers notice by themselves that their main process is gone, a moment later."""
+        until = time.monotonic() + _ORPHAN_PATIENCE_S
+        while time.monotonic() < until and kin.kin_of(self._token, self._roll):
+            time.sleep(0.02)
+
+    def _finish(self) -> Tried:
+        session, reaper = self._session, self._reaper
+        if kin.kin_of(self._token, self._roll):
+            self._wait_for_leaving()
+            self._end_processes()
+        if not reaper.root_has_ended():
+            reaper.status = os.waitpid(self._pid, 0)[1]
+        reaper.safely(reaper.reap_orphans)
+        session.mark_end_time(time.monotonic_ns())
+        reaper.safely(session.last_sample)
+        ending = self._judge()
+        if not _tail(self._paths.trial_stacks):
+            self._paths.trial_stacks.unlink(missing_ok=True)
+        left = leftovers(self._before, self._token, self._roll).describe()
+        session.facts["limits"] = self._fence.facts()
+        machine = Machine.of(session.facts["environment"], device_kind(self._told()))
+        session.facts["trial"].update(
+            spread=asdict(SpreadStore(tell=self._tell).get(machine)),
+            ended_ns=session.facts["ending"]["monotonic_ns"],
+            cleaned_ns=time.monotonic_ns(),
+            left=left,
+        )
+        reaper.safely(session.end, ending, [])
+        return Tried(self._paths, ending, left)
+
+    def _told(self) -> dict[str, Any]:
+        """What the first rank says of itself."""
+        return next(iter(self._pulse.ranks()), {})
+
+    def _judge(self) -> Ending:
+        session = self._session
+        assert self._reaper.status is not None
+        ranks = self._pulse.ranks()
+        errors = [rank["error"] for rank in ranks if rank.get("error")]
+        bad = next((error for error in errors if error["kind"] == "workload"), None)
+        if bad and not self._stopped:
+            return Ending(Outcome.CRASHED, bad["message"], evidence={"bad_workload": bad})
+        return judge_trial(
+            Seen(
+                self._reaper.status,
+                ranks,
+                self._plan.workload.ranks,
+                self._stopped,
+                self._fence.cgroup_kills() or 0,
+                self._fence.counters(),
+                session.evidence,
+                Evidence.now(session.cgroup),
+                session.shm_share(),
+                mask_text(_tail(self._paths.stderr_log)),
+            )
+        )
+
+
+def _children() -> list[int]:
+    """Whom we have already, the guard and what else: none of them is of the trial."""
+    found: list[int] = []
+    for listed in Path("/proc/self/task").glob("*/children"):
+        with contextlib.suppress(OSError):
+            found += map(int, listed.read_text().split())
+    return found
+
+
+def _tail(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

@@ -1,0 +1,149 @@
+"""How a trial ended, and why: from its status, what its ranks said, and what the kernel counted."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from stepscope.capture.outcome import Evidence, judge
+from stepscope.records import Ending, Outcome
+
+_SHM_WORDS = re.compile(
+    r"unable to (?:write to|allocate shared|open shared|resize|mmap)[^\n]*(?:No space left|\(28\))"
+    r"|out of shared memory"
+    r"|insufficient shared memory"
+    r"|No space left on device: '/dev/shm"
+    r"|No space left on device[^\n]*(?:torch_|psm_|/dev/shm)",
+    re.IGNORECASE,
+)
+"""How PyTorch, its workers and multiprocessing say that /dev/shm is full."""
+_STDERR_LINES = 20
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """Why the runner ended the trial itself."""
+
+    outcome: Outcome
+    reason: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All that is known of a trial that is over."""
+
+    status: int
+    ranks: Sequence[Mapping[str, Any]]
+    """What each rank left of itself."""
+    expected_ranks: int
+    stopped: Stopped | None = None
+    kills: int = 0
+    """Processes that the kernel killed in the trial's own memory group."""
+    counters: Mapping[str, int] = field(default_factory=dict)
+    before: Evidence = field(default_factory=lambda: Evidence(None, None))
+    after: Evidence = field(default_factory=lambda: Evidence(None, None))
+    shm_share: float | None = None
+    stderr: str = ""
+
+    @property
+    def done(self) -> bool:
+        return sum(bool(rank.get("done")) for rank in self.ranks) == self.expected_ranks
+
+    @property
+    def errors(self) -> list[Mapping[str, Any]]:
+        """The first in time first: when a rank fails, the others fail for the lack of it."""
+        errors = [rank["error"] for rank in self.ranks if rank.get("error")]
+        return sorted(errors, key=lambda error: error.get("monotonic_ns") or 0)
+
+
+def judge_trial(seen: Seen) -> Ending:
+    """The outcome with its cause. Memory comes first: who lacks it hangs, crashes or is stopped in
+    ways that look like something else."""
+    ending = _judge(seen)
+    if ending.outcome is Outcome.OK:
+        return ending
+    tail = last_lines(seen.stderr)
+    extra: dict[str, Any] = {"stderr": tail} if tail else {}
+    if seen.counters:
+        extra["counters"] = dict(seen.counters)
+    return replace(ending, evidence={**ending.evidence, **extra})
+
+
+def _judge(seen: Seen) -> Ending:
+    stopped = seen.stopped
+    if stopped and stopped.outcome in (Outcome.INTERRUPTED, Outcome.HOST_OOM):
+        return _of_stop(stopped)
+    base = judge(seen.status, seen.before, seen.after, None, False, None)
+    if seen.done and base.outcome is Outcome.OK:
+        return replace(base, reason="it trained to its end")
+    if seen.kills > 0:
+        return _host_oom(seen, base)
+    if base.outcome is Outcome.HOST_OOM and not stopped:
+        return base
+    for said in (_gpu_oom(seen, base), _shm_full(seen, base)):
+        if said is not None:
+            return said
+    if stopped:
+        return _of_stop(stopped)
+    return _crashed(seen, base)
+
+
+def _of_stop(stopped: Stopped) -> Ending:
+    return Ending(stopped.outcome, stopped.reason, evidence=dict(stopped.evidence))
+
+
+def _host_oom(seen: Seen, base: Ending) -> Ending:
+    many = "a process" if seen.kills == 1 else f"{seen.kills} processes"
+    reason = f"the kernel killed {many} of the trial at its memory limit"
+    return Ending(Outcome.HOST_OOM, reason, base.exit_code, base.signal, {"oom_kills": seen.kills})
+
+
+def _gpu_oom(seen: Seen, base: Ending) -> Ending | None:
+    message = next((e["message"] for e in seen.errors if e.get("kind") == "gpu_oom"), None)
+    if message is None:
+        return None
+    reason = str(message).partition(". ")[0].strip()
+    return Ending(Outcome.GPU_OOM, reason, base.exit_code, base.signal, {"message": str(message)})
+
+
+def _shm_full(seen: Seen, base: Ending) -> Ending | None:
+    texts = [str(e.get("message", "")) for e in seen.errors] + [seen.stderr]
+    found = next((match for text in texts if (match := _SHM_WORDS.search(text))), None)
+    is_full = seen.shm_share is not None and seen.shm_share >= 0.98 and not seen.stopped
+    if found is None and not is_full:
+        return None
+    share = f", {seen.shm_share:.0%} in use" if seen.shm_share is not None else ""
+    said = {"message": found[0]} if found else {}
+    return Ending(
+        Outcome.SHM_FULL,
+        f"shared memory (/dev/shm) was full{share}",
+        base.exit_code,
+        base.signal,
+        {"shm_share": seen.shm_share, **said},
+    )
+
+
+def _crashed(seen: Seen, base: Ending) -> Ending:
+    error = next(iter(seen.errors), None)
+    if error is not None:
+        first = str(error.get("message", "")).strip().partition("\n")[0]
+        reason = f"{error.get('type')}: {first}" if first else str(error.get("type"))
+        return Ending(
+            Outcome.CRASHED, reason, base.exit_code, base.signal, {"message": error.get("message")}
+        )
+    if base.outcome is Outcome.OK:
+        return Ending(Outcome.CRASHED, "it left before its training was done", base.exit_code)
+    return replace(base, outcome=Outcome.CRASHED)
+
+
+def last_lines(text: str, count: int = _STDERR_LINES) -> list[str]:
+    """The last lines that say something."""
+    return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
+
+
+def exit_code_of(status: int) -> int:
+    return os.waitstatus_to_exitcode(status)

@@ -1,0 +1,148 @@
+"""Short clips in class folders, as UCF101 has them, decoded on the fly with PyAV.
+
+Generated ones are 320×240 at 25 frames a second, three to seven seconds, MPEG-4 in AVI: textures
+that drift, each at its own pace.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from stepscope.errors import BadWorkload
+from stepscope.workloads.datasets.store import Recipe, reuse_or_make
+from stepscope.workloads.datasets.textures import Plane, Random, make_fields, mixed, piece
+
+SUFFIXES = (".avi", ".mp4", ".mkv", ".webm", ".mov")
+DEFAULT_COUNT = 40
+CLASSES = 10
+WIDTH, HEIGHT, RATE = 320, 240, 25
+_VERSION = 1
+_SHORTEST, _LONGEST = 3 * RATE, 7 * RATE
+_BITS_PER_SECOND = 600_000
+_CLIP_BYTES = 500_000
+_ROAM = 256
+"""How far a window may drift over its texture."""
+
+
+def generated_clips(count: int = DEFAULT_COUNT, classes: int = CLASSES, seed: int = 0) -> Path:
+    """A folder with so many clips, equally many of each class."""
+    _av()
+    classes = min(classes, count)
+    recipe = Recipe(
+        f"video-v{_VERSION}-seed{seed}-{classes}classes-{count}",
+        f"{count} generated clips in {classes} class folders",
+        _VERSION,
+        count,
+        count * _CLIP_BYTES,
+    )
+    return reuse_or_make(recipe, lambda folder: _make(folder, count, classes, seed))
+
+
+def read_window(
+    path: str | os.PathLike[str], frames: int, pick: Callable[[int], int]
+) -> NDArray[np.uint8]:
+    """Frames in a row from a random place in a clip: frames × height × width × colour.
+
+    `pick(n)` chooses one of n possible beginnings. The last frame of a short clip is repeated.
+    """
+    av = _av()
+    try:
+        with av.open(os.fspath(path)) as container:
+            window = _window(container, frames, pick)
+        return np.stack(window + window[-1:] * (frames - len(window)))
+    except (av.FFmpegError, OSError, ValueError, IndexError) as error:
+        raise BadWorkload(
+            f"{path} cannot be decoded as a video: {error}",
+            "Take it out of the folder, or put a whole one there",
+        ) from error
+
+
+def _window(container: Any, frames: int, pick: Callable[[int], int]) -> list[NDArray[np.uint8]]:
+    stream = container.streams.video[0]
+    stream.codec_context.thread_count = 1  # the loader's workers are what runs side by side
+    begin = pick(max(_length(container, stream) - frames, 0) + 1)
+    first = _timestamp(stream, begin)
+    if begin:
+        container.seek(first, stream=stream)  # to the key frame before
+    window: list[NDArray[np.uint8]] = []
+    for frame in container.decode(stream):
+        if begin and frame.pts is not None and frame.pts < first:
+            continue
+        window.append(frame.to_ndarray(format="rgb24"))
+        if len(window) == frames:
+            break
+    return window
+
+
+def _length(container: Any, stream: Any) -> int:
+    """In frames: counted by the file, or from how long it lasts."""
+    if stream.frames:
+        return int(stream.frames)
+    return int((container.duration or 0) / 1_000_000 * (stream.average_rate or 0))
+
+
+def _timestamp(stream: Any, frame: int) -> int:
+    rate = stream.average_rate or RATE
+    return int((stream.start_time or 0) + frame / rate / stream.time_base)
+
+
+def _av() -> Any:
+    try:
+        import av
+    except ImportError:
+        raise BadWorkload("Clips need PyAV", 'Install it: pip install "stepscope[video]"') from None
+    return av
+
+
+def _make(folder: Path, count: int, classes: int, seed: int) -> None:
+    for number in range(count):
+        place = folder / f"class{number % classes:04d}"
+        place.mkdir(exist_ok=True)
+        _encode(place / f"{number:05d}.avi", seed, number)
+
+
+def _encode(path: Path, seed: int, number: int) -> None:
+    av = _av()
+    random = Random([seed, 5, number])
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("mpeg4", rate=RATE)
+        context = stream.codec_context
+        context.width, context.height, context.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+        context.bit_rate, context.thread_count = _BITS_PER_SECOND, 1
+        for planes in _frames(random, seed):
+            container.mux(stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
+        container.mux(stream.encode())
+
+
+def _frames(random: Random, seed: int) -> list[Plane]:
+    """The planes of each frame, one below the other: light, then both colours at half size."""
+    fields = make_fields(seed)
+    ground = piece(random, fields.smooth, HEIGHT + _ROAM, WIDTH + _ROAM)
+    grain = piece(random, fields.rough, HEIGHT + _ROAM, WIDTH + _ROAM)
+    grounds, grains = _Drift(random), _Drift(random)
+    colours = [
+        piece(random, fields.smooth, HEIGHT // 2, WIDTH // 2) // 4 + np.uint8(96) for _ in range(2)
+    ]
+    below = np.concatenate([colour.reshape(-1, WIDTH) for colour in colours])
+    return [
+        np.concatenate((mixed(grounds.cut(ground, time), grains.cut(grain, time), 96), below))
+        for time in range(random.randint(_SHORTEST, _LONGEST + 1))
+    ]
+
+
+class _Drift:
+    """A window that moves over a texture, back and forth, by up to two pixels a frame."""
+
+    def __init__(self, random: Random) -> None:
+        self._place = random.randint(2 * _ROAM, size=2)
+        self._pace = random.randint(-8, 9, size=2)
+
+    def cut(self, field: Plane, time: int) -> Plane:
+        top, left = _ROAM - abs((self._place + self._pace * time // 4) % (2 * _ROAM) - _ROAM)
+        return field[top : top + HEIGHT, left : left + WIDTH]

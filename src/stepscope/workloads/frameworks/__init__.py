@@ -1,0 +1,1 @@
+"""One adapter for each framework, imported only in the process that trains."""

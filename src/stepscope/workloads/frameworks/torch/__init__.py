@@ -1,0 +1,1 @@
+"""PyTorch: models, data sets, the loop, ranks, the profiler."""

@@ -1,0 +1,89 @@
+"""What a rank says of itself while it trains: one small JSON file, replaced atomically, so that a
+trial that is killed at any moment leaves all that was known until then."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from stepscope import marks
+from stepscope.runs.paths import replace_atomically
+
+FailureKind = Literal["workload", "gpu_oom", "error"]
+_LONGEST_MESSAGE = 4000
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a rank trains, and where it leaves what it has to say."""
+
+    facts: Path
+    steps: Path
+    profile: Path
+    trace: Path
+    rank: int = 0
+    local_rank: int = 0
+    ranks: int = 1
+    threads: int | None = None
+    """How many the framework may use; None: as many as it likes."""
+    gpu_memory: int | None = None
+    """Bytes the framework may allocate on its GPU."""
+    profiled_steps: int = 0
+    """How many more steps to take under the profiler."""
+
+
+@dataclass
+class RankReport:
+    """The facts of one rank; `write` after every news."""
+
+    place: Place
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.facts = {
+            "rank": self.place.rank,
+            "pid": os.getpid(),
+            "phases": {},
+            "error": None,
+            "done": False,
+            **self.facts,
+        }
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """A stretch of the trial beside its steps: timed here, and marked in the run."""
+        began = time.monotonic()
+        with marks.phase(name):
+            try:
+                yield
+            finally:
+                self.took(name, time.monotonic() - began)
+
+    def took(self, phase: str, seconds: float) -> None:
+        self.facts["phases"][phase] = self.facts["phases"].get(phase, 0.0) + seconds
+
+    def tell(self, **facts: Any) -> None:
+        """Add facts, and write them down."""
+        self.facts.update(facts)
+        self.write()
+
+    def fail(self, kind: FailureKind, error: BaseException, hint: str = "") -> None:
+        message = str(getattr(error, "message", error))[:_LONGEST_MESSAGE]
+        self.tell(
+            error={
+                "kind": kind,
+                "type": type(error).__name__,
+                "message": message,
+                "hint": hint or str(getattr(error, "hint", "")),
+                "monotonic_ns": time.monotonic_ns(),
+            }
+        )
+
+    def write(self) -> None:
+        replace_atomically(self.place.facts, json.dumps(self.facts, indent=1, default=str) + "\n")

@@ -1,0 +1,150 @@
+"""If the runner dies, its trials die too, wherever they went; nobody else does."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import pytest
+
+from runners import DEAF, PYTHON, SLEEPS, SOURCE
+from stepscope.trials import kin
+
+RUNNER = f"""
+import json, os, signal, subprocess, sys, time
+sys.path.insert(0, {SOURCE!r})
+from stepscope.trials import kin
+from stepscope.trials.guard import Guard
+guard = Guard.start(kin.runner_name())
+print(kin.runner_name(), guard.pid, flush=True)
+groups, holds_pipe, ending = json.loads(sys.argv[1])
+for group in groups: guard.tell_group(group)
+def start(code, **more):
+    environment = {{**os.environ, kin.VARIABLE: kin.new_token()}}
+    process = subprocess.Popen([*{PYTHON!r}, code], stdout=subprocess.PIPE, env=environment,
+        **{{"start_new_session": True, **more}})
+    process.stdout.readline()
+    return process.pid
+plain = start({SLEEPS!r})
+elsewhere = start("import os; os.setsid();" + {SLEEPS!r}, start_new_session=False)
+deaf = start({DEAF!r})
+stopped = start({SLEEPS!r})
+os.kill(stopped, signal.SIGSTOP)
+if holds_pipe and os.fork() == 0:
+    time.sleep(20)
+    os._exit(0)
+for group in groups: open(group + "/cgroup.procs", "w").write(str(plain))
+print(plain, elsewhere, deaf, stopped, flush=True)
+if ending == "killed":
+    os.kill(guard.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)
+    guard.tell_group("/nowhere")
+if ending:
+    guard.dismiss()
+    print("dismissed", flush=True)
+time.sleep(60)
+"""
+
+
+@dataclass(frozen=True)
+class Running:
+    process: subprocess.Popen[str]
+    name: str
+    guard: int
+    trial: list[int]
+
+    def living(self) -> list[int]:
+        return [pid for pid in self.trial if kin.identify(pid)]
+
+
+Run = Callable[..., Running]
+
+
+@pytest.fixture
+def run() -> Iterator[Run]:
+    """A runner with a guard and four processes of its trials."""
+    running: list[Running] = []
+
+    def begin(groups: tuple[str, ...] = (), holds_pipe: bool = False, ending: str = "") -> Running:
+        process = subprocess.Popen(
+            [sys.executable, "-c", RUNNER, json.dumps([groups, holds_pipe, ending])],
+            stdout=subprocess.PIPE, text=True, start_new_session=True,
+        )  # fmt: skip
+        assert process.stdout is not None
+        name, guard = process.stdout.readline().split()
+        trial = list(map(int, process.stdout.readline().split()))
+        running.append(Running(process, name, int(guard), trial))
+        assert running[-1].living() == trial
+        return running[-1]
+
+    yield begin
+    for each in running:
+        os.killpg(each.process.pid, signal.SIGKILL)
+        each.process.wait()
+        kin.end_all(each.name, patience_s=0)
+
+
+def gone_within(seconds: float, look: Callable[[], object]) -> bool:
+    deadline = time.monotonic() + seconds
+    while look():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+@pytest.mark.parametrize("holds_pipe", [False, True], ids=["alone", "with a fork"])
+def test_all_of_a_killed_runner_are_gone_soon(run: Run, holds_pipe: bool) -> None:
+    bystander = run()
+    running = run(holds_pipe=holds_pipe)
+    running.process.kill()
+    assert gone_within(2, running.living), running.living()
+    assert gone_within(2, lambda: kin.identify(running.guard))
+    assert bystander.living() == bystander.trial and kin.identify(bystander.guard)
+
+
+def test_its_groups_are_removed(run: Run) -> None:
+    from stepscope.trials.cgroups import PREFIX, Refused, make_group
+
+    group = make_group(f"{PREFIX}{kin.new_token()}", 256 << 20, None)
+    if isinstance(group, Refused):
+        pytest.skip(f"no cgroup can be made here: {group.reason}")
+    folders = tuple(map(str, group.folders))
+    try:
+        running = run(folders)
+        running.process.kill()
+        assert gone_within(2, lambda: any(map(os.path.exists, folders)))
+        assert running.living() == []
+    finally:
+        group.kill_all()
+        assert group.remove() == []
+
+
+def test_one_that_is_dismissed_leaves_and_touches_nothing(run: Run) -> None:
+    running = run(ending="dismiss")
+    assert running.process.stdout is not None
+    assert running.process.stdout.readline() == "dismissed\n"
+    assert not os.path.exists(f"/proc/{running.guard}")
+    assert running.living() == running.trial
+
+
+def test_what_schedulers_send_to_all_does_not_end_the_guard(run: Run) -> None:
+    running = run()
+    time.sleep(0.1)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        os.kill(running.guard, number)
+    running.process.kill()
+    assert gone_within(2, running.living)
+
+
+def test_a_guard_that_somebody_killed_does_not_hurt_the_runner(run: Run) -> None:
+    running = run(ending="killed")
+    assert running.process.stdout is not None
+    assert running.process.stdout.readline() == "dismissed\n"
+    assert running.living() == running.trial

@@ -1,0 +1,128 @@
+"""`stepscope trial` as its user runs it: real training in real processes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import Tried
+
+Trial = Callable[..., Tried]
+Own = Callable[..., str]
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+
+def test_cnn(trial: Trial) -> None:
+    done = trial("cnn", "--samples", "4096", "--seconds", "3")
+    assert done.code == 0, done.err
+    told = done.told
+    assert told["outcome"] == "ok"
+    assert told["samples_per_second_low"] < told["samples_per_second"]
+    assert told["samples_per_second"] < told["samples_per_second_high"]
+    assert told["host_memory_peak"] > 200e6
+    assert told["device_memory_allocated_peak"] is None
+    assert 0 <= told["data_wait_share"] < 0.5
+    assert told["global_batch"] == 32
+    assert "samples/s" in done.err.lower()
+    run = done.run
+    assert run.ending.outcome == "ok"
+    assert run.facts["workload"]["model"] == "cnn"
+    summary = run.summary()
+    assert summary.steps == told["steps"] and summary.steps >= 8
+    assert (run.path / "derived" / "report.html").exists()
+
+
+def test_jpeg_with_workers(trial: Trial) -> None:
+    done = trial(
+        "resnet18", "--data", "jpeg", "--workers", "2", "--samples", "48", "--batch-size", "8",
+        "--image-size", "64", "--steps", "10", "--classes", "10",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    told = done.told
+    assert told["steps"] == 10 and told["samples_per_second"] > 0
+    assert told["data_wait_share"] is not None
+    assert "worker" in done.run.summary().roles
+    rank = json.loads((done.run.path / "trial" / "rank0.json").read_text())
+    assert rank["data"]["source"] == "generated" and rank["data"]["samples"] == 48
+
+
+def test_no_compute_is_faster_than_compute(trial: Trial, tmp_path: Path) -> None:
+    """The three parts of a training: whole, without data, without compute."""
+    knobs = ("cnn", "--samples", "2048", "--steps", "60")
+    rates = {
+        data: trial(*knobs, "--data", data, "--name", data).code
+        for data in ("resident", "loader-only", "random")
+    }
+    assert set(rates.values()) == {0}
+    told = {
+        json.loads((folder / "run.json").read_text())["name"]: folder
+        for folder in (tmp_path / "runs").iterdir()
+    }
+    assert set(told) == set(rates)
+
+
+def test_cpus(trial: Trial) -> None:
+    """Two CPUs do nearly twice the work of one, and one is all that a trial of one uses."""
+    knobs = ("resnet18", "--image-size", "96", "--batch-size", "16", "--data", "resident",
+             "--samples", "32", "--seconds", "5")  # fmt: skip
+    told = {}
+    for cpus in ("1", "2"):
+        done = trial(*knobs, "--cpus", cpus, "--name", f"cpus{cpus}")
+        assert done.code == 0, done.err
+        told[cpus] = done.told
+        facts = json.loads((sorted(done.runs.glob("*"))[-1] / "run.json").read_text())
+        limit = facts["limits"]["cpus"]
+        assert limit["by"] == "affinity" and len(limit["cpus"]) == int(cpus)
+        assert limit["threads"] == int(cpus)
+        assert limit["masks_checked"] > 0 and limit["escaped"] == []
+    assert told["2"]["samples_per_second"] > 1.25 * told["1"]["samples_per_second"]
+
+
+@pytest.mark.parametrize("example", ["own_plain_loop", "own_huggingface", "own_lightning"])
+def test_examples(trial: Trial, example: str) -> None:
+    (file,) = (EXAMPLES / example).glob("*.py")
+    done = trial(f"{file}:workload", "--steps", "10", "--batch-size", "8")
+    assert done.code == 0, done.err
+    assert done.told["steps"] == 10 and done.told["samples_per_second"] > 0
+
+
+def test_repeats_teach_the_spread(trial: Trial, own: Own, tmp_path: Path) -> None:
+    done = trial(own(), "--steps", "40", "--repeat", "2")
+    assert done.code == 0, done.err
+    told = json.loads(done.out)
+    assert told["ok"] == 2 and len(done.folders) == 2
+    assert told["samples_per_second_low"] < told["samples_per_second"]
+    (machine,) = json.loads((tmp_path / "state" / "spread.json").read_text())["machines"].values()
+    assert machine["trials"] == 2
+
+
+def test_profile(trial: Trial) -> None:
+    done = trial("cnn", "--samples", "1024", "--steps", "8", "--profile")
+    assert done.code == 0, done.err
+    folder = done.run.path / "trial"
+    profile = json.loads((folder / "profile0.json").read_text())
+    assert (folder / "trace0.json.gz").stat().st_size > 1000
+    calls = {row["name"]: row["calls"] for row in profile["operators"]}
+    assert calls["aten::conv2d"] == 3 * profile["steps"]
+    assert "aten::" in done.err and "scaled" in done.err
+    assert done.told["steps"] == 8, "profiled steps do not count"
+
+
+def test_every_knob_at_once(trial: Trial) -> None:
+    done = trial(
+        "cnn", "--samples", "2048", "--batch-size", "16", "--accumulate", "2", "--workers", "1",
+        "--prefetch", "3", "--no-persistent", "--no-pin", "--precision", "bf16", "--channels-last",
+        "--optimizer", "adamw", "--lr", "0.001", "--weight-decay", "0.1", "--image-size", "40",
+        "--classes", "7", "--fraction", "0.25", "--seed", "3", "--epochs", "2", "--memory", "4GiB",
+        "--cpus", "1.5", "--timeout", "100",
+    )  # fmt: skip
+    assert done.code == 0, done.err
+    told = done.told
+    assert told["global_batch"] == 32 and told["steps"] == 2 * (512 // 16 // 2)
+    assert told["samples"] == 1024
+    limits = done.run.facts["limits"]
+    assert limits["memory"]["asked"] == 4 << 30 and limits["cpus"]["asked"] == 1.5
+    assert told["epoch_measured"]

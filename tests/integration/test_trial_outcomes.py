@@ -1,0 +1,192 @@
+"""How trials end, each way with real processes; after each of them the next starts clean."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import STEPSCOPE, Tried, trial_environment
+from stepscope.runs.reader import open_run
+from stepscope.sensors.cgroup import find_cgroup
+from stepscope.trials import kin
+
+Trial = Callable[..., Tried]
+Own = Callable[..., str]
+
+
+@pytest.fixture(autouse=True)
+def _nothing_is_left() -> object:
+    shm = set(os.listdir("/dev/shm"))
+    yield
+    assert not kin.kin_of(f"{os.getpid()}.") and not kin.strays()
+    assert set(os.listdir("/dev/shm")) <= shm
+    for group in set(find_cgroup(os.getpid()).paths.values()):
+        assert not list(Path(group).glob("stepscope-*"))
+
+
+def test_host_oom(trial: Trial) -> None:
+    done = trial("cnn", "--samples", "200000", "--steps", "8", "--memory", "1GiB")
+    assert done.code == 11, done.err
+    told = done.told
+    assert told["outcome"] == "host_oom"
+    limit = done.run.facts["limits"]["memory"]
+    assert limit["asked"] == 1 << 30 and limit["by"].startswith("cgroup")
+    assert done.run.ending.evidence["counters"]
+    assert "memory" in told["reason"]
+
+
+def test_host_oom_of_a_worker_alone(trial: Trial, own: Own) -> None:
+    """The main process lives, and ends with an error that only tells of a worker."""
+    greedy = own(item="self.kept = bytearray(1 << 31) if index else None")
+    done = trial(greedy, "--workers", "1", "--steps", "8", "--memory", "1200MiB")
+    assert done.code == 11, done.err
+    ending = done.run.ending
+    assert ending.outcome == "host_oom" and ending.evidence["oom_kills"] == 1
+    assert ending.exit_code == 1
+
+
+def test_host_oom_by_the_watchdog(trial: Trial, own: Own, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no control group can be made: as a user without rights."""
+    shutil.which("setpriv") or pytest.skip("setpriv is needed")
+    greedy = own(step="globals().setdefault('kept', []).append(bytearray(b'x' * (1 << 25)))")
+    done = trial(
+        greedy, "--steps", "4000", "--memory", "700MiB",
+        before=["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /sys/fs/cgroup; exec "$@"', "sh"],
+    )  # fmt: skip
+    assert done.code == 11, done.err
+    limit = done.run.facts["limits"]["memory"]
+    assert limit["by"] == "soft" and "page cache" in limit["note"]
+    assert "soft" in done.err
+
+
+def test_shm_full(trial: Trial, own: Own) -> None:
+    """Workers hand their batches over through /dev/shm, here one of 4 MiB."""
+    wide = own(item="return torch.zeros(1 << 18), 0")
+    small = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs -o size=4m none /dev/shm; exec "$@"']
+    done = trial(
+        wide, "--workers", "1", "--batch-size", "16", "--steps", "8", before=[*small, "sh"]
+    )
+    assert done.code == 12, done.err
+    assert done.told["outcome"] == "shm_full"
+    assert "--shm-size" in done.err
+
+
+def test_hang(trial: Trial, own: Own) -> None:
+    sleepy = own(step="time.sleep(600) if batch[1].shape[0] else None")
+    done = trial(sleepy, "--steps", "8", "--workers", "1", "--hang", "8")
+    assert done.code == 13, done.err
+    assert done.told["outcome"] == "timeout"
+    stacks = (done.run.path / "trial" / "stacks.txt").read_text()
+    assert "in step" in stacks and "own.py" in stacks
+    assert "pt_data_worker" in stacks
+
+
+def test_timeout(trial: Trial, own: Own) -> None:
+    started = time.monotonic()
+    done = trial(own(item="time.sleep(0.01)"), "--seconds", "600", "--timeout", "10")
+    assert done.code == 13, done.err
+    assert done.told["steps"] > 3, "what was measured until then is kept"
+    assert time.monotonic() - started < 40
+
+
+def test_crash(trial: Trial, own: Own) -> None:
+    done = trial(own(step="os.abort()"), "--steps", "8")
+    assert done.code == 14, done.err
+    assert done.run.ending.signal == "SIGABRT"
+
+
+def test_exception(trial: Trial, own: Own) -> None:
+    done = trial(own(step="raise ValueError('no such luck')"), "--steps", "8")
+    assert done.code == 14, done.err
+    assert "ValueError: no such luck" in done.told["reason"]
+    assert any("no such luck" in line for line in done.run.ending.evidence["stderr"])
+    assert "Traceback" not in done.err
+
+
+def test_leaving_early_is_no_success(trial: Trial, own: Own) -> None:
+    done = trial(own(step="raise SystemExit(0)"), "--steps", "8")
+    assert done.code == 14, done.err
+
+
+def test_gpu_oom_is_told_by_the_allocator(trial: Trial, own: Own) -> None:
+    """The message of a GPU's allocator, where there is no GPU; tests/gpu has the real thing."""
+    message = "CUDA out of memory. Tried to allocate 20.00 MiB. GPU 0 has 15.00 GiB"
+    done = trial(own(step=f"raise torch.OutOfMemoryError({message!r})"), "--steps", "8")
+    assert done.code == 10, done.err
+    assert done.told["reason"] == "CUDA out of memory"
+    assert "Tried to allocate 20.00 MiB" in done.err
+
+
+def test_children_that_go_their_own_way_are_ended(trial: Trial, own: Own, tmp_path: Path) -> None:
+    begin = "import subprocess; subprocess.Popen(['sleep', '987'], start_new_session=True)"
+    done = trial(own(begin=begin), "--steps", "8")
+    assert done.code == 0, done.err
+    assert subprocess.run(["pgrep", "-f", "sleep 987"]).returncode == 1
+
+
+def test_killed_runner(trial: Trial, own: Own, tmp_path: Path) -> None:
+    """The run is `lost`, its processes and groups are gone, and the next trial runs."""
+    runs = tmp_path / "runs"
+    runner = subprocess.Popen(
+        [*STEPSCOPE, "trial", own(item="time.sleep(0.001)"), "--workers", "2", "--seconds", "600",
+         "--memory", "2GiB", "--out", str(runs)],
+        env=trial_environment(tmp_path),
+        stderr=subprocess.DEVNULL,
+    )  # fmt: skip
+    name = f"{runner.pid}."
+    assert _until(lambda: list(runs.glob("*/trial/steps0.bin")), 60)
+    assert _until(lambda: len(_marked(name)) >= 3, 20)
+    runner.kill()
+    runner.wait()
+    assert _until(lambda: not _marked(name), 5), _marked(name)
+    (folder,) = runs.iterdir()
+    assert open_run(folder).ending.outcome == "lost"
+    shutil.rmtree(runs)
+    assert trial(own(), "--steps", "8").code == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted(own: Own, tmp_path: Path, number: int) -> None:
+    runs = tmp_path / "runs"
+    runner = subprocess.Popen(
+        [*STEPSCOPE, "trial", own(), "--seconds", "600", "--out", str(runs), "--repeat", "3"],
+        env=trial_environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert _until(lambda: list(runs.glob("*/trial/steps0.bin")), 60)
+    time.sleep(1)
+    runner.send_signal(number)
+    _, said = runner.communicate(timeout=30)
+    assert runner.returncode == 130, said
+    (folder,) = runs.iterdir()
+    assert open_run(folder).ending.outcome == "interrupted"
+    assert "Traceback" not in said
+
+
+def _marked(name: str) -> list[int]:
+    """Processes whose token names a runner."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*/environ"):
+        try:
+            if f"{kin.VARIABLE}={name}".encode() in entry.read_bytes():
+                found.append(int(entry.parent.name))
+        except OSError:
+            continue
+    return found
+
+
+def _until(happens: Callable[[], object], seconds: float) -> bool:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if happens():
+            return True
+        time.sleep(0.05)
+    return False

@@ -1,0 +1,234 @@
+"""The view of a trial: what is shown, what caused its end, and what to do next."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.errors import RunFolderError
+from stepscope.records import Outcome
+from stepscope.report.trial import TrialView, mean_of, trial_view
+from stepscope.report.trialjson import KEYS, trial_dict, trials_dict
+from stepscope.runs.reader import open_run
+from stepscope.workloads.spec import Workload
+from synthetic import write_run
+from synthetic_trials import CNN, Trial, even_steps, write_lost_trial, write_repeats, write_trial
+
+SHORT = Trial(steps=even_steps(30))
+
+
+def ended(outcome: str, reason: str = "it did", **evidence: Any) -> dict[str, Any]:
+    return {"outcome": outcome, "reason": reason, "exit_code": 1, "evidence": evidence}
+
+
+def view_of(folder: Path, trial: Trial) -> TrialView:
+    return trial_view(write_trial(folder / "run", trial).folder)
+
+
+def failing(kind: str = "error", message: str = "It broke", hint: str = "") -> Any:
+    error = {"kind": kind, "type": "RuntimeError", "message": message, "hint": hint}
+    return lambda rank: {"error": error, "done": False}
+
+
+@pytest.fixture(scope="module")
+def view(tmp_path_factory: pytest.TempPathFactory) -> TrialView:
+    return trial_view(write_trial(tmp_path_factory.mktemp("runs") / "run").folder)
+
+
+def test_a_trial_that_went_well(view: TrialView) -> None:
+    assert (view.name, view.outcome, view.tone, view.is_ok) == ("cnn", "ok", "good", True)
+    assert view.samples_per_second == pytest.approx(32 / 0.05, rel=0.01)
+    assert view.workload["pin"] is False and view.workload["classes"] == 10, "as resolved"
+    assert (view.global_batch, view.warmup_steps, view.cause) == (32, 1, ())
+    assert view.measured.host_memory_peak and view.measured.overhead.total
+    expected = "To be surer, of about ± 7.6 %: stepscope trial cnn --workers 2 --repeat 5"
+    assert view.advice == expected
+
+
+def test_a_run_or_its_folder(tmp_path: Path) -> None:
+    folder = write_trial(tmp_path / "run", SHORT).folder
+    assert trial_view(folder) == trial_view(str(folder)) == trial_view(open_run(folder))
+
+
+def test_another_run_is_no_trial(tmp_path: Path) -> None:
+    with pytest.raises(RunFolderError, match="not a trial"):
+        trial_view(write_run(tmp_path / "run").folder)
+
+
+@pytest.mark.parametrize(
+    ("knobs", "advice"),
+    [
+        ({}, "--seconds 1"),
+        ({"steps": 6}, "--steps 24"),
+        ({"epochs": 1}, "--epochs 4"),
+        ({"seconds": 7.5}, "--seconds 30"),
+    ],
+)
+def test_too_short_to_judge(tmp_path: Path, knobs: dict[str, Any], advice: str) -> None:
+    short = Trial(replace(CNN, **knobs), even_steps(5))
+    view = view_of(tmp_path, short)
+    assert not view.measured.steady.steady
+    assert view.advice.startswith("To judge it, let it take longer: stepscope trial cnn")
+    assert view.advice.endswith(advice)
+
+
+def test_steps_that_differ_more_than_processes_do(tmp_path: Path) -> None:
+    """More of them help more than more processes."""
+    wild = view_of(tmp_path, replace(SHORT, steps=even_steps(30, noise=0.9)))
+    assert wild.measured.steady.steady
+    assert wild.advice.startswith("To be surer, let it take longer")
+
+
+def test_an_option_that_was_given_is_set_anew(tmp_path: Path) -> None:
+    command = ["stepscope", "trial", "my net.py:f", "--steps", "6", "--lr", "0.1"]
+    short = Trial(replace(CNN, steps=6), even_steps(5), facts={"command": command})
+    again = "stepscope trial 'my net.py:f' --lr 0.1 --steps 24"
+    assert view_of(tmp_path, short).advice.endswith(again)
+
+
+def test_an_unknown_command(tmp_path: Path) -> None:
+    view = view_of(tmp_path, replace(SHORT, facts={"command": None}))
+    assert view.advice.endswith("the same command --repeat 5")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "limits", "words"),
+    [
+        ("gpu_oom", {}, ["--batch-size", "--accumulate"]),
+        ("gpu_oom", {"gpu_memory": {"asked": 1e9}}, ["--batch-size", "--gpu-memory"]),
+        ("host_oom", {"memory": {"asked": 1e9}}, ["--workers", "--prefetch", "--memory"]),
+        ("shm_full", {"memory": {"asked": 1e9}}, ["--workers", "/dev/shm"]),
+        ("timeout", {}, ["time"]),
+        ("interrupted", {}, ["Again: stepscope trial cnn --workers 2"]),
+        ("crashed", {}, ["Again: stepscope trial cnn --workers 2"]),
+    ],
+)
+def test_what_to_do_after_it_failed(
+    tmp_path: Path, outcome: str, limits: dict[str, Any], words: list[str]
+) -> None:
+    view = view_of(tmp_path, replace(SHORT, ending=ended(outcome), limits=limits))
+    assert view.ending.outcome is Outcome(outcome) and not view.is_ok
+    assert all(word in view.advice for word in words)
+    assert ("--gpu-memory" in view.advice) == ("gpu_memory" in limits)
+
+
+def test_what_is_there_to_be_read(tmp_path: Path) -> None:
+    crashed = write_trial(tmp_path / "a", replace(SHORT, ending=ended("crashed")))
+    crashed.stderr_log.write_text("Traceback")
+    assert trial_view(crashed.folder).advice == f"All that it said: {crashed.stderr_log}"
+    hung = write_trial(tmp_path / "b", replace(SHORT, ending=ended("timeout")))
+    hung.trial_stacks.touch()
+    assert "Where it stood" not in trial_view(hung.folder).advice
+    hung.trial_stacks.write_text("--- pid 1")
+    assert trial_view(hung.folder).advice.endswith(f"Where it stood: {hung.trial_stacks}")
+
+
+def test_the_cause_is_what_a_rank_said_then_counts_then_what_was_printed(tmp_path: Path) -> None:
+    lines = [f"line {number}" for number in range(9)]
+    ending = ended(
+        "gpu_oom", message="It broke", counters={"oom_kill": 0, "failcnt": 7}, stderr=lines
+    )
+    trial = replace(SHORT, ending=ending, rank_facts=failing(hint="Try less"))
+    view = view_of(tmp_path, trial)
+    assert view.cause == ("RuntimeError: It broke", "counters › failcnt 7", *lines[-5:])
+    assert view.advice == "Try less"
+
+
+def test_ranks_that_fail_are_named(tmp_path: Path) -> None:
+    trial = Trial(
+        Workload("cnn", ranks=2), even_steps(9), ending=ended("crashed"), rank_facts=failing()
+    )
+    cause = view_of(tmp_path, trial).cause
+    assert cause == ("rank 0: RuntimeError: It broke", "rank 1: RuntimeError: It broke")
+
+
+def test_what_the_reason_says_is_not_said_again(tmp_path: Path) -> None:
+    ending = ended("crashed", "RuntimeError: It broke", message="It broke")
+    assert view_of(tmp_path, replace(SHORT, ending=ending, rank_facts=failing())).cause == ()
+
+
+def test_a_killed_runner_leaves_a_trial_that_can_be_shown(tmp_path: Path) -> None:
+    paths = write_lost_trial(tmp_path / "run", replace(SHORT, facts={"cleaned_ns": None}))
+    paths.trial_rank(0).unlink()
+    view = trial_view(paths.folder)
+    assert view.ending.outcome is Outcome.LOST
+    assert view.samples_per_second is not None, "its steps are there"
+    assert view.measured.overhead.total is None
+    assert view.advice == "Again: stepscope trial cnn --workers 2"
+
+
+def test_a_trial_that_runs_needs_no_advice(tmp_path: Path) -> None:
+    view = view_of(tmp_path, replace(SHORT, ending={"outcome": "running", "reason": ""}))
+    assert (view.outcome, view.advice) == ("running", "")
+
+
+def test_repeats_have_a_mean(tmp_path: Path) -> None:
+    views = [trial_view(f) for f in write_repeats(tmp_path, SHORT, [1, 1.1, 0.95, 1.02, 0.99])]
+    mean = mean_of(views)
+    assert mean is not None
+    rates = [view.samples_per_second or 0 for view in views]
+    assert mean.mean == pytest.approx(sum(rates) / 5)
+    assert mean.interval.low < mean.mean < mean.interval.high
+    assert mean.spread.source == "learnt" and 0.04 < mean.spread.cv < 0.07
+    assert mean_of(views[:1]) is None
+    assert all(view.advice == "" for view in views)
+
+
+def test_only_repeats_that_went_well_are_in_the_mean(tmp_path: Path) -> None:
+    good = [trial_view(f) for f in write_repeats(tmp_path / "a", SHORT, [1, 1.1])]
+    bad = view_of(tmp_path / "b", replace(SHORT, ending=ended("crashed")))
+    assert mean_of([*good, bad]) == mean_of(good)
+    assert mean_of([good[0], bad]) is None
+
+
+def test_every_key_is_there_and_is_json(view: TrialView, tmp_path: Path) -> None:
+    plain = trial_dict(view)
+    assert list(plain) == ["format", *(key for key, _, _ in KEYS)]
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert plain["samples_per_second"] == view.samples_per_second
+    assert plain["samples_per_second_low"] < plain["samples_per_second"]
+    assert plain["step_seconds"] == pytest.approx(0.05, rel=0.02)
+    assert plain["data_wait_share"] == pytest.approx(0.2, rel=0.01)
+    assert (plain["outcome"], plain["between_source"], plain["repeat"]) == ("ok", "assumed", 1)
+    unknown = {key for key, value in plain.items() if value is None}
+    assert unknown == {
+        "signal", "imbalance", "profile_seconds", "device_memory_peak_bytes",
+        "allocated_peak_bytes", "reserved_peak_bytes", "allocator_retries", "joules",
+        "samples_per_joule",
+    }  # fmt: skip
+    gpu = trial_dict(view_of(tmp_path, Trial(CNN, even_steps(60), gpus=1)))
+    assert gpu["allocated_peak_bytes"] == 2.1e9 and gpu["device_memory_peak_bytes"] > 2.6e9
+    assert gpu["joules"] > 0 and gpu["samples_per_joule"] > 0
+
+
+def test_nothing_known_is_null(tmp_path: Path) -> None:
+    paths = write_trial(tmp_path / "run", Trial(CNN, [], ending=ended("crashed"), spread=None))
+    paths.trial_rank(0).unlink()
+    paths.trial_steps(0).unlink()
+    plain = trial_dict(trial_view(paths.folder))
+    assert json.dumps(plain, allow_nan=False)
+    assert plain["samples_per_second"] is plain["step_seconds"] is plain["confidence"] is None
+    assert (plain["steps"], plain["warmup_steps"], plain["why_no_rate"]) == (
+        0,
+        0,
+        "no step was taken",
+    )
+
+
+def test_repeats_for_programs(tmp_path: Path) -> None:
+    views = [trial_view(f) for f in write_repeats(tmp_path, SHORT, [1, 1.1, 0.95])]
+    plain = trials_dict(views)
+    assert json.loads(json.dumps(plain, allow_nan=False)) == plain
+    assert [trial["repeat"] for trial in plain["trials"]] == [1, 2, 3] and plain["ok"] == 3
+    assert plain["samples_per_second_low"] < plain["samples_per_second"]
+    assert trials_dict(views[:1]) == trial_dict(views[0])
+
+
+def test_keys_are_named_and_explained_once() -> None:
+    keys = [key for key, _, _ in KEYS]
+    assert len(set(keys)) == len(keys)
+    assert all(meaning for key, _, meaning in KEYS if not key.endswith("_p95"))

@@ -1,0 +1,124 @@
+"""What a trial left is read, also where it was killed at any moment."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+from stepscope.analysis.throughput import Spread
+from stepscope.errors import RunFolderError
+from stepscope.runs.reader import open_run
+from stepscope.runs.trial import STEP, is_trial, known_spread, read_steps, read_trial
+from stepscope.steplog import FIELDS, RECORD, Step, StepLog
+from stepscope.workloads.spec import Workload
+from synthetic import write_run
+from synthetic_trials import Trial, even_steps, write_trial
+
+STEPS = st.lists(st.tuples(*[st.integers(-1, 2**40)] * 4), max_size=30)
+
+
+@pytest.fixture
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("trial") / "steps0.bin"
+
+
+def write(path: Path, parts: list[tuple[int, ...]]) -> list[Step]:
+    path.unlink(missing_ok=True)
+    steps = [Step(1000 * n + 1000, n, *part) for n, part in enumerate(parts)]
+    log = StepLog(path)
+    for step in steps:
+        log.add(step)
+    log.close()
+    return steps
+
+
+@settings(max_examples=50, deadline=None)
+@given(parts=STEPS, cut=st.integers(0, 2 * RECORD.size), zeros=st.integers(0, 3 * RECORD.size))
+def test_whole_steps_are_read_back(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, ...]], cut: int, zeros: int
+) -> None:
+    """Whatever is torn off, and however many zeros a lost disk cache leaves in its place."""
+    path = tmp_path_factory.getbasetemp() / "steps.bin"
+    steps = write(path, parts)
+    whole = max(0, len(steps) * RECORD.size - cut) // RECORD.size * RECORD.size
+    path.write_bytes(path.read_bytes()[:whole] + bytes(zeros))
+    read = read_steps(path)
+    assert read.dtype == STEP and STEP.names == FIELDS
+    assert [Step(*each.tolist()) for each in read] == steps[: whole // RECORD.size]
+
+
+def test_a_record_torn_in_the_middle(path: Path) -> None:
+    steps = write(path, [(1, 2, 3, 4)] * 5)
+    path.write_bytes(path.read_bytes()[:-7])
+    assert len(read_steps(path)) == len(steps) - 1
+
+
+@pytest.mark.parametrize("bad", [Step(1500, 9, 0), Step(0, 9, 0), Step(-5, 9, 0), Step(9000, 1, 0)])
+def test_what_does_not_go_on_is_dropped_with_all_after_it(path: Path, bad: Step) -> None:
+    write(path, [(0, 0, 0, 0)] * 3)
+    path.write_bytes(path.read_bytes() + RECORD.pack(*bad) + RECORD.pack(*Step(9999, 99, 0)))
+    assert read_steps(path)["step"].tolist() == [0, 1, 2]
+
+
+def test_no_file_no_steps(tmp_path: Path) -> None:
+    assert len(read_steps(tmp_path / "nothing.bin")) == 0
+    assert len(read_steps(tmp_path)) == 0
+
+
+def test_a_whole_trial(tmp_path: Path) -> None:
+    trial = Trial(Workload("cnn", ranks=2), even_steps(20), limits={"cpus": {"asked": 2}})
+    record = read_trial(open_run(write_trial(tmp_path / "run", trial).folder))
+    assert record.workload["model"] == "cnn" and record.limits == {"cpus": {"asked": 2}}
+    assert [rank.rank for rank in record.ranks] == [0, 1]
+    assert [rank.told["pid"] for rank in record.ranks] == [4100, 4101]
+    assert [len(rank.steps) for rank in record.ranks] == [21, 21]
+    assert known_spread(record) == Spread(0.08, 4, "assumed")
+
+
+def test_damaged_and_missing_files_are_left_out(tmp_path: Path) -> None:
+    paths = write_trial(tmp_path / "run", Trial(Workload("cnn", ranks=3), even_steps(20)))
+    paths.trial_rank(0).write_text('{"rank": 0, "pi')
+    paths.trial_rank(1).write_text("[1, 2]")
+    paths.trial_steps(1).write_bytes(b"torn")
+    paths.trial_rank(2).unlink()
+    paths.trial_steps(2).unlink()
+    record = read_trial(open_run(paths.folder))
+    assert [dict(rank.told) for rank in record.ranks] == [{}, {}, {}]
+    assert [len(rank.steps) for rank in record.ranks] == [21, 0, 0]
+    assert record.told == {}
+
+
+def test_a_trial_that_was_killed_before_it_had_a_folder_of_its_own(tmp_path: Path) -> None:
+    paths = write_trial(tmp_path / "run")
+    for file in paths.trial.iterdir():
+        file.unlink()
+    paths.trial.rmdir()
+    facts = json.loads(paths.run_json.read_text())
+    del facts["limits"], facts["trial"]
+    paths.run_json.write_text(json.dumps(facts))
+    record = read_trial(open_run(paths.folder))
+    assert len(record.ranks) == 1 and not len(record.ranks[0].steps)
+    assert record.trial == {} and known_spread(record) is None
+
+
+@pytest.mark.parametrize("spread", [None, {}, "x", {"cv": None}, {"cv": -1, "dof": 3}, {"cv": 0.1}])
+def test_a_spread_that_is_none(tmp_path: Path, spread: dict[str, float] | None) -> None:
+    paths = write_trial(tmp_path / "run", Trial(steps=even_steps(5), spread=spread))
+    assert known_spread(read_trial(open_run(paths.folder))) is None
+
+
+def test_another_run_is_no_trial(tmp_path: Path) -> None:
+    run = open_run(write_run(tmp_path / "run").folder)
+    assert not is_trial(run)
+    with pytest.raises(RunFolderError, match="stepscope report"):
+        read_trial(run)
+
+
+def test_the_record_is_that_of_the_log() -> None:
+    assert STEP.itemsize == RECORD.size
+    assert np.dtype(STEP).names == FIELDS

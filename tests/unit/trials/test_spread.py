@@ -1,0 +1,166 @@
+"""What is remembered of repeats: by real files, and from several processes at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from stepscope.analysis.throughput import Spread
+from stepscope.trials.spread import ASSUMED, Machine, SpreadStore, state_folder
+
+CPU = Machine("AMD EPYC × 2", "cpu")
+GPU = Machine("AMD EPYC × 2; NVIDIA H200", "gpu")
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path: Path, told: list[str]) -> SpreadStore:
+    return SpreadStore(tmp_path / "state" / "spread.json", told.append)
+
+
+def repeats(count: int, cv: float, seed: int = 0) -> Sequence[float]:
+    return (100 * (1 + cv * np.random.default_rng(seed).normal(size=count))).tolist()
+
+
+def test_before_anything_is_learnt_it_is_assumed(store: SpreadStore, told: list[str]) -> None:
+    assert store.get(CPU) == Spread(0.08, 4, "assumed")
+    assert store.get(GPU) == Spread(0.02, 4, "assumed")
+    assert not store.path.exists() and not told
+
+
+def test_repeats_are_learnt_by_machine_and_device(store: SpreadStore) -> None:
+    learnt = store.learn(CPU, repeats(6, 0.05))
+    assert learnt == SpreadStore(store.path).get(CPU)
+    assert (learnt.source, learnt.dof, learnt.trials) == ("learnt", 5, 6)
+    assert 0.02 < learnt.cv < 0.1
+    assert store.get(GPU) == ASSUMED["gpu"]
+
+
+def test_groups_of_different_speed_are_pooled(store: SpreadStore) -> None:
+    """Only how repeats of one trial differ counts, not how trials do."""
+    for seed in range(40):
+        factor = 10.0**seed % 7 + 1
+        store.learn(CPU, [factor * rate for rate in repeats(3, 0.03, seed)])
+    found = store.get(CPU)
+    assert found.cv == pytest.approx(0.03, rel=0.3)
+    assert found.trials == 120
+
+
+def test_few_repeats_only_move_the_assumption(store: SpreadStore) -> None:
+    found = store.learn(CPU, [100.0, 100.1])
+    assert found.source == "assumed" and 0.05 < found.cv < 0.08 and found.dof == 5
+    wild = store.learn(CPU, [50.0, 150.0])
+    assert wild.source == "assumed" and wild.cv > 0.2
+
+
+def test_what_was_long_ago_fades(store: SpreadStore) -> None:
+    for seed in range(30):
+        store.learn(CPU, repeats(6, 0.10, seed))
+    assert store.get(CPU).cv == pytest.approx(0.10, rel=0.2)
+    for seed in range(60):
+        store.learn(CPU, repeats(6, 0.01, seed))
+    assert store.get(CPU).cv < 0.02
+    assert store.get(CPU).dof == pytest.approx(60)
+
+
+@given(st.lists(st.sampled_from([float("nan"), float("inf"), 0.0, -3.0, 100.0]), max_size=1))
+def test_less_than_two_rates_teach_nothing(rates: list[float]) -> None:
+    store = SpreadStore(Path("/nonexistent/spread.json"))
+    assert store.learn(CPU, [*rates, float("nan")]) == ASSUMED["cpu"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"format": 1, "machines": {',
+        "[]",
+        "\0" * 200,
+        '{"format": 99, "machines": {}}',
+        '{"format": 1, "machines": []}',
+        json.dumps({"format": 1, "machines": {CPU.key: {"squares": "x", "dof": 1, "trials": 2}}}),
+        json.dumps({"format": 1, "machines": {CPU.key: {"squares": 1, "dof": -1, "trials": 2}}}),
+        json.dumps({"format": 1, "machines": {CPU.key: None}}),
+    ],
+)
+def test_a_damaged_file_is_set_aside_and_told(
+    text: str, store: SpreadStore, told: list[str]
+) -> None:
+    store.path.parent.mkdir()
+    store.path.write_text(text)
+    assert store.get(CPU) == store.get(CPU) == ASSUMED["cpu"]
+    assert len(told) == 1 and "could not be understood" in told[0]
+    assert store.path.read_text() == text, "who only looks changes nothing"
+    assert store.learn(CPU, repeats(6, 0.05)).source == "learnt"
+    assert store.path.with_suffix(".damaged").read_text() == text
+    assert "spread.damaged" in told[1]
+    assert SpreadStore(store.path).get(CPU).trials == 6
+
+
+def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, told: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    store = SpreadStore(tmp_path / "file" / "spread.json", told.append)
+    assert store.learn(CPU, repeats(6, 0.05)).source == "learnt"
+    assert store.learn(CPU, repeats(6, 0.05)).trials == 6
+    assert any("STEPSCOPE_STATE" in text for text in told)
+
+
+def test_a_lock_that_is_never_given_back(
+    store: SpreadStore, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.trials.spread._PATIENCE_S", 0.1)
+    store.path.parent.mkdir()
+    with open(store.path.with_suffix(".lock"), "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        store.learn(CPU, repeats(6, 0.05))
+    assert len(told) == 1 and not store.path.exists()
+
+
+def test_runners_at_the_same_time_lose_nothing(store: SpreadStore) -> None:
+    program = f"""
+from pathlib import Path
+from stepscope.trials.spread import Machine, SpreadStore
+for _ in range(10):
+    SpreadStore(Path({str(store.path)!r}), print).learn({CPU!r}, [100.0, 101.0])
+"""
+    runners = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [runner.communicate()[0] for runner in runners] == ["", "", ""]
+    assert store.get(CPU).trials == 3 * 10 * 2
+    assert {path.name for path in store.path.parent.iterdir()} == {"spread.json", "spread.lock"}
+
+
+def test_where_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert state_folder() == tmp_path / ".local/state/stepscope"
+    monkeypatch.setenv("XDG_STATE_HOME", "/xdg")
+    assert state_folder() == Path("/xdg/stepscope")
+    monkeypatch.setenv("STEPSCOPE_STATE", "/told")
+    assert SpreadStore().path == Path("/told/spread.json")
+
+
+def test_machines_are_told_apart() -> None:
+    one = {"cpu": {"model": "AMD EPYC", "logical": 2}, "gpus": []}
+    two = {"cpu": {"model": "AMD EPYC", "logical": 4}, "gpus": []}
+    gpu = {**one, "gpus": [{"model": "NVIDIA H200", "uuid": "GPU-1"}]}
+    keys = {Machine.of(each, device).key for each in (one, two, gpu) for device in ("cpu", "gpu")}
+    assert len(keys) == 6
+    assert Machine.of(one, "cpu").key == "AMD EPYC × 2; on cpu"
+    assert Machine.of({}, "cpu").hardware == f"unknown CPU × {os.cpu_count()}"
