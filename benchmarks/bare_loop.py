@@ -25,7 +25,8 @@ import results_file
 BARE = """
 import json, sys, time
 import torch, torchvision
-model, batch, warmup, steps, precision, size = sys.argv[1], *map(int, sys.argv[2:5]), sys.argv[5], int(sys.argv[6])
+model, precision = sys.argv[1:3]
+batch, warmup, steps, size = map(int, sys.argv[3:])
 device = "cuda" if torch.cuda.is_available() else "cpu"
 kind = torch.channels_last
 net = torchvision.models.get_model(model, weights=None).to(device, memory_format=kind).train()
@@ -52,9 +53,9 @@ print(json.dumps({"samples_per_second": steps * batch / (time.perf_counter() - b
 
 def bare(options: argparse.Namespace) -> float:
     """Samples per second of a hand-written loop."""
-    words = [options.model, options.batch_size, options.warmup, options.steps, options.precision]
+    numbers = [options.batch_size, options.warmup, options.steps, options.image_size]
     done = subprocess.run(
-        [sys.executable, "-c", BARE, *map(str, words), str(options.image_size)],
+        [sys.executable, "-c", BARE, options.model, options.precision, *map(str, numbers)],
         stdout=subprocess.PIPE, text=True, check=True,
     )  # fmt: skip
     return float(json.loads(done.stdout)["samples_per_second"])

@@ -1,4 +1,4 @@
-"""Trials on a real GPU: the papers' models and others, limits of its memory, what it is left with."""
+"""Trials on a real GPU: the papers' models and others, limits of its memory, what is left of it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_gpu_oom_and_what_comes_after(trial: Trial) -> None:
     assert "Tried to allocate" in done.run.ending.evidence["message"]
     assert done.run.facts["limits"]["gpu_memory"] == {"asked": 4 << 30, "by": "framework"}
     assert told["left"] == []
-    for gpu in open_nvml().gpus():
+    for gpu in open_nvml().gpus:
         assert gpu.memory_used() < 4e9
     smaller = trial("resnet50", "--batch-size", "16", "--steps", "8", "--gpu-memory", "4GiB",
                     "--samples", "64", "--name", "smaller")  # fmt: skip
@@ -57,7 +57,7 @@ def test_data_from_files(trial: Trial) -> None:
     assert done.told["workload"]["pin"] is True
     assert done.told["closing_seconds"] < 3
     run = done.run
-    assert run.summary().totals["pcie_to_gpu_bytes"] > 32 * 40 * 3 * 224 * 224 * 4 * 0.9
+    assert run.summary().totals["gpu_pcie_received"] > 32 * 40 * 3 * 224 * 224 * 4 * 0.9
 
 
 def test_video(trial: Trial) -> None:

@@ -310,8 +310,9 @@ def _grid(table: Table) -> Grid:
 
 
 def _peak(rank: RankProfile) -> float | None:
-    peak = rank.memory.get(rank.device)
-    return None if peak is None else peak.allocated
+    """Of its own device, which may be told with its number (`cuda:0`) or without."""
+    own = [p.allocated for name, p in rank.memory.items() if name.startswith(rank.device)]
+    return max(own, default=None)
 
 
 def _plain(figure: Figure | None) -> dict[str, Any] | None:

@@ -138,7 +138,10 @@ def _error_text(record: TrialRecord, rank: int, error: Any) -> str:
     if not isinstance(error, Mapping):
         return ""
     of_rank = f"rank {rank}: " if len(record.ranks) > 1 else ""
-    return f"{of_rank}{error.get('type') or 'Error'}: {str(error.get('message') or '').strip()}"
+    message = str(error.get("message") or "").strip()
+    if message.startswith("Caught "):  # with the traceback of a loader's worker
+        return f"{of_rank}{error.get('summary') or message}"
+    return f"{of_rank}{error.get('type') or 'Error'}: {message}"
 
 
 def _advice(run: Run, record: TrialRecord, measured: Measurement) -> str:

@@ -19,6 +19,16 @@ _RATE_OVER = 50
 """The rate that is shown is that of so many steps."""
 
 
+_AFTER_STEPS = ("profile", "closing")
+_WORDS = {
+    "start": "starting",
+    "import": "importing the framework",
+    "data": "preparing data",
+    "build": "building the model",
+    "profile": "profiling",
+}
+
+
 @dataclass(frozen=True)
 class Progress:
     """How far a trial is."""
@@ -85,7 +95,9 @@ class Pulse:
         )
 
     def _phase(self, steps: int) -> str:
-        return "training" if steps else "preparing"
+        """What it does: a person wants to know what there is to wait for."""
+        told = next(iter(self.ranks()), {}).get("phase") or "start"
+        return "training" if steps and told not in _AFTER_STEPS else _WORDS.get(told, told)
 
     def _share(self, steps: int, now: float) -> float | None:
         if self._first_step_at is None:

@@ -197,11 +197,10 @@ class _Trial:
         self._reaper = Reaper(session, self._pid)
         try:
             self._fence.place(self._pid)
-            pidfd = os.pidfd_open(self._pid)
-            allow_many_descriptors()
-            session.begin(self._pid, os.getpid(), born_ns, exclude=tuple(others))
-            self._watch(pidfd)
-            os.close(pidfd)
+            with _end_of(self._pid) as end:
+                allow_many_descriptors()
+                session.begin(self._pid, os.getpid(), born_ns, exclude=tuple(others))
+                self._watch(end)
         except KeyboardInterrupt:
             self._stop(Stopped(Outcome.INTERRUPTED, "it was interrupted"))
         except BaseException:
@@ -226,10 +225,8 @@ class _Trial:
             setsigdef=[2, 13, 15, 25],  # SIGINT, SIGPIPE, SIGTERM, SIGXFSZ
         )
 
-    def _watch(self, pidfd: int) -> None:
+    def _watch(self, end: select.poll) -> None:
         """Sample, look after limits and life, until the main process has ended or must end."""
-        poll = select.poll()
-        poll.register(pidfd, select.POLLIN)
         planned = time.monotonic()
         while not self._reaper.root_has_ended():
             now = time.monotonic()
@@ -239,7 +236,7 @@ class _Trial:
             if self._stopped:
                 self._end_processes()
                 return
-            poll.poll(max(0.0, planned - time.monotonic()) * 1e3)
+            end.poll(max(0.0, planned - time.monotonic()) * 1e3)
 
     def _tick(self, late_s: float) -> None:
         self._reaper.safely(self._session.tick, late_s)
@@ -296,17 +293,19 @@ class _Trial:
         ending = self._judge()
         if not _tail(self._paths.trial_stacks):
             self._paths.trial_stacks.unlink(missing_ok=True)
-        left = leftovers(self._before, self._token, self._roll).describe()
+        left = leftovers(self._before, self._token, self._roll)
         session.facts["limits"] = self._fence.facts()
         machine = Machine.of(session.facts["environment"], device_kind(self._told()))
         session.facts["trial"].update(
             spread=asdict(SpreadStore(tell=self._tell).get(machine)),
             ended_ns=session.facts["ending"]["monotonic_ns"],
             cleaned_ns=time.monotonic_ns(),
-            left=left,
+            left=left.describe(),
+            removed=left.removed,
+            unclaimed=left.unclaimed,
         )
         reaper.safely(session.end, ending, [])
-        return Tried(self._paths, ending, left)
+        return Tried(self._paths, ending, left.describe())
 
     def _told(self) -> dict[str, Any]:
         """What the first rank says of itself."""
@@ -334,6 +333,20 @@ class _Trial:
                 mask_text(_tail(self._paths.stderr_log)),
             )
         )
+
+
+@contextlib.contextmanager
+def _end_of(pid: int) -> Iterator[select.poll]:
+    """What wakes us when a process ends; where the kernel cannot tell, only the time-out does."""
+    poll, pidfd = select.poll(), None
+    with contextlib.suppress(OSError, AttributeError):
+        pidfd = os.pidfd_open(pid)
+        poll.register(pidfd, select.POLLIN)
+    try:
+        yield poll
+    finally:
+        if pidfd is not None:
+            os.close(pidfd)
 
 
 def _children() -> list[int]:

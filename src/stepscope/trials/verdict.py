@@ -12,7 +12,8 @@ from stepscope.capture.outcome import Evidence, judge
 from stepscope.records import Ending, Outcome
 
 _SHM_WORDS = re.compile(
-    r"unable to (?:write to|allocate shared|open shared|resize|mmap)[^\n]*(?:No space left|\(28\))"
+    r"unable to (?:write to|open shared|resize|mmap)[^\n]*(?:No space left|\(28\))"
+    r"|unable to allocate shared memory\(shm\)"
     r"|out of shared memory"
     r"|insufficient shared memory"
     r"|No space left on device: '/dev/shm"
@@ -130,8 +131,7 @@ def _shm_full(seen: Seen, base: Ending) -> Ending | None:
 def _crashed(seen: Seen, base: Ending) -> Ending:
     error = next(iter(seen.errors), None)
     if error is not None:
-        first = str(error.get("message", "")).strip().partition("\n")[0]
-        reason = f"{error.get('type')}: {first}" if first else str(error.get("type"))
+        reason = str(error.get("summary") or error.get("type"))
         return Ending(
             Outcome.CRASHED, reason, base.exit_code, base.signal, {"message": error.get("message")}
         )

@@ -59,6 +59,7 @@ class RankReport:
     def phase(self, name: str) -> Iterator[None]:
         """A stretch of the trial beside its steps: timed here, and marked in the run."""
         began = time.monotonic()
+        self.tell(phase=name)
         with marks.phase(name):
             try:
                 yield
@@ -80,6 +81,7 @@ class RankReport:
                 "kind": kind,
                 "type": type(error).__name__,
                 "message": message,
+                "summary": _in_one_line(type(error).__name__, message),
                 "hint": hint or str(getattr(error, "hint", "")),
                 "monotonic_ns": time.monotonic_ns(),
             }
@@ -87,3 +89,14 @@ class RankReport:
 
     def write(self) -> None:
         replace_atomically(self.place.facts, json.dumps(self.facts, indent=1, default=str) + "\n")
+
+
+def _in_one_line(kind: str, message: str) -> str:
+    """What a person reads first. An error of a loader's worker comes with all of its traceback, and
+    tells what it is in its last line."""
+    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    if not lines:
+        return kind
+    if lines[0].startswith("Caught ") and "worker process" in lines[0]:
+        return f"{lines[-1]} (in a loader worker)"
+    return f"{kind}: {lines[0]}"

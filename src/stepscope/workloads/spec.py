@@ -244,5 +244,10 @@ def _check_together(workload: Workload) -> None:
         raise BadWorkload(
             f"{' and '.join(map(option_name, lengths))} were both given", "Give one of them"
         )
-    if workload.part == RESIDENT and workload.cache != "as-is":
-        raise BadWorkload("A resident batch is read from no file", "Leave --cache out")
+    if workload.cache != "as-is":
+        if workload.part == RESIDENT:
+            raise BadWorkload("A resident batch is read from no file", "Leave --cache out")
+        if workload.is_own:
+            raise BadWorkload(
+                f"Which files {workload.model} reads is not known", "Leave --cache out"
+            )

@@ -158,6 +158,8 @@ def test_ranks_have_a_line_each_where_there_are_several() -> None:
     table = ranks_table(RANKS)
     assert [row[:3] for row in table.rows] == [("0", "cuda:0", "20.0"), ("1", "cuda:1", "20.0")]
     assert "mean of 5 steps of each of 2 ranks" in printed(RANKS, 120)
+    unnumbered = profile_of({rank: {**stored(rank), "device": "cuda"} for rank in (0, 1)})
+    assert [row[-1] for row in ranks_table(unnumbered).rows] == ["10.0 GB", "10.0 GB"]
 
 
 def test_what_is_not_known_is_told_why() -> None:

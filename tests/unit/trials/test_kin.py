@@ -57,6 +57,7 @@ def spawn() -> Iterator[Spawn]:
         return process
 
     yield begin
+    kin.end_all(kin.runner_name(), patience_s=0)
     for process in started:
         process.kill()
         process.wait()

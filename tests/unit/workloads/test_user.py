@@ -102,7 +102,7 @@ def test_its_optimizer_is_used() -> None:
         built = load(function)
         assert built.own and built.own.optimizer
         made = built.own.optimizer(list(built.model.parameters()))
-        assert isinstance(made, torch.optim.Adam) and made.defaults["lr"] == 0.5
+        assert isinstance(made, torch.optim.Adam) and made.defaults["lr"] == 0.05
     own = load("workload").own
     assert own and own.optimizer is None
 
@@ -168,7 +168,7 @@ def test_a_part_of_the_data_is_taken_unless_the_function_does(
         ("with_no_sample", "'data' without a sample"),
         ("with_whole_batches", "a DataLoader that makes no batches"),
         ("with_a_number_as_optimizer", "as 'optimizer' a float"),
-        ("with_a_number_as_collate", "as 'collate' a int"),
+        ("with_a_number_as_collate", "as 'collate' an int"),
     ],
 )
 def test_what_it_may_not_return(function: str, said: str) -> None:
@@ -411,6 +411,7 @@ print(json.dumps([type(optimizer).__name__, losses]))
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("example", "optimizer"),
     [("own_plain_loop", "SGD"), ("own_huggingface", "AdamW"), ("own_lightning", "AdamW")],

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import Subset
 
 from stepscope.errors import BadWorkload
 from stepscope.runs.paths import replace_atomically
@@ -130,11 +131,16 @@ def _build(workload: Workload, place: Place, report: RankReport) -> tuple[Built 
 
 
 def _own_facts(data: Data) -> dict[str, Any]:
+    whole = data.dataset.dataset if isinstance(data.dataset, Subset) else data.dataset
+    samples, of = _length(data.dataset), _length(whole)
+    return {**data.facts, "samples": samples, "of": of, "source": "the user's"}
+
+
+def _length(dataset: Any) -> int | None:
     try:
-        samples = len(data.dataset)  # type: ignore[arg-type]
-    except TypeError:
-        samples = None
-    return {**data.facts, "samples": samples, "of": samples, "source": "the user's"}
+        return len(dataset)
+    except TypeError:  # an IterableDataset without an end
+        return None
 
 
 def _feed(
@@ -197,9 +203,14 @@ def _profile(
 
     untimed = replace(loop, clock=NoClock())
     with report.phase("profile"):
-        found = profile_steps(
-            untimed.one_step, place.profiled_steps, place.trace, device.type, per_epoch
-        )
+        try:
+            found = profile_steps(
+                untimed.one_step, place.profiled_steps, place.trace, str(device), per_epoch
+            )
+        except Exception as error:
+            if place.ranks > 1:  # the others wait for a step that will not come
+                raise
+            found = {"error": f"A step failed under the profiler: {error}"}
         replace_atomically(place.profile, json.dumps(found, indent=1) + "\n")
 
 

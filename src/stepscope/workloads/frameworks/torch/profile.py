@@ -18,7 +18,7 @@ from stepscope.analysis.profiletrace import TraceFigures, events_of, trace_figur
 
 DEFAULT_STEPS = 5
 MOST_STEPS = 50
-"""A step of a large model leaves tens of megabytes in the trace."""
+"""A step of a large model leaves ten megabytes and more in the trace."""
 
 _WARM_UP = 1
 """Steps in which the profiler starts; they are in no figure."""

@@ -81,7 +81,8 @@ def _parts(returned: Any) -> dict[str, Any]:
 def _a(value: Any) -> str:
     if isinstance(value, type):
         return f"the class {value.__name__}, which is still to be called"
-    return "None" if value is None else f"a {type(value).__name__}"
+    name = type(value).__name__
+    return "None" if value is None else f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
 def _trained(parts: dict[str, Any]) -> tuple[nn.Module, LossOf, MakeOptimizer | None]:
