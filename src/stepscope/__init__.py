@@ -6,6 +6,7 @@
     with stepscope.phase("eval"): ...     # a stretch of time with a name
     with stepscope.watch("my run"): ...   # watch this process from here to there
     stepscope.open_run("runs/...")        # read any run
+    stepscope.trial("resnet18", cpus=4)   # train a workload in isolation, and measure it
 
 Names are loaded when they are first used: importing stepscope imports no framework and no pyarrow.
 """
@@ -15,17 +16,19 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "latest_run", "mark", "open_run", "phase", "watch"]
+__all__ = ["__version__", "latest_run", "mark", "open_run", "phase", "trial", "watch"]
 
 _HOMES = {
     "mark": "stepscope.marks",
     "phase": "stepscope.marks",
+    "trial": "stepscope.api",
     "watch": "stepscope.capture.watch",
     "open_run": "stepscope.runs.reader",
     "latest_run": "stepscope.runs.reader",
 }
 
 if TYPE_CHECKING:
+    from stepscope.api import trial
     from stepscope.capture.watch import watch
     from stepscope.marks import mark, phase
     from stepscope.runs.reader import latest_run, open_run

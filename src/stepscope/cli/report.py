@@ -26,7 +26,11 @@ def report(
     from stepscope.report.derive import derive
     from stepscope.report.summary import summary_dict
     from stepscope.report.terminal import print_summary
+    from stepscope.report.trial import trial_view
+    from stepscope.report.trialjson import trial_dict
+    from stepscope.report.trialtable import print_trial
     from stepscope.runs.reader import latest_run, open_run
+    from stepscope.runs.trial import is_trial
 
     opened = open_run(
         run if run is not None else latest_run(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
@@ -43,9 +47,15 @@ def report(
             f"{opened.path} cannot be understood: {type(error).__name__}: {str(error)[:200]}",
             "The folder is damaged: copy it again, or run the command again",
         ) from None
+    trial = trial_view(opened) if is_trial(opened) else None
     if as_json:
-        sys.stdout.write(json.dumps(summary_dict(view)) + "\n")
+        told = summary_dict(view) | ({"trial": trial_dict(trial)} if trial else {})
+        sys.stdout.write(json.dumps(told) + "\n")
         return
     from rich.console import Console
 
-    print_summary(Console(), view, near(opened.paths.report_html))
+    console = Console()
+    if trial:
+        print_trial(console, [trial])
+        console.print()
+    print_summary(console, view, near(opened.paths.report_html))

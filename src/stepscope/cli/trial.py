@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ import typer
 
 from stepscope.cli.knobs import with_knobs
 from stepscope.cli.options import Interval, Name, Out, Quiet
-from stepscope.cli.run import near
+from stepscope.cli.run import near, say
 from stepscope.records import Outcome
 from stepscope.runs.paths import DEFAULT_FOLDER
 
@@ -33,7 +34,6 @@ EXIT_CODES = {
 }
 """An OOM is a result; a script that asked for it can tell it from others by the code."""
 _LIMITS = "What it may use"
-_PROFILED_STEPS = 5
 
 
 @with_knobs
@@ -98,36 +98,31 @@ def trial(
     11 host_oom, 12 shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, that of the
     first that was not ok.
     """
-    from stepscope.capture.session import check_interval
+    from stepscope import api
     from stepscope.cli.trialbar import TrialBar
-    from stepscope.report.trial import trial_view
     from stepscope.runs.masking import mask_command
-    from stepscope.trials.limits import Limits, parse_size
-    from stepscope.trials.repeats import learn, run_repeats
-    from stepscope.trials.runner import TrialPlan
-    from stepscope.workloads.own import find_own, is_place
-    from stepscope.workloads.spec import make_workload
 
-    if is_place(model):
-        find_own(model)
-    workload = make_workload(model, knobs)
-    limits = Limits(
-        cpus,
-        None if memory is None else parse_size(memory),
-        None if gpu_memory is None else parse_size(gpu_memory),
-        None if gpus is None else tuple(gpus.split(",")),
-        timeout,
-        hang,
-    )
-    check_interval(interval)
     _end_on_request()
-    facts = {"command": mask_command(["stepscope", *sys.argv[1:]])}
-    steps = _PROFILED_STEPS if profile else 0
-    plan = TrialPlan(workload, limits, out, name, interval, steps, facts)
-    with TrialBar(workload.short_name, repeat, quiet) as bar:
-        tried = list(run_repeats(plan, repeat, bar.tell, bar.show))
-        learn(tried, bar.tell)
-    views = [trial_view(near(each.paths.folder)) for each in tried]
+    with TrialBar(model.rpartition("/")[2], repeat, quiet) as bar:
+        views = api.trial(
+            model,
+            cpus=cpus,
+            memory=memory,
+            gpu_memory=gpu_memory,
+            gpus=None if gpus is None else gpus.split(","),
+            timeout=timeout,
+            hang=hang,
+            repeat=repeat,
+            profile=profile,
+            name=name,
+            interval=interval,
+            out=out,
+            tell=bar.tell,
+            show=bar.show,
+            command=mask_command(["stepscope", *sys.argv[1:]]),
+            **knobs,
+        )
+    views = [replace(view, folder=near(view.folder)) for view in views]
     _show(views, quiet, as_json)
     # At once: what the trials left is on disk, and tearing down what is loaded takes its time.
     os._exit(next((EXIT_CODES.get(v.ending.outcome, 1) for v in views if not v.is_ok), 0))
@@ -158,7 +153,10 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
 
     runs = [open_run(view.folder) for view in views]
     for run in runs:
-        derive(run)
+        try:
+            derive(run)
+        except OSError as error:
+            say(f"the report could not be written: {error.strerror}; later: stepscope report")
     stored = [(run.path / "trial", read_profiles(run)) for run in runs]
     profiles = [(folder, profile_of(told)) for folder, told in stored if told]
     if as_json:

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 from stepscope.report.html import html_of
 from stepscope.report.summary import summary_dict
+from stepscope.report.trial import trial_view
+from stepscope.report.trialtable import trial_rows
 from stepscope.report.view import View, view_of
 from stepscope.runs.paths import replace_atomically
 from stepscope.runs.reader import Run
+from stepscope.runs.trial import is_trial
 
 
 def derive(run: Run) -> View:
     """Make both files anew and return what they show. OSError where they cannot be written."""
     view = view_of(run)
+    if is_trial(run):
+        view = replace(view, trial=tuple(trial_rows(trial_view(run))))
     run.paths.derived.mkdir(exist_ok=True)
     text = json.dumps(summary_dict(view), indent=1, allow_nan=False) + "\n"
     replace_atomically(run.paths.summary_json, text)

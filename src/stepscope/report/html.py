@@ -158,6 +158,7 @@ def _sections(view: View) -> list[str]:
     notes = "".join(f"<li>{escape(note)}</li>" for note in view.notes)
     watching = f"<p>{escape(view.watching)}.</p>" if view.watching else ""
     return [
+        _card("Trial", _facts(view.trial)),
         _card("Epochs", _ledger(view.ledger)),
         _card("GPUs", _scroll(view.gpus)),
         _card("Processes by role", _scroll(view.roles)),

@@ -53,12 +53,17 @@ def print_trial(console: Console, views: Sequence[TrialView]) -> None:
 def _print_one(console: Console, view: TrialView) -> None:
     console.print(_head(view))
     console.print()
-    rows = [*_cause_rows(view), *_measured_rows(view), *_setting_rows(view)]
-    console.print(_facts([(name, text) for name, text in rows if text]))
+    console.print(_facts(trial_rows(view)))
     _print_path(console, "Run folder", view.folder)
     if view.advice:
         console.print()
         console.print(_text(view.advice, "bold" if not view.is_ok else ""))
+
+
+def trial_rows(view: TrialView) -> list[tuple[str, str]]:
+    """All that is said of a trial: a name and a text; without a name it goes on from before."""
+    rows = [*_cause_rows(view), *_measured_rows(view), *_setting_rows(view)]
+    return [(name, text) for name, text in rows if text]
 
 
 def _print_repeats(console: Console, views: Sequence[TrialView]) -> None:

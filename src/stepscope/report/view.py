@@ -85,6 +85,8 @@ class View:
     gpu_use: GpuUse
     missing: Mapping[str, str]
     """Metrics that could not be read here, with the reason."""
+    trial: tuple[tuple[str, str], ...] = ()
+    """What was measured, where the run is a trial."""
 
 
 def view_of(run: Run) -> View:

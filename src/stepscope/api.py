@@ -1,0 +1,64 @@
+"""Trials for programs: `stepscope.trial("resnet18", batch_size=64, cpus=4)`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from stepscope.capture.session import check_interval
+from stepscope.report.trial import TrialView, trial_view
+from stepscope.runs.paths import DEFAULT_FOLDER
+from stepscope.trials.limits import Limits, parse_size
+from stepscope.trials.pulse import Progress
+from stepscope.trials.repeats import learn, run_repeats
+from stepscope.trials.runner import TrialPlan
+from stepscope.workloads.own import find_own, is_place
+from stepscope.workloads.spec import make_workload
+
+PROFILED_STEPS = 5
+
+
+def trial(
+    model: str,
+    *,
+    cpus: float | None = None,
+    memory: int | str | None = None,
+    gpu_memory: int | str | None = None,
+    gpus: Sequence[str] | None = None,
+    timeout: float | None = None,
+    hang: float = 300.0,
+    repeat: int = 1,
+    profile: bool = False,
+    name: str | None = None,
+    interval: float = 0.1,
+    out: str | Path = DEFAULT_FOLDER,
+    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[int, Progress], None] = lambda number, progress: None,
+    command: Sequence[str] = (),
+    **knobs: Any,
+) -> list[TrialView]:
+    """Train a workload in processes of its own, within limits; one view for each repeat.
+
+    `knobs` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A trial
+    that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets what
+    the user should know meanwhile, `show` which repeat it is and how far.
+    """
+    if is_place(model):
+        find_own(model)
+    workload = make_workload(model, knobs)
+    limits = Limits(
+        cpus,
+        None if memory is None else parse_size(memory),
+        None if gpu_memory is None else parse_size(gpu_memory),
+        None if gpus is None else tuple(gpus),
+        timeout,
+        hang,
+    )
+    check_interval(interval)
+    facts = {"command": list(command)} if command else {}
+    steps = PROFILED_STEPS if profile else 0
+    plan = TrialPlan(workload, limits, Path(out), name, interval, steps, facts)
+    tried = list(run_repeats(plan, repeat, tell, show))
+    learn(tried, tell)
+    return [trial_view(each.paths.folder) for each in tried]
