@@ -24,7 +24,7 @@ lint: $(VENV)/.dev ## Style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-long: $(VENV)/.dev ## What takes long: hundreds of kills, a day of samples
+test-long: $(VENV)/.dev ## What takes long: hundreds of kills, a day of samples, every model
 	$(PYTEST) -m long --timeout 1200
 
 test-gpu: ## What needs an NVIDIA GPU (with the Python that has PyTorch: make test-gpu PYTHON=...)
@@ -33,9 +33,11 @@ test-gpu: ## What needs an NVIDIA GPU (with the Python that has PyTorch: make te
 bench: $(VENV)/.dev ## Measure what we claim; writes benchmarks/results/
 	$(BIN)/python benchmarks/monitor_cost.py
 	$(BIN)/python benchmarks/live_view.py
+	$(BIN)/python benchmarks/trial_noise.py
 
 bench-gpu: ## Measure what we claim about GPUs (with the Python that has PyTorch: PYTHON=...)
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/gpu_sensors.py
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/bare_loop.py
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

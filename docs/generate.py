@@ -1,6 +1,6 @@
-"""Rewrites the generated parts of the docs: the tables of metrics and sensors, and the commands.
+"""Rewrites the generated parts of the docs: metrics, sensors, commands, codes, knobs, JSON keys.
 
-    python docs/generate.py            rewrite docs/measurement.md and docs/cli.md
+    python docs/generate.py            rewrite the pages that have generated parts
     python docs/generate.py --check    change nothing; exit code 1 where a page is stale
 
 A generated part stands between `<!-- generated: NAME -->` and `<!-- end generated -->`. All else in
@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import re
 import sys
+import types
+import typing
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from inspect import cleandoc
@@ -22,26 +24,29 @@ import typer.main
 
 import stepscope.sensors
 from stepscope.cli.app import app
+from stepscope.cli.trial import EXIT_CODES
 from stepscope.errors import StepscopeError
 from stepscope.metrics import DERIVED, Metric, Scope, of_scope
+from stepscope.report.trialjson import KEYS
 from stepscope.sensors.contract import Sensor
+from stepscope.workloads.spec import KNOBS, Knob, knob_default, knob_type
 
 DOCS = Path(__file__).parent
-PAGES = (DOCS / "measurement.md", DOCS / "cli.md")
+PAGES = tuple(DOCS / name for name in ("measurement.md", "cli.md", "trials.md", "workloads.md"))
 
 METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
 PLAIN_CODES = (
     (
-        "0",
+        0,
         "`run`: the command ended with 0. Elsewhere: it worked; `watch`: however the process ended",
     ),
     (
-        "1",
+        1,
         "Any other error of stepscope, say a report that cannot be written; `doctor`: a sensor "
         "does not tell the truth",
     ),
-    ("130", "`doctor` was interrupted"),
-    ("2", "An option or argument that does not exist, is missing or cannot be understood"),
+    (2, "An option or argument that does not exist, is missing or cannot be understood"),
+    (130, "`doctor` was interrupted"),
 )
 
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
@@ -85,9 +90,36 @@ def commands() -> str:
 def exit_codes() -> str:
     """The codes that are not the command's own."""
     kinds = [error for error in _all_below(StepscopeError) if error is not StepscopeError]
-    ours = {str(error.exit_code): first_sentence(error.__doc__) for error in kinds}
-    ordered = sorted({**dict(PLAIN_CODES), **ours}.items(), key=lambda row: int(row[0]))
-    return table(("code", "meaning"), ordered)
+    meanings: dict[int, list[str]] = {}
+    for code, meaning in (
+        *PLAIN_CODES,
+        *((error.exit_code, first_sentence(error.__doc__)) for error in kinds),
+        *((code, f"`trial`: `{outcome.value}`") for outcome, code in EXIT_CODES.items()),
+    ):
+        meanings.setdefault(code, []).append(meaning)
+    return table(
+        ("code", "meaning"),
+        ((str(code), "; ".join(said)) for code, said in sorted(meanings.items())),
+    )
+
+
+def knobs() -> str:
+    """A row for every knob of a workload."""
+    return table(
+        ("knob", "may be", "default", "meaning"),
+        (
+            (f"`{name}`", _values(name, knob), _default(knob_default(name)), knob.help)
+            for name, knob in KNOBS.items()
+        ),
+    )
+
+
+def trial_keys() -> str:
+    """A row for every key of a trial's JSON."""
+    return table(
+        ("key", "content"),
+        ((f"`{key}`", meaning or "the 95th percentile of the same") for key, _, meaning in KEYS),
+    )
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -98,6 +130,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "sensors": sensors,
     "commands": commands,
     "exit-codes": exit_codes,
+    "knobs": knobs,
+    "trial-keys": trial_keys,
 }
 
 
@@ -174,16 +208,38 @@ def _argument_name(argument: Any) -> str:
 
 def _option_name(option: Any) -> str:
     value = "" if option.is_flag else f" {option.metavar or option.name.upper()}"
-    return ", ".join(f"`{name}{value}`" for name in option.opts)
+    return ", ".join(f"`{name}{value}`" for name in (*option.opts, *option.secondary_opts))
 
 
 def _option_help(option: Any) -> str:
     notes = []
-    if not option.is_flag and option.default is not None:
-        notes.append(f"Default: `{option.default}`.")
+    if option.is_flag and option.default:
+        notes.append(f"Default: `{option.opts[0]}`.")
+    elif not option.is_flag and _default(option.default):
+        notes.append(f"Default: {_default(option.default)}.")
     if option.envvar:
         notes.append(f"Taken from `{option.envvar}` where that is set.")
     return " ".join([option.help, *notes])
+
+
+def _values(name: str, knob: Knob) -> str:
+    """What a knob may be, in words."""
+    if knob.choices:
+        return ", ".join(f"`{choice}`" for choice in knob.choices)
+    kind = knob_type(name)
+    plain = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
+    words = {bool: "yes or no", int: "whole number", float: "number", str: "text"}
+    bounds = (("from", knob.least), ("above", knob.above), ("to", knob.most))
+    return " ".join([words[plain], *(f"{how} {at:g}" for how, at in bounds if at is not None)])
+
+
+def _default(value: Any) -> str:
+    """Nothing where it is left open."""
+    if value is None or value == "":
+        return ""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,10 +1,16 @@
-"""Makes the README's pictures from a run (needs Chromium): python docs/pictures.py runs/<run>."""
+"""Makes the README's pictures from real runs: python docs/pictures.py runs/<run>.
+
+Of a trial it makes `trial.svg`, of any other run `report.png` (needs Chromium) and `summary.svg`.
+"""
 
 from __future__ import annotations
 
 import re
+import shlex
 import shutil
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from playwright.sync_api import sync_playwright
@@ -12,7 +18,10 @@ from rich.console import Console
 
 from stepscope.report.derive import derive
 from stepscope.report.terminal import print_summary
-from stepscope.runs.reader import open_run
+from stepscope.report.trial import trial_view
+from stepscope.report.trialtable import print_trial
+from stepscope.runs.reader import Run, open_run
+from stepscope.runs.trial import is_trial
 
 IMAGES = Path(__file__).parent / "images"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
@@ -29,18 +38,35 @@ def draw_report(page_file: Path, target: Path) -> None:
         browser.close()
 
 
-def main() -> None:
-    run = open_run(sys.argv[1])
-    view = derive(run)
-    IMAGES.mkdir(exist_ok=True)
-    draw_report(run.paths.report_html, IMAGES / "report.png")
+def draw_terminal(write: Callable[[Console], None], title: str, target: Path) -> None:
     with open("/dev/null", "w") as nowhere:
         console = Console(record=True, width=84, file=nowhere, force_terminal=True)
-        print_summary(console, view, Path("runs") / run.path.name / "derived" / "report.html")
-    picture = console.export_svg(title="stepscope run -- python train.py")
+        write(console)
+    picture = console.export_svg(title=title)
     # The reader's own monospace font will do: nothing is fetched for a picture.
-    picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
-    (IMAGES / "summary.svg").write_text(picture)
+    target.write_text(re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL))
+
+
+def draw_trial(run: Run) -> None:
+    view = replace(trial_view(run), folder=Path("runs") / run.path.name)
+    title = shlex.join(view.trial["command"])
+    draw_terminal(lambda console: print_trial(console, [view]), title, IMAGES / "trial.svg")
+
+
+def draw_run(run: Run) -> None:
+    view, page = derive(run), Path("runs") / run.path.name / "derived" / "report.html"
+    draw_report(run.paths.report_html, IMAGES / "report.png")
+    draw_terminal(
+        lambda console: print_summary(console, view, page),
+        "stepscope run -- python train.py",
+        IMAGES / "summary.svg",
+    )
+
+
+def main() -> None:
+    IMAGES.mkdir(exist_ok=True)
+    run = open_run(sys.argv[1])
+    (draw_trial if is_trial(run) else draw_run)(run)
 
 
 if __name__ == "__main__":

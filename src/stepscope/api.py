@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.capture.session import check_interval
+from stepscope.errors import CannotTry, CannotWatch, StepscopeError
 from stepscope.report.trial import TrialView, trial_view
 from stepscope.runs.paths import DEFAULT_FOLDER
 from stepscope.trials.limits import Limits, parse_size
 from stepscope.trials.pulse import Progress
 from stepscope.trials.repeats import learn, run_repeats
-from stepscope.trials.runner import TrialPlan
+from stepscope.trials.runner import TrialPlan, Tried
 from stepscope.workloads.own import find_own, is_place
 from stepscope.workloads.spec import make_workload
 
@@ -42,7 +43,8 @@ def trial(
 
     `knobs` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A trial
     that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets what
-    the user should know meanwhile, `show` which repeat it is and how far.
+    the user should know meanwhile, `show` which repeat it is and how far. An error in a later
+    repeat has the views of those before as `views`.
     """
     if is_place(model):
         find_own(model)
@@ -55,10 +57,34 @@ def trial(
         timeout,
         hang,
     )
-    check_interval(interval)
+    try:
+        check_interval(interval)
+    except CannotWatch as error:
+        raise CannotTry(error.message, error.hint) from None
     facts = {"command": list(command)} if command else {}
     steps = PROFILED_STEPS if profile else 0
     plan = TrialPlan(workload, limits, Path(out), name, interval, steps, facts)
-    tried = list(run_repeats(plan, repeat, tell, show))
+    tried: list[Tried] = []
+    try:
+        for each in run_repeats(plan, repeat, tell, show):
+            tried.append(each)
+    except StepscopeError as error:
+        error.views = _views(tried)
+        raise
     learn(tried, tell)
-    return [trial_view(each.paths.folder) for each in tried]
+    views = _views(tried)
+    if any(each.asked_to_end for each in tried):
+        raise TrialInterrupted(views)
+    return views
+
+
+class TrialInterrupted(KeyboardInterrupt):
+    """A Ctrl-C while trials ran. They were ended and cleaned up; `views` has those there were."""
+
+    def __init__(self, views: list[TrialView]) -> None:
+        super().__init__()
+        self.views = views
+
+
+def _views(tried: Sequence[Tried]) -> list[TrialView]:
+    return [trial_view(each.paths.folder, each.ending) for each in tried]

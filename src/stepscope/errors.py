@@ -14,6 +14,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 
 class StepscopeError(Exception):
     """An error for people: what happened and why, then what to do next."""
@@ -24,6 +27,8 @@ class StepscopeError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+        self.views: Sequence[Any] = ()
+        """What had been done, of several trials, before this one."""
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from conftest import STEPSCOPE
+from conftest import STEPSCOPE, trial_environment
+from stepscope.cli.trial import EXIT_CODES
 from stepscope.inject import events
 from stepscope.records import Outcome
+from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run, latest_run, open_run
+from stepscope.steplog import FIELDS, RECORD
 from synthetic import write_cut_off_run
 
 ROOT = Path(__file__).parents[2]
@@ -59,9 +64,13 @@ def blocks_of(page: str, language: str, word: str) -> list[str]:
     return [code for kind, code in found if kind == language and word in code]
 
 
-def run_python(program: str, *arguments: str, cwd: Path) -> str:
+def run_python(program: str, *arguments: str, cwd: Path, env: dict[str, str] | None = None) -> str:
     done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], capture_output=True, text=True, cwd=cwd
+        [sys.executable, "-c", program, *arguments],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env=env,
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -89,17 +98,23 @@ def test_generated_parts_are_fresh() -> None:
 
 
 def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
-    copy = tmp_path / "generate.py"
-    copy.write_text((DOCS / "generate.py").read_text())
-    for page in ("measurement.md", "cli.md"):
-        (tmp_path / page).write_text((DOCS / page).read_text())
-    (tmp_path / "cli.md").write_text((DOCS / "cli.md").read_text().replace("`--quiet`", "`--calm`"))
+    for file in (DOCS / "generate.py", *PAGES):
+        shutil.copy(file, tmp_path)
+    for page, word in (
+        ("measurement.md", "`rss`"),
+        ("cli.md", "`trial`: `host_oom`"),
+        ("trials.md", "`between_dof`"),
+        ("workloads.md", "`batch_size`"),
+    ):
+        text = (tmp_path / page).read_text()
+        row = text.index(f"| {word} |")
+        (tmp_path / page).write_text(text[:row] + text[row:].replace(word, "`stale`", 1))
 
-    check = [sys.executable, str(copy), "--check"]
+    check = [sys.executable, str(tmp_path / "generate.py"), "--check"]
     done = subprocess.run(check, capture_output=True, text=True)
 
     assert done.returncode == 1
-    assert "stale: cli.md" in done.stderr
+    assert "stale: measurement.md, cli.md, trials.md, workloads.md;" in done.stderr
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -132,10 +147,49 @@ def test_every_outcome_is_described() -> None:
         assert f"`{outcome.value}`" in text
 
 
+def test_every_outcome_of_a_trial_is_described_with_its_code() -> None:
+    text = (DOCS / "trials.md").read_text(encoding="utf-8")
+    described = dict(re.findall(r"^\| `(\w+)` \| (\d+) \|", text, re.M))
+    assert described == {outcome.value: str(code) for outcome, code in EXIT_CODES.items()}
+
+
 def test_every_key_of_run_json_is_described(run: Run) -> None:
     text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
     for key in (*run.facts, *run.facts["environment"]):
         assert f"`{key}`" in text, key
+
+
+def test_every_file_of_a_trial_is_described() -> None:
+    text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    paths = RunPaths(Path())
+    of_ranks = (paths.trial_rank, paths.trial_steps, paths.trial_profile, paths.trial_trace)
+    for file in (paths.trial_spec, paths.trial_stacks, *(of_rank(0) for of_rank in of_ranks)):
+        assert f"`{file.name}`" in text, file.name
+
+
+def test_the_record_of_a_step_is_described() -> None:
+    text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    part = text[text.index("`steps<N>.bin`") : text.index("## derived")]
+    rows = re.findall(r"^\| (\d+)–(\d+) \| int64 \| `(\w+)`", part, re.M)
+    assert [name for _, _, name in rows] == list(FIELDS)
+    assert [(int(a), int(b)) for a, b, _ in rows] == [(8 * i, 8 * i + 7) for i in range(len(rows))]
+    assert f"records of {RECORD.size} bytes" in part and f'"{RECORD.format}"' in part
+
+
+def test_the_trial_example_runs_and_all_that_it_leaves_is_described(tmp_path: Path) -> None:
+    (example,) = blocks_of("trials.md", "python", "stepscope.trial")
+
+    printed = run_python(example, cwd=tmp_path, env=trial_environment(tmp_path))
+
+    assert printed.startswith("ok ")
+    run = open_run(latest_run(tmp_path / "runs"))
+    text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
+    facts, rank = run.facts, json.loads(run.paths.trial_rank(0).read_text())
+    spec = json.loads(run.paths.trial_spec.read_text())
+    for key in (*facts, *facts["trial"], *facts["limits"], *facts["limits"]["cpus"], *rank, *spec):
+        assert f"`{key}`" in text, key
+    for file in run.paths.trial.iterdir():
+        assert f"`{file.name}`" in text, file.name
 
 
 def test_the_run_folder_example_runs(run: Run, tmp_path: Path) -> None:

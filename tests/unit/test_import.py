@@ -38,3 +38,12 @@ def test_every_public_name_is_there() -> None:
     assert "AttributeError" in run(
         "import stepscope\ntry: stepscope.nonsense\nexcept AttributeError as e: print(repr(e))"
     )
+
+
+def test_trials_are_run_without_a_framework() -> None:
+    """The runner never imports one, and a trial's own process not before it must."""
+    frameworks = HEAVY[3:7]
+    program = "import sys, stepscope.api; print([n for n in {names!r} if n in sys.modules])"
+    assert run(program.format(names=frameworks)) == "[]"
+    child = "import sys, stepscope.trials.child; print([n for n in {names!r} if n in sys.modules])"
+    assert run(child.format(names=HEAVY)) == "[]"

@@ -36,7 +36,7 @@ def judge(
     """The outcome of a command that ended with a wait status; `gpu_oom` is the error by which one
     of its processes said that a GPU had no memory left."""
     code = os.waitstatus_to_exitcode(status)
-    name = _signal_name(-code) if code < 0 else None
+    name = signal_name(-code) if code < 0 else None
     exit_code = None if code < 0 else code
     if code == 0:
         return Ending(Outcome.OK, "the command ended normally", 0)
@@ -57,7 +57,7 @@ def judge(
     return Ending(Outcome.CRASHED, _in_words(how, name), exit_code, name, _as_dict(before, after))
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:  # the real-time ones between the first and the last

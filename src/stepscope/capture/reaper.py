@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -18,7 +19,7 @@ class Reaper:
         self._session = session
         self._pid = pid
         self.status: int | None = None
-        """The root's wait status, once it is buried."""
+        """The root's wait status, once it is buried; 0 where somebody else took it."""
 
     def safely(self, act: Callable[..., None], *arguments: Any) -> None:
         """Whatever goes wrong with watching, the command's end and code must not suffer from it."""
@@ -29,9 +30,17 @@ class Reaper:
 
     def root_has_ended(self) -> bool:
         """Whether the root is a zombie, or buried; a zombie is buried now."""
-        if self.status is None and has_ended(self._pid):
+        if self.status is None and (has_ended(self._pid) or not self._is_ours()):
             self._bury_root()
         return self.status is not None
+
+    def _is_ours(self) -> bool:
+        """A program may wait for all of its children itself, or have the kernel bury them."""
+        try:
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except ChildProcessError:
+            return False
+        return True
 
     def reap_orphans(self) -> None:
         """Orphans of the tree became our children: bury those that ended."""
@@ -44,9 +53,11 @@ class Reaper:
         self._session.mark_end_time(time.monotonic_ns())
         self.safely(self._session.usage.account, True)
         self.safely(self.reap_orphans)
-        self.safely(self._reap, self._pid)
+        with contextlib.suppress(ChildProcessError):
+            self._reap(self._pid)
         if self.status is None:
-            self.status = os.waitpid(self._pid, 0)[1]
+            self._session.tree.forget(self._pid)
+            self.status = 0
 
     def _reap(self, pid: int) -> None:
         """Bury a process, and take over what it and its children used."""

@@ -21,10 +21,6 @@ from stepscope.sensors.tree import PAGE
 FLUSH_EVERY_S = 0.9
 """A little under a second, so that with the time of a sample at most one second is in memory."""
 
-_ASKED_BURST_S = 0.08
-"""Readings that are asked for (PSS at the end of an epoch) come out of turn as long as all of a
-sensor's readings together cost less than this and its share of the time so far."""
-
 
 class Sampler:
     """The sampling loop's body: call `tick` at every interval, `finish` at the end."""
@@ -65,12 +61,13 @@ class Sampler:
             self._flush_ns = now
             self.flush()
 
-    def ask_for(self, sensor: Sensor) -> None:
-        """Read a sensor soon, as far as its budget can be overdrawn."""
+    def ask_for(self, sensor: Sensor, burst_s: float) -> None:
+        """Read a sensor out of turn (PSS at the end of an epoch), as long as all its readings
+        together cost less than this and its share of the time so far."""
         for slot in self._own_slots:
             if slot.sensor is sensor:
                 elapsed = (time.monotonic_ns() - self._begun_ns) / 1e9
-                allowed = _ASKED_BURST_S + sensor.share * elapsed
+                allowed = burst_s + sensor.share * elapsed
                 if slot.spent_s + slot.cost_s <= allowed:
                     slot.due_ns = 0
 

@@ -85,6 +85,8 @@ class Plan:
     cwd: Path = dataclasses.field(default_factory=_current_folder)
     facts: dict[str, Any] = dataclasses.field(default_factory=dict)
     """What else run.json should say from the start."""
+    memory_burst_s: float = 0.08
+    """CPU time that readings of shared memory may take beyond their budget, when processes come."""
 
 
 def allow_many_descriptors() -> None:
@@ -137,11 +139,16 @@ class Session:
         self._gpus_in_time = self._gpus.aside.is_open
 
     def begin(
-        self, root: int, adopter: int | None, born_ns: int | None, exclude: tuple[int, ...] = ()
+        self,
+        root: int,
+        adopter: int | None,
+        born_ns: int | None,
+        exclude: tuple[int, ...] = (),
+        is_orphan: Callable[[int], bool] = lambda pid: True,
     ) -> None:
         """Watch a tree; `born_ns` is when it was started, None if it ran before."""
         born_here = born_ns is not None
-        self.tree = ProcessTree(root, adopter, exclude)
+        self.tree = ProcessTree(root, adopter, exclude, is_orphan)
         self.usage = UsageSensor(self.tree, born_here)
         self.io = IoSensor(self.tree, born_here)
         self.detail = DetailSensor(self.tree, born_here)
@@ -178,10 +185,14 @@ class Session:
             self._read_pss_at = now + _SETTLE_S
         if self._read_pss_at and now >= self._read_pss_at:
             self._read_pss_at = 0.0
-            self.sampler.ask_for(self.pss)
+            self.read_memory()
         if now >= self._next_poll:
             self._next_poll = now + _POLL_S
             self._poll()
+
+    def read_memory(self) -> None:
+        """Read soon how much memory is shared: only then is the sum of all processes true."""
+        self.sampler.ask_for(self.pss, self.plan.memory_burst_s)
 
     def last_sample(self) -> None:
         """Once more everything that is cheap, while what ended can still be read."""
@@ -230,7 +241,7 @@ class Session:
     def _poll(self) -> None:
         self._polls += 1
         if self.hookwatch.poll():
-            self.sampler.ask_for(self.pss)
+            self.read_memory()
         message = self.hookwatch.new_message()
         if message:
             self._tell(message)

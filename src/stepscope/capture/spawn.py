@@ -14,6 +14,7 @@ import os
 import select
 import shutil
 import signal
+import threading
 from dataclasses import dataclass
 
 from stepscope.capture.output import Output
@@ -30,7 +31,7 @@ PASSED_ON = (
 )
 _ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 _FROM_KERNEL = 128
-_PR_SET_CHILD_SUBREAPER = 36
+_PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,8 @@ def take_signals() -> Signals:
     Call it before anything is imported that starts threads: they inherit the mask, and a signal
     goes to whatever thread has not blocked it.
     """
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited: nobody's end would be told
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     heard = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
     taken = {signal.SIGCHLD, *heard}
     inherited = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
@@ -88,10 +91,37 @@ def become_subreaper() -> bool:
         return False
 
 
-def stop_being_subreaper() -> None:
-    """Orphans fall to whom they fell before."""
+class Adoption:
+    """`with adoption:` orphans of our descendants are ours; as before, once nobody needs it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._before = 0
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._users == 0:
+                self._before = _was_subreaper()
+                become_subreaper()
+            self._users += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if self._users == 0 and not self._before:
+                with contextlib.suppress(OSError, AttributeError):
+                    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+
+
+adoption = Adoption()
+
+
+def _was_subreaper() -> int:
+    answer = ctypes.c_int(0)
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
+    return answer.value
 
 
 def find_command(command: list[str]) -> str:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 import sys
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,12 +17,11 @@ import typer
 from stepscope.cli.knobs import with_knobs
 from stepscope.cli.options import Interval, Name, Out, Quiet
 from stepscope.cli.run import near, say
+from stepscope.errors import StepscopeError
 from stepscope.records import Outcome
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from stepscope.report.trial import TrialView
 
 EXIT_CODES = {
@@ -70,7 +71,8 @@ def trial(
         float,
         typer.Option(
             metavar="S",
-            help="End it when no step was taken for so long; keeps a dump of all stacks.",
+            help="End it when nothing was heard of it for so long, from its start on; "
+            "keeps a dump of all stacks.",
             rich_help_panel=_LIMITS,
         ),
     ] = 300.0,
@@ -103,13 +105,13 @@ def trial(
     from stepscope.runs.masking import mask_command
 
     _end_on_request()
-    with TrialBar(model.rpartition("/")[2], repeat, quiet) as bar:
-        views = api.trial(
+    with TrialBar(model.rpartition("/")[2], repeat, quiet) as bar, _kept() as kept:
+        kept.views = api.trial(
             model,
             cpus=cpus,
             memory=memory,
             gpu_memory=gpu_memory,
-            gpus=None if gpus is None else gpus.split(","),
+            gpus=None if gpus is None else [name for name in gpus.split(",") if name],
             timeout=timeout,
             hang=hang,
             repeat=repeat,
@@ -122,10 +124,36 @@ def trial(
             command=mask_command(["stepscope", *sys.argv[1:]]),
             **knobs,
         )
-    views = [replace(view, folder=near(view.folder)) for view in views]
-    _show(views, quiet, as_json)
+    views = [replace(view, folder=near(view.folder)) for view in kept.views]
+    if views:
+        _show(views, quiet, as_json)
+    if kept.error:
+        raise kept.error
     # At once: what the trials left is on disk, and tearing down what is loaded takes its time.
-    os._exit(next((EXIT_CODES.get(v.ending.outcome, 1) for v in views if not v.is_ok), 0))
+    usual = EXIT_CODES[Outcome.INTERRUPTED if kept.interrupted else Outcome.OK]
+    os._exit(next((EXIT_CODES.get(v.ending.outcome, 1) for v in views if not v.is_ok), usual))
+
+
+@dataclass
+class _Kept:
+    """What trials there were, also where the last of them was interrupted or not started."""
+
+    views: Sequence[TrialView] = ()
+    error: StepscopeError | None = None
+    interrupted: bool = False
+
+
+@contextlib.contextmanager
+def _kept() -> Iterator[_Kept]:
+    from stepscope.api import TrialInterrupted
+
+    kept = _Kept()
+    try:
+        yield kept
+    except TrialInterrupted as interrupt:
+        kept.views, kept.interrupted = interrupt.views, True
+    except StepscopeError as error:
+        kept.views, kept.error = error.views, error
 
 
 def _end_on_request() -> None:

@@ -82,10 +82,15 @@ class TrialView:
         return self.measured.rate.per_second if self.measured.rate else None
 
 
-def trial_view(run: Run | Path | str) -> TrialView:
-    """Read a trial, by its run or the folder of it, and compute all that is shown."""
+def trial_view(run: Run | Path | str, ending: Ending | None = None) -> TrialView:
+    """Read a trial, by its run or the folder of it, and compute all that is shown.
+
+    `ending` is for one that is over but could not write that down: the disk was full.
+    """
     if not isinstance(run, Run):
         run = open_run(run)
+    if ending is not None and run.ending.outcome is Outcome.RUNNING:
+        run.ending = ending
     record = read_trial(run)
     label, tone = OUTCOMES[run.ending.outcome]
     measured = measure(record, run.recorded(), known_spread(record))

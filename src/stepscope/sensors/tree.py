@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
 from stepscope.sensors.roles import rank_in, role_of
@@ -60,12 +60,20 @@ class Changes:
 class ProcessTree:
     """All living descendants of `root`, parents before children.
 
-    `adopter` is the process that orphans of the tree fall to (the watcher, as their subreaper).
+    `adopter` is the process that orphans of the tree fall to (the watcher, as their subreaper); one
+    that has children of its own says by `is_orphan` which of its new ones are of the tree.
     """
 
-    def __init__(self, root: int, adopter: int | None = None, exclude: Iterable[int] = ()) -> None:
+    def __init__(
+        self,
+        root: int,
+        adopter: int | None = None,
+        exclude: Iterable[int] = (),
+        is_orphan: Callable[[int], bool] = lambda pid: True,
+    ) -> None:
         self.root = root
         self.adopter = adopter
+        self._is_orphan = is_orphan
         self.processes: dict[int, Process] = {}
         self.trains: set[int] = set()
         """Processes known, from what they reported, to train."""
@@ -162,7 +170,7 @@ class ProcessTree:
         while more:
             more = False
             for pid, parent in list(parents.items()):
-                if parent == self.adopter or parent in self.processes:
+                if parent in self.processes or (parent == self.adopter and self._is_orphan(pid)):
                     del parents[pid]
                     more = self._track(pid) or more
             found = found or more

@@ -21,12 +21,14 @@ from typing import Any
 from stepscope.errors import BadWorkload
 from stepscope.runs.paths import RunPaths
 from stepscope.trials import stacks
-from stepscope.workloads.reporting import Place, RankReport
+from stepscope.workloads.reporting import FailureKind, Place, RankReport
 from stepscope.workloads.spec import Workload
 
 MODULE = "stepscope.trials.child"
 _PR_SET_PDEATHSIG = 1
-_OUT_OF_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_GPU_NAMES = ("CUDA", "CUBLAS", "CUDNN")
+_NO_GPU_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_NO_HOST_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "Caught MemoryError")
 
 
 def main(spec_file: str) -> int:
@@ -109,11 +111,13 @@ def _without_traceback(error: BadWorkload) -> BadWorkload:
     return BadWorkload(last.partition(": ")[2]) if others else error
 
 
-def _kind(error: BaseException) -> Any:
-    """A GPU's memory may also end in the libraries, which have words of their own for it."""
-    name, text = type(error).__name__, str(error)
-    is_cuda = name == "OutOfMemoryError" or "CUDA" in text or "CUBLAS" in text or "CUDNN" in text
-    return "gpu_oom" if is_cuda and any(word in text for word in _OUT_OF_MEMORY) else "error"
+def _kind(error: BaseException) -> FailureKind:
+    """Memory may also end in libraries, which have words of their own for it."""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in _NO_HOST_MEMORY):
+        return "host_oom"
+    of_gpu = type(error).__name__ == "OutOfMemoryError" or any(name in text for name in _GPU_NAMES)
+    return "gpu_oom" if of_gpu and any(words in text for words in _NO_GPU_MEMORY) else "error"
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ _PROGRAM = (
 _GOODBYE = b"goodbye"
 _PATIENCE_S = 0.5
 """Between asking and killing: nobody is interested in the results any more."""
-_LEAVES_S = 2.0
+_LEAVES_S = 6.0
 _LOOKS_EVERY_MS = 1000
 _DEAF_TO = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """What schedulers send to everybody; the guard is needed until the runner has gone."""
@@ -75,6 +75,10 @@ class Guard:
     def dismiss(self) -> None:
         """The runner has cleaned up itself."""
         self._tell(_GOODBYE)
+        self.leave()
+
+    def leave(self) -> None:
+        """Whatever is left of the trials, the guard cleans up now."""
         os.close(self._control)
         try:
             self._process.wait(_LEAVES_S)

@@ -90,6 +90,14 @@ class Roll:
         return iter(self._seen.values())
 
 
+def belongs(pid: int, name: str, known: Iterable[Kin] = ()) -> bool:
+    """Whether a process is of a trial: it carries its token, or is in a session of its own."""
+    token, stat = _token_of(pid), _stat(pid)
+    if token is not None:
+        return _of(name)(token)
+    return stat is not None and stat.kin.session in {kin.session for kin in known}
+
+
 def kin_of(name: str, known: Iterable[Kin] = ()) -> list[Kin]:
     """The living processes of a trial, by its token, or of all trials of a runner, by its name.
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from stepscope.analysis.trial import measure
-from stepscope.errors import CannotTry
+from stepscope.errors import CannotTry, StepscopeError
 from stepscope.records import Outcome
 from stepscope.runs.reader import open_run
 from stepscope.runs.trial import read_trial
@@ -25,21 +25,28 @@ def run_repeats(
     show: Callable[[int, Progress], None] = lambda number, progress: None,
 ) -> Iterator[Tried]:
     """Trials as they end. Stops where one was interrupted, or left something behind."""
-    guard = Guard.start(kin.runner_name())
+    series = kin.new_token()
+    guard = Guard.start(series)
+    over = guard.leave  # unless each trial was over, and cleaned up after, it is the guard's turn
     try:
         for number in range(1, repeats + 1):
             facts = {**plan.facts, "repeat": number, "repeats": repeats}
-            tried = run_trial(replace(plan, facts=facts), guard, tell, partial(show, number))
+            token, over = f"{series}.{number}", guard.leave
+            tried = run_trial(replace(plan, facts=facts), token, guard, tell, partial(show, number))
+            over = guard.dismiss
             yield tried
-            if tried.ending.outcome is Outcome.INTERRUPTED:
+            if tried.asked_to_end:
                 return
             if tried.left and number < repeats:
                 raise CannotTry(
                     f"The next trial was not started: {'; '.join(tried.left)} is left of this one",
                     "End it, then try again",
                 )
+    except StepscopeError:
+        over = guard.dismiss
+        raise
     finally:
-        guard.dismiss()
+        over()
 
 
 def learn(trials: Sequence[Tried], tell: Callable[[str], None]) -> None:

@@ -13,10 +13,11 @@ import os
 import resource
 import select
 import shutil
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +31,7 @@ from stepscope.capture.session import (
     next_tick,
     prepare_folder,
 )
-from stepscope.capture.spawn import become_subreaper, stop_being_subreaper
+from stepscope.capture.spawn import adoption
 from stepscope.errors import BadWorkload, CannotTry, CannotWatch
 from stepscope.records import Ending, Outcome
 from stepscope.runs.masking import mask_text
@@ -38,6 +39,7 @@ from stepscope.runs.paths import RunPaths, replace_atomically
 from stepscope.trials import child, kin, stacks
 from stepscope.trials.fence import Breach, Fence
 from stepscope.trials.guard import Guard
+from stepscope.trials.interrupts import uninterrupted
 from stepscope.trials.leftovers import Snapshot, check_clean, leftovers
 from stepscope.trials.limits import Limits
 from stepscope.trials.pulse import Progress, Pulse
@@ -50,6 +52,10 @@ _END_PATIENCE_S = 3.0
 _STACKS_PATIENCE_S = 2.0
 _ORPHAN_PATIENCE_S = 0.5
 """How long processes that outlive their trial's main one may take to leave by themselves."""
+_BURIAL_S = 10.0
+"""Who was killed and has not ended by then is stuck in the kernel."""
+_MEMORY_BURST_S = 0.5
+"""The peak of host memory is a result here: what it takes to add it up rightly may cost more."""
 _TAIL_BYTES = 65536
 
 
@@ -75,35 +81,56 @@ class Tried:
     ending: Ending
     left: list[str]
     """What of it could not be cleaned up."""
+    asked_to_end: bool = False
+    """Whether a Ctrl-C came, perhaps when it was over already: no other should follow."""
 
 
 def run_trial(
     plan: TrialPlan,
+    token: str,
     guard: Guard,
     tell: Callable[[str], None],
     show: Callable[[Progress], None] = lambda progress: None,
 ) -> Tried:
-    """One trial, from nothing to nothing. BadWorkload if the workload turned out to be none."""
+    """One trial, from nothing to nothing. BadWorkload if the workload turned out to be none.
+
+    `token` begins with that of the guard, and is nobody else's.
+    """
     if not plan.workload.is_own:
         locate(plan.workload)  # made now, where it is made at all: it is no part of the trial
     started_ns = time.monotonic_ns()
     for text in check_clean():
         tell(text)
-    token = kin.new_token()
     fence = Fence.build(plan.limits, token, plan.workload.ranks, plan.workload.workers)
     try:
         for path in fence.group_paths():
             guard.tell_group(path)
         watch = _watch_plan(plan, started_ns)
-        paths = prepare_folder(watch)
-        _write_spec(plan, fence, paths)
+        paths = _prepare(plan, watch, fence)
         trial = _Trial(plan, watch, paths, fence, token, tell, show)
-        with _subreaper(), _descriptors():
+        with adoption, _descriptors():
             tried = trial.run()
     finally:
         fence.close()
     _raise_if_no_workload(tried)
     return tried
+
+
+def _prepare(plan: TrialPlan, watch: Plan, fence: Fence) -> RunPaths:
+    """The run folder with what the trial's processes are told, or nothing at all."""
+    try:
+        paths = prepare_folder(watch)
+    except CannotWatch as error:
+        raise CannotTry(error.message, error.hint) from None
+    try:
+        _write_spec(plan, fence, paths)
+    except OSError as error:
+        shutil.rmtree(paths.folder, ignore_errors=True)
+        raise CannotTry(
+            f"The run folder cannot be written in {plan.out}: {error.strerror}",
+            "Choose another place with --out DIR",
+        ) from None
+    return paths
 
 
 def _watch_plan(plan: TrialPlan, started_ns: int) -> Plan:
@@ -113,7 +140,10 @@ def _watch_plan(plan: TrialPlan, started_ns: int) -> Plan:
         "trial": {**plan.facts, "started_ns": started_ns},
     }
     name = plan.name or plan.workload.short_name
-    return Plan(name, [sys.executable, "-m", child.MODULE], plan.interval_s, plan.out, facts=facts)
+    command = [sys.executable, "-m", child.MODULE]
+    return Plan(
+        name, command, plan.interval_s, plan.out, facts=facts, memory_burst_s=_MEMORY_BURST_S
+    )
 
 
 def _write_spec(plan: TrialPlan, fence: Fence, paths: RunPaths) -> None:
@@ -125,16 +155,6 @@ def _write_spec(plan: TrialPlan, fence: Fence, paths: RunPaths) -> None:
         "profiled_steps": plan.profiled_steps,
     }
     replace_atomically(paths.trial_spec, json.dumps(spec, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def _subreaper() -> Iterator[None]:
-    """Orphans of the trial fall to us, and only while it runs."""
-    become_subreaper()
-    try:
-        yield
-    finally:
-        stop_being_subreaper()
 
 
 @contextlib.contextmanager
@@ -178,15 +198,21 @@ class _Trial:
         self._pulse = Pulse(paths, plan.workload)
         self._roll = kin.Roll()
         self._stopped: Stopped | None = None
+        self._stepped = False
         watch.command.append(str(paths.trial_spec))
         environment = environment_of(watch, paths)
         self._environment = fence.environment(environment)
         self._before = Snapshot.take()
         try:
-            self._session = Session(watch, paths, tell, self._environment)
+            self._session = Session(watch, paths, self._pass_on, self._environment)
         except (OSError, CannotWatch) as error:
             shutil.rmtree(paths.folder, ignore_errors=True)
             raise CannotTry(f"The trial cannot be watched: {error}") from None
+
+    def _pass_on(self, text: str) -> None:
+        """What the hook attached to is news for a user's command, not for a loop of ours."""
+        if not text.startswith("hook:"):
+            self._tell(text)
 
     def run(self) -> Tried:
         session = self._session
@@ -199,14 +225,33 @@ class _Trial:
             self._fence.place(self._pid)
             with _end_of(self._pid) as end:
                 allow_many_descriptors()
-                session.begin(self._pid, os.getpid(), born_ns, exclude=tuple(others))
+                session.begin(self._pid, os.getpid(), born_ns, tuple(others), self._is_orphan)
                 self._watch(end)
         except KeyboardInterrupt:
-            self._stop(Stopped(Outcome.INTERRUPTED, "it was interrupted"))
-        except BaseException:
-            self._end_processes()
+            self._stopped = Stopped(Outcome.INTERRUPTED, "it was interrupted")
+        except BaseException as error:
+            self._stopped = Stopped(Outcome.CRASHED, f"its runner failed: {error}")
+            with uninterrupted():
+                self._give_up()
             raise
-        return self._finish()
+        with uninterrupted() as heard:
+            if self._stopped:
+                self._end_processes()
+            tried = self._finish()
+        return replace(tried, asked_to_end=bool(heard) or tried.asked_to_end)
+
+    def _give_up(self) -> None:
+        """We failed, not the trial: it is ended, and what was seen of it is kept."""
+        self._end_processes()
+        if hasattr(self._session, "tree"):
+            self._finish()
+        else:
+            os.waitpid(self._pid, 0)
+            shutil.rmtree(self._paths.folder, ignore_errors=True)
+
+    def _is_orphan(self, pid: int) -> bool:
+        """Whether a new child of ours is of this trial: we may have others of our own."""
+        return kin.belongs(pid, self._token, self._roll)
 
     def _spawn(self) -> int:
         """In a session of its own, its output into files, nothing to read."""
@@ -222,7 +267,7 @@ class _Trial:
             ],
             setsid=True,
             setsigmask=[],
-            setsigdef=[2, 13, 15, 25],  # SIGINT, SIGPIPE, SIGTERM, SIGXFSZ
+            setsigdef=[n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)],
         )
 
     def _watch(self, end: select.poll) -> None:
@@ -234,18 +279,20 @@ class _Trial:
                 self._tick(now - planned)
                 planned = next_tick(planned, self._plan.interval_s)
             if self._stopped:
-                self._end_processes()
                 return
             end.poll(max(0.0, planned - time.monotonic()) * 1e3)
 
     def _tick(self, late_s: float) -> None:
         self._reaper.safely(self._session.tick, late_s)
         self._reaper.safely(self._reaper.reap_orphans)
-        pids = list(self._session.tree.processes)
+        pids = [p.pid for p in self._session.tree if p.state != "Z"]
         self._roll.meet(pids)
         breach = self._fence.inspect(pids)
         progress = self._pulse.feel()
         self._show(progress)
+        if progress.steps and not self._stepped:
+            self._stepped = True
+            self._session.read_memory()
         self._stopped = self._reason_to_stop(breach, progress)
         if self._stopped and self._stopped.outcome is Outcome.TIMEOUT:
             stacks.dump(pids, self._paths.trial_stacks, _STACKS_PATIENCE_S)
@@ -266,27 +313,20 @@ class _Trial:
     def _where_it_was(self, progress: Progress) -> dict[str, Any]:
         return {"steps": progress.steps, "phase": progress.phase, "stacks": "trial/stacks.txt"}
 
-    def _stop(self, why: Stopped) -> None:
-        self._stopped = why
-        self._end_processes()
-
     def _end_processes(self) -> None:
         """End every process of the trial, wherever it went."""
         kin.end_all(self._token, self._roll, _END_PATIENCE_S)
 
     def _wait_for_leaving(self) -> None:
         """Workers notice by themselves that their main process is gone, a moment later."""
-        until = time.monotonic() + _ORPHAN_PATIENCE_S
-        while time.monotonic() < until and kin.kin_of(self._token, self._roll):
-            time.sleep(0.02)
+        _wait_until(lambda: not kin.kin_of(self._token, self._roll), _ORPHAN_PATIENCE_S)
 
     def _finish(self) -> Tried:
         session, reaper = self._session, self._reaper
         if kin.kin_of(self._token, self._roll):
             self._wait_for_leaving()
             self._end_processes()
-        if not reaper.root_has_ended():
-            reaper.status = os.waitpid(self._pid, 0)[1]
+        _wait_until(reaper.root_has_ended, _BURIAL_S)
         reaper.safely(reaper.reap_orphans)
         session.mark_end_time(time.monotonic_ns())
         reaper.safely(session.last_sample)
@@ -305,7 +345,8 @@ class _Trial:
             unclaimed=left.unclaimed,
         )
         reaper.safely(session.end, ending, [])
-        return Tried(self._paths, ending, left.describe())
+        interrupted = ending.outcome is Outcome.INTERRUPTED
+        return Tried(self._paths, ending, left.describe(), interrupted)
 
     def _told(self) -> dict[str, Any]:
         """What the first rank says of itself."""
@@ -313,15 +354,14 @@ class _Trial:
 
     def _judge(self) -> Ending:
         session = self._session
-        assert self._reaper.status is not None
         ranks = self._pulse.ranks()
         errors = [rank["error"] for rank in ranks if rank.get("error")]
         bad = next((error for error in errors if error["kind"] == "workload"), None)
-        if bad and not self._stopped:
+        if bad and not self._stopped and not self._stepped:
             return Ending(Outcome.CRASHED, bad["message"], evidence={"bad_workload": bad})
         return judge_trial(
             Seen(
-                self._reaper.status,
+                self._reaper.status or 0,
                 ranks,
                 self._plan.workload.ranks,
                 self._stopped,
@@ -333,6 +373,12 @@ class _Trial:
                 mask_text(_tail(self._paths.stderr_log)),
             )
         )
+
+
+def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager

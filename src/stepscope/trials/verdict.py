@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepscope.capture.outcome import Evidence, judge
+from stepscope.capture.outcome import Evidence, judge, signal_name
 from stepscope.records import Ending, Outcome
 
 _SHM_WORDS = re.compile(
@@ -85,7 +84,7 @@ def _judge(seen: Seen) -> Ending:
         return _host_oom(seen, base)
     if base.outcome is Outcome.HOST_OOM and not stopped:
         return base
-    for said in (_gpu_oom(seen, base), _shm_full(seen, base)):
+    for said in (_gpu_oom(seen, base), _shm_full(seen, base), _no_host_memory(seen, base)):
         if said is not None:
             return said
     if stopped:
@@ -111,6 +110,15 @@ def _gpu_oom(seen: Seen, base: Ending) -> Ending | None:
     return Ending(Outcome.GPU_OOM, reason, base.exit_code, base.signal, {"message": str(message)})
 
 
+def _no_host_memory(seen: Seen, base: Ending) -> Ending | None:
+    """Where memory was refused, nobody had to be killed for it."""
+    error = next((e for e in seen.errors if e.get("kind") == "host_oom"), None)
+    if error is None:
+        return None
+    said = {"message": str(error.get("message"))}
+    return Ending(Outcome.HOST_OOM, str(error.get("summary")), base.exit_code, base.signal, said)
+
+
 def _shm_full(seen: Seen, base: Ending) -> Ending | None:
     texts = [str(e.get("message", "")) for e in seen.errors] + [seen.stderr]
     found = next((match for text in texts if (match := _SHM_WORDS.search(text))), None)
@@ -129,6 +137,9 @@ def _shm_full(seen: Seen, base: Ending) -> Ending | None:
 
 
 def _crashed(seen: Seen, base: Ending) -> Ending:
+    silent = _silent_rank(seen)
+    if silent is not None:
+        return Ending(Outcome.CRASHED, silent, base.exit_code, base.signal)
     error = next(iter(seen.errors), None)
     if error is not None:
         reason = str(error.get("summary") or error.get("type"))
@@ -140,10 +151,26 @@ def _crashed(seen: Seen, base: Ending) -> Ending:
     return replace(base, outcome=Outcome.CRASHED)
 
 
+def _silent_rank(seen: Seen) -> str | None:
+    """The rank that ended without a word while the others complain that it is gone."""
+    if seen.expected_ranks == 1:
+        return None
+    spoke = {rank.get("rank") for rank in seen.ranks if rank.get("done") or rank.get("error")}
+    rank = next((n for n in range(seen.expected_ranks) if n not in spoke), None)
+    if rank is None:
+        return None
+    code = dict(_EXIT_CODES.findall(seen.stderr)).get(str(rank))
+    if code is None:
+        return f"rank {rank} ended without a word"
+    number = int(code)
+    how = f"was killed by {signal_name(-number)}" if number < 0 else f"left with code {number}"
+    return f"rank {rank} {how}"
+
+
+_EXIT_CODES = re.compile(r"rank\s*:\s*(\d+) \(local_rank[^\n]*\n\s*exitcode\s*:\s*(-?\d+)")
+"""As the elastic launcher tells them."""
+
+
 def last_lines(text: str, count: int = _STDERR_LINES) -> list[str]:
     """The last lines that say something."""
     return [line.rstrip() for line in text.splitlines() if line.strip()][-count:]
-
-
-def exit_code_of(status: int) -> int:
-    return os.waitstatus_to_exitcode(status)

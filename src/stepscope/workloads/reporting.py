@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -15,7 +16,7 @@ from typing import Any, Literal
 from stepscope import marks
 from stepscope.runs.paths import replace_atomically
 
-FailureKind = Literal["workload", "gpu_oom", "error"]
+FailureKind = Literal["workload", "gpu_oom", "host_oom", "error"]
 _LONGEST_MESSAGE = 4000
 
 
@@ -93,10 +94,14 @@ class RankReport:
 
 def _in_one_line(kind: str, message: str) -> str:
     """What a person reads first. An error of a loader's worker comes with all of its traceback, and
-    tells what it is in its last line."""
-    lines = [line.strip() for line in message.splitlines() if line.strip()]
+    what it is stands in the first line after that which is not indented."""
+    lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     if not lines:
         return kind
-    if lines[0].startswith("Caught ") and "worker process" in lines[0]:
-        return f"{lines[-1]} (in a loader worker)"
-    return f"{kind}: {lines[0]}"
+    if not (lines[0].startswith("Caught ") and "worker process" in lines[0]):
+        return f"{kind}: {lines[0]}"
+    own = [line for line in lines[1:] if not line[0].isspace() and not _TRACE.match(line)]
+    return f"{own[0] if own else lines[0]} (in a loader worker)"
+
+
+_TRACE = re.compile(r"(Original )?Traceback \(|The above exception|During handling of")

@@ -129,7 +129,10 @@ class Workload:
     def short_name(self) -> str:
         """For a folder or a column: `resnet18`, or `train.workload` of a user."""
         place, _, function = self.model.rpartition(":")
-        return f"{Path(place).stem}.{function}" if place else self.model
+        if not place:
+            return self.model
+        is_file = place.endswith(".py") or "/" in place
+        return f"{Path(place).stem if is_file else place}.{function}"
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)

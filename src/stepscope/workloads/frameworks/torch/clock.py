@@ -80,6 +80,7 @@ class HostClock:
         self._log.add(Step(self._from, self._step, wait, self._copy, self._compute, wait))
         self._step += 1
         self._reset()
+        self._from = _now()  # what we write down is no part of the next step's wait
 
     def finish(self) -> None:
         self._log.flush()

@@ -11,13 +11,15 @@ import torch
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.reporting import Place
-from stepscope.workloads.spec import Workload
+from stepscope.workloads.spec import LOADER_ONLY, Workload
 
 _REDUCED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def choose_device(workload: Workload, place: Place) -> torch.device:
-    """A GPU for each rank where there are GPUs, else the CPU for all."""
+    """A GPU for each rank where there are GPUs, else the CPU for all. Who only loads needs none."""
+    if workload.part == LOADER_ONLY:
+        return torch.device("cpu")
     count = torch.cuda.device_count() if workload.device != "cpu" else 0
     if workload.device == "cuda" and count == 0:
         raise BadWorkload(
@@ -42,8 +44,12 @@ def _is_are(count: int) -> str:
 
 def cap_memory(device: torch.device, most: int | None) -> None:
     """Let the framework allocate no more than this, as if the GPU were smaller."""
-    if device.type != "cuda" or most is None:
+    if most is None:
         return
+    if device.type != "cuda":
+        raise BadWorkload(
+            "--gpu-memory limits a GPU, and this trial uses none", "Leave it out, or see --memory"
+        )
     total = torch.cuda.get_device_properties(device).total_memory
     if most > total:
         raise BadWorkload(

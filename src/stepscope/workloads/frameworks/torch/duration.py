@@ -38,18 +38,19 @@ class Duration:
         """How many steps it will be, once that is known."""
         return self._last
 
-    def begin(self) -> None:
-        self._began = time.monotonic()
-
     def goes_on(self) -> bool:
         """Whether to take another step; call it once before each."""
+        if self._taken == 1:
+            self._began = time.monotonic()
         if self._last is None and self._taken == self._look_at:
             self._look()
         self._taken += 1
         return self._last is None or self._taken <= self._last
 
     def _look(self) -> None:
-        expected = self._taken * self._seconds / max(time.monotonic() - self._began, 1e-9)
+        """The first step, which may compile for minutes, is not of these seconds."""
+        elapsed = max(time.monotonic() - self._began, 1e-9)
+        expected = 1 + (self._taken - 1) * self._seconds / elapsed
         near = expected <= 2 * self._look_at
         last = self._agreed(max(LEAST_STEPS, math.ceil(expected), self._taken) if near else 0)
         self._look_at *= 2

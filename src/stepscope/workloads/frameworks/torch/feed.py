@@ -14,6 +14,8 @@ from stepscope.workloads.frameworks.torch.parts import Data
 from stepscope.workloads.reporting import Place
 from stepscope.workloads.spec import Workload
 
+_NOTHING = object()
+
 
 class Feed(Protocol):
     """Where batches come from. `next` waits until there is one."""
@@ -28,27 +30,40 @@ class Feed(Protocol):
 class LoaderFeed:
     """Goes through a loader, shuffled anew in every epoch, as long as it is asked."""
 
-    def __init__(self, loader: DataLoader[Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], per_step: int = 1) -> None:
+        """Batches that do not make a whole step at the end of an epoch are loaded, not given."""
         self._loader: DataLoader[Any] | None = loader
         self._epoch = 0
+        self._given = 0
         self._iterator: Iterator[Any] | None = None
-        self.batches_per_epoch = _batches_in(loader)
+        batches = _batches_in(loader)
+        self.batches_per_epoch = None if batches is None else batches // per_step * per_step
 
     def next(self) -> Any:
         if self._iterator is None:
             self._iterator = self._begin_epoch()
-        try:
-            return next(self._iterator)
-        except StopIteration:
-            self._epoch += 1
-            self._iterator = self._begin_epoch()
-        try:
-            return next(self._iterator)
-        except StopIteration:
+        if self._given == self.batches_per_epoch:
+            for _ in self._iterator:
+                pass
+        batch = next(self._iterator, _NOTHING)
+        if batch is _NOTHING:
+            batch = self._first_of_next_epoch()
+        self._given += 1
+        return batch
+
+    def _first_of_next_epoch(self) -> Any:
+        had = self._given
+        self._epoch += 1
+        self._iterator = self._begin_epoch()
+        batch = next(self._iterator, _NOTHING)
+        if batch is not _NOTHING:
+            return batch
+        if had:
             raise BadWorkload(
-                "The data set gave no whole batch in its second pass",
+                f"The data set gave {had} batches in its first pass, and none in its second",
                 "An IterableDataset must start again at each iter()",
-            ) from None
+            )
+        raise BadWorkload("The data set gave no whole batch", "Give a smaller --batch-size")
 
     def close(self) -> None:
         """End the workers now: left to the interpreter's end, each may take five seconds."""
@@ -59,6 +74,7 @@ class LoaderFeed:
 
     def _begin_epoch(self) -> Iterator[Any]:
         assert self._loader is not None
+        self._given = 0
         if isinstance(self._loader.sampler, DistributedSampler):
             self._loader.sampler.set_epoch(self._epoch)
         return iter(self._loader)

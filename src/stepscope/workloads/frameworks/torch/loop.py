@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils.data import Subset
+from torch.utils.data import IterableDataset, Subset
 
 from stepscope.errors import BadWorkload
 from stepscope.runs.paths import replace_atomically
@@ -52,6 +52,7 @@ from stepscope.workloads.spec import LOADER_ONLY, RESIDENT, Workload
 def train(workload: Workload, place: Place, report: RankReport) -> None:
     """One rank's training, from nothing to its last fact."""
     device = choose_device(workload, place)
+    pin = _pins(workload)
     if place.threads:
         torch.set_num_threads(place.threads)
     cap_memory(device, place.gpu_memory)
@@ -59,15 +60,26 @@ def train(workload: Workload, place: Place, report: RankReport) -> None:
     report.tell(**describe_device(device), versions=versions(), threads=torch.get_num_threads())
     torch.manual_seed(workload.seed)
     with ranks.joined(place.ranks, device):
-        _train(workload, place, report, device, numbers)
+        _train(workload, place, report, device, numbers, pin)
     report.tell(done=True)
 
 
+def _pins(workload: Workload) -> bool:
+    """Unsaid: where there is a GPU to copy to, also if only loading is measured."""
+    if workload.pin is not None:
+        return workload.pin
+    return workload.device != "cpu" and torch.cuda.is_available()
+
+
 def _train(
-    workload: Workload, place: Place, report: RankReport, device: torch.device, numbers: Numbers
+    workload: Workload,
+    place: Place,
+    report: RankReport,
+    device: torch.device,
+    numbers: Numbers,
+    pin: bool,
 ) -> None:
     built, data = _build(workload, place, report)
-    pin = device.type == "cuda" if workload.pin is None else workload.pin
     move = mover(device, workload.channels_last)
     with closed_in_time(_feed(workload, place, data, pin, move), report) as feed:
         stepper = None
@@ -75,12 +87,11 @@ def _train(
             assert built is not None
             with report.phase("build"):
                 stepper = Stepper(workload, place, built, device, numbers)
-        in_use = device if stepper else torch.device("cpu")
         per_epoch = _steps_per_epoch(workload, feed)
         report.tell(**_plan_facts(workload, per_epoch, pin, built))
-        duration = _duration(workload, per_epoch, lambda n: ranks.agreed(n, place.ranks, in_use))
+        duration = _duration(workload, per_epoch, lambda n: ranks.agreed(n, place.ranks, device))
         log = StepLog(place.steps)
-        clock = DeviceClock(log, device) if in_use.type == "cuda" else HostClock(log)
+        clock = DeviceClock(log, device) if device.type == "cuda" else HostClock(log)
         loop = Loop(
             workload, feed, move if stepper and not workload.part else _leave, stepper, clock
         )
@@ -93,7 +104,7 @@ def _train(
             device_memory=memory_facts(device, place.gpu_memory) if stepper else None,
         )
         if place.profiled_steps:
-            _profile(loop, place, report, in_use, per_epoch)
+            _profile(loop, place, report, device, per_epoch)
 
 
 @contextlib.contextmanager
@@ -133,7 +144,10 @@ def _build(workload: Workload, place: Place, report: RankReport) -> tuple[Built 
 def _own_facts(data: Data) -> dict[str, Any]:
     whole = data.dataset.dataset if isinstance(data.dataset, Subset) else data.dataset
     samples, of = _length(data.dataset), _length(whole)
-    return {**data.facts, "samples": samples, "of": of, "source": "the user's"}
+    facts = {**data.facts, "samples": samples, "of": of, "source": "the user's"}
+    if isinstance(data.dataset, IterableDataset):
+        facts["note"] = "every worker and rank goes through all of it, unless it shards itself"
+    return facts
 
 
 def _length(dataset: Any) -> int | None:
@@ -147,7 +161,7 @@ def _feed(
     workload: Workload, place: Place, data: Data, pin: bool, move: Callable[[Any], Any]
 ) -> Feed:
     if workload.part != RESIDENT:
-        return LoaderFeed(make_loader(workload, place, data, pin))
+        return LoaderFeed(make_loader(workload, place, data, pin), workload.accumulate)
     loader = make_loader(workload, place, data, pin=False)
     source = LoaderFeed(loader)
     batch = move(source.next())
@@ -300,7 +314,6 @@ class Loop:
         taken = 0
         began = time.monotonic()
         with running(self.clock):
-            duration.begin()
             while duration.goes_on():
                 self.one_step()
                 taken += 1

@@ -1,0 +1,107 @@
+"""How a trial ended, from what is known of it: what is more telling wins."""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from stepscope.capture.outcome import Evidence
+from stepscope.records import Outcome
+from stepscope.trials.verdict import Seen, Stopped, judge_trial, last_lines
+
+FAILED = 1 << 8
+DONE: dict[str, Any] = {"done": True, "error": None}
+
+
+def error(kind: str, message: str, at: int = 0) -> dict[str, Any]:
+    summary = f"RuntimeError: {message}"
+    return {
+        "done": False,
+        "error": {
+            "kind": kind,
+            "type": "RuntimeError",
+            "message": message,
+            "summary": summary,
+            "monotonic_ns": at,
+        },
+    }
+
+
+GOOD = Seen(0, [DONE], 1)
+
+
+def test_done() -> None:
+    assert judge_trial(GOOD).outcome is Outcome.OK
+    assert judge_trial(replace(GOOD, kills=1)).outcome is Outcome.OK, "it came to its end"
+
+
+def test_a_rank_that_is_missing_is_not_done() -> None:
+    assert judge_trial(replace(GOOD, expected_ranks=2)).outcome is Outcome.CRASHED
+
+
+def test_leaving_with_0_before_the_end_is_a_crash() -> None:
+    ending = judge_trial(Seen(0, [{"done": False, "error": None}], 1))
+    assert ending.outcome is Outcome.CRASHED and "before its training was done" in ending.reason
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        "DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's"
+        " workers are out of shared memory. Please try to raise your shared memory limit.",
+        "unable to write to file </torch_5_4_0>: No space left on device (28)",
+        "unable to allocate shared memory(shm) for file </torch_1_2_0>: "
+        "Resource temporarily unavailable (11)",
+        "[Errno 28] No space left on device: '/dev/shm/psm_1'",
+    ],
+)
+def test_shared_memory_in_all_its_words(message: str) -> None:
+    ending = judge_trial(Seen(FAILED, [error("error", f"Caught it.\n{message}")], 1))
+    assert ending.outcome is Outcome.SHM_FULL
+
+
+def test_a_full_disk_is_not_shared_memory() -> None:
+    said = error("error", "[Errno 28] No space left on device: '/data/checkpoint.pt'")
+    assert judge_trial(Seen(FAILED, [said], 1)).outcome is Outcome.CRASHED
+
+
+def test_memory_comes_before_what_it_looks_like() -> None:
+    killed = Seen(FAILED, [error("error", "worker killed by signal: Killed")], 1, kills=1)
+    assert judge_trial(killed).outcome is Outcome.HOST_OOM
+    hung = replace(killed, stopped=Stopped(Outcome.TIMEOUT, "no step"))
+    assert judge_trial(hung).outcome is Outcome.HOST_OOM
+    interrupted = replace(killed, stopped=Stopped(Outcome.INTERRUPTED, "Ctrl-C"))
+    assert judge_trial(interrupted).outcome is Outcome.INTERRUPTED
+
+
+def test_a_kill_in_our_own_group_without_a_limit_of_ours() -> None:
+    status = signal.SIGKILL.value
+    seen = Seen(status, [], 1, before=Evidence(3, None), after=Evidence(4, None))
+    assert judge_trial(seen).outcome is Outcome.HOST_OOM
+    nobodys = replace(seen, after=Evidence(3, None))
+    assert judge_trial(nobodys).outcome is Outcome.CRASHED
+
+
+def test_gpu_memory_with_the_allocators_words() -> None:
+    message = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 4 GiB"
+    ending = judge_trial(Seen(FAILED, [error("gpu_oom", message)], 1, stderr="a\n\nb\n"))
+    assert ending.outcome is Outcome.GPU_OOM and ending.reason == "CUDA out of memory"
+    assert ending.evidence == {"message": message, "stderr": ["a", "b"]}
+
+
+def test_the_first_rank_to_fail_tells_why() -> None:
+    ranks = [error("error", "Connection closed by peer", at=9), error("error", "mine", at=5)]
+    assert judge_trial(Seen(FAILED, ranks, 2)).reason == "RuntimeError: mine"
+
+
+def test_native_crash() -> None:
+    ending = judge_trial(Seen(signal.SIGSEGV.value, [], 1))
+    assert ending.outcome is Outcome.CRASHED and ending.signal == "SIGSEGV"
+
+
+def test_last_lines() -> None:
+    assert last_lines("\n".join(map(str, range(50))), 3) == ["47", "48", "49"]
+    assert last_lines("") == []
