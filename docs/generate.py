@@ -45,8 +45,20 @@ PLAIN_CODES = (
         "Any other error of stepscope, say a report that cannot be written; `doctor`: a sensor "
         "does not tell the truth",
     ),
-    (2, "An option or argument that does not exist, is missing or cannot be understood"),
+    (
+        2,
+        "What the command line itself rejects: an option or argument that does not exist or is "
+        "missing, a text where a number belongs, `--repeat 0`",
+    ),
     (130, "`doctor` was interrupted"),
+)
+CODES_OF_TRIAL = (
+    (4, "a knob with an impossible value; `--gpu-memory` without a GPU"),
+    (
+        5,
+        "a size, a time or an `--interval` that is none; more than there is; a run folder that "
+        "cannot be written",
+    ),
 )
 
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
@@ -94,6 +106,7 @@ def exit_codes() -> str:
     for code, meaning in (
         *PLAIN_CODES,
         *((error.exit_code, first_sentence(error.__doc__)) for error in kinds),
+        *CODES_OF_TRIAL,
         *((code, f"`trial`: `{outcome.value}`") for outcome, code in EXIT_CODES.items()),
     ):
         meanings.setdefault(code, []).append(meaning)

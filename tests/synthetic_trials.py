@@ -42,6 +42,8 @@ class Trial:
     wait: float = 0.2
     """Part of a step that the host waits for its data."""
     gpus: int = 0
+    cpus: float = 4.0
+    """Of the machine; with two, others leave it too few."""
     ending: dict[str, Any] = field(default_factory=lambda: OK)
     spread: dict[str, Any] | None = field(default_factory=lambda: dict(ASSUMED))
     limits: dict[str, Any] = field(default_factory=dict)
@@ -68,6 +70,7 @@ def write_trial(folder: Path, trial: Trial | None = None) -> RunPaths:
         epochs=1,
         workers=trial.workload.workers,
         gpus=trial.gpus,
+        allowed=trial.cpus,
         ending=trial.ending,
         facts=_facts(trial),
     )

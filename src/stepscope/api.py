@@ -11,9 +11,10 @@ from stepscope.errors import CannotTry, CannotWatch, StepscopeError
 from stepscope.report.trial import TrialView, trial_view
 from stepscope.runs.paths import DEFAULT_FOLDER
 from stepscope.trials.limits import Limits, parse_size
+from stepscope.trials.prepare import TrialPlan
 from stepscope.trials.pulse import Progress
 from stepscope.trials.repeats import learn, run_repeats
-from stepscope.trials.runner import TrialPlan, Tried
+from stepscope.trials.runner import Tried
 from stepscope.workloads.own import find_own, is_place
 from stepscope.workloads.spec import make_workload
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from conftest import Tried, trial_environment
 from stepscope.runs.reader import open_run
+from stepscope.trials.pulse import Progress
 
 Trial = Callable[..., Tried]
 Own = Callable[..., str]
@@ -139,15 +141,69 @@ def test_every_knob_at_once(trial: Trial) -> None:
 
 
 def test_as_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From a program, which may have children of its own: they are neither counted nor ended."""
+    """A program may have children of its own, from before and from now: they are its own."""
     import stepscope
 
     for name, value in trial_environment(tmp_path).items():
         monkeypatch.setenv(name, value)
-    with subprocess.Popen(["sleep", "600"]) as child:
-        (view,) = stepscope.trial("cnn", samples=512, steps=12, out=tmp_path / "runs", cpus=1)
-        assert child.poll() is None
+    children = [subprocess.Popen(["sleep", "600"])]
+    ended: list[subprocess.Popen[bytes]] = []
+
+    def show(number: int, progress: Progress) -> None:
+        if progress.steps and len(children) == 1:
+            children.append(subprocess.Popen(["sleep", "600"]))
+            ended.append(subprocess.Popen(["sh", "-c", "exit 7"]))
+
+    (view,) = stepscope.trial(
+        "cnn", samples=512, seconds=2, out=tmp_path / "runs", cpus=1, show=show
+    )
+    assert len(children) == 2 and all(child.poll() is None for child in children)
+    assert ended[0].wait() == 7, "nobody else has buried it"
+    for child in children:
         child.kill()
+        child.wait()
     assert view.is_ok and view.samples_per_second
     assert view.limits["cpus"]["escaped"] == []
     assert "other" not in open_run(view.folder).summary().roles
+
+
+@pytest.mark.long
+def test_two_at_once_in_one_program(own: Own, tmp_path: Path) -> None:
+    """The one that ends first leaves the other alone."""
+    program = f"""
+import threading, stepscope
+views = {{}}
+def run(name, seconds):
+    (views[name],) = stepscope.trial({own()!r}, seconds=seconds, out={str(tmp_path / "runs")!r})
+threads = [threading.Thread(target=run, args=pair) for pair in (("short", 2), ("long", 12))]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+print({{name: view.ending.outcome.value for name, view in views.items()}})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=trial_environment(tmp_path),
+    )
+    assert done.stdout.strip() == "{'short': 'ok', 'long': 'ok'}", done.stderr
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["SIG_IGN", "lambda *_: [os.waitpid(-1, os.WNOHANG)]"])
+def test_a_program_that_buries_all_its_children(own: Own, tmp_path: Path, how: str) -> None:
+    how = f"signal.{how}" if how == "SIG_IGN" else how
+    program = f"""
+import os, signal, stepscope
+signal.signal(signal.SIGCHLD, {how})
+(view,) = stepscope.trial({own()!r}, steps=16, hang=30, out={str(tmp_path / "runs")!r})
+print(view.ending.outcome.value)
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        capture_output=True,
+        text=True,
+        env=trial_environment(tmp_path),
+        timeout=60,
+    )
+    assert done.stdout.strip() == "ok", done.stderr

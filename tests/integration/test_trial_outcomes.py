@@ -16,6 +16,7 @@ from conftest import STEPSCOPE, Tried, trial_environment
 from stepscope.runs.reader import open_run
 from stepscope.sensors.cgroup import find_cgroup
 from stepscope.trials import kin
+from stepscope.trials.cgroups import Refused, make_group
 
 Trial = Callable[..., Tried]
 Own = Callable[..., str]
@@ -31,6 +32,22 @@ def _nothing_is_left() -> object:
         assert not list(Path(group).glob("stepscope-*"))
 
 
+def _can_limit() -> bool:
+    group = make_group(f"stepscope-{kin.new_token()}", 1 << 30, None)
+    if isinstance(group, Refused):
+        return False
+    group.remove()
+    return True
+
+
+CAN_LIMIT = pytest.mark.skipif(not _can_limit(), reason="control groups cannot be made here")
+CAN_HIDE = pytest.mark.skipif(
+    subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
+    reason="mounts cannot be hidden here",
+)
+
+
+@CAN_LIMIT
 def test_host_oom(trial: Trial) -> None:
     done = trial("cnn", "--samples", "200000", "--steps", "8", "--memory", "1GiB")
     assert done.code == 11, done.err
@@ -42,6 +59,7 @@ def test_host_oom(trial: Trial) -> None:
     assert "memory" in told["reason"]
 
 
+@CAN_LIMIT
 def test_host_oom_of_a_worker_alone(trial: Trial, own: Own) -> None:
     """The main process lives, and ends with an error that only tells of a worker."""
     greedy = own(item="self.kept = bytearray(1 << 31) if index else None")
@@ -52,6 +70,7 @@ def test_host_oom_of_a_worker_alone(trial: Trial, own: Own) -> None:
     assert ending.exit_code == 1
 
 
+@CAN_HIDE
 def test_host_oom_by_the_watchdog(trial: Trial, own: Own) -> None:
     """Where no control group can be made: here they are hidden, elsewhere they are not ours."""
     hidden = "mount -t tmpfs none /sys/fs/cgroup"
@@ -66,6 +85,7 @@ def test_host_oom_by_the_watchdog(trial: Trial, own: Own) -> None:
     assert "soft" in done.err
 
 
+@CAN_HIDE
 def test_shm_full(trial: Trial, own: Own) -> None:
     """Workers hand their batches over through /dev/shm, here one of 4 MiB."""
     wide = own(item="return torch.zeros(1 << 18), 0")
@@ -173,6 +193,31 @@ def test_interrupted(own: Own, tmp_path: Path, number: int) -> None:
     (folder,) = runs.iterdir()
     assert open_run(folder).ending.outcome == "interrupted"
     assert "Traceback" not in said
+
+
+@pytest.mark.parametrize(
+    "number", [signal.SIGINT, pytest.param(signal.SIGHUP, marks=pytest.mark.long)]
+)
+def test_asked_twice(own: Own, tmp_path: Path, number: int) -> None:
+    """Who is impatient, or closes the terminal, does not cut the clean-up short."""
+    runs = tmp_path / "runs"
+    deaf = "signal.signal(signal.SIGTERM, signal.SIG_IGN)"
+    begin = f"import signal, multiprocessing; {deaf}; os.fork() or time.sleep(900)"
+    runner = subprocess.Popen(
+        [*STEPSCOPE, "trial", own(begin=begin), "--seconds", "600", "--out", str(runs)],
+        env=trial_environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert _until(lambda: list(runs.glob("*/trial/steps0.bin")), 60)
+    runner.send_signal(number)
+    time.sleep(0.3)
+    runner.send_signal(number)
+    _, said = runner.communicate(timeout=30)
+    assert runner.returncode == 130, said
+    (folder,) = runs.iterdir()
+    assert open_run(folder).ending.outcome == "interrupted"
+    assert not _marked(f"{runner.pid}.")
 
 
 def _marked(name: str) -> list[int]:

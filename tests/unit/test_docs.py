@@ -192,6 +192,19 @@ def test_the_trial_example_runs_and_all_that_it_leaves_is_described(tmp_path: Pa
         assert f"`{file.name}`" in text, file.name
 
 
+@pytest.mark.parametrize("example", blocks_of("workloads.md", "python", "def workload"))
+def test_the_workload_examples_run(example: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(example)
+    command = [*STEPSCOPE, "trial", "train.py:workload", "--steps", "3", "--json", "-q"]
+
+    done = subprocess.run(
+        command, capture_output=True, text=True, cwd=tmp_path, env=trial_environment(tmp_path)
+    )
+
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"] == 3
+
+
 def test_the_run_folder_example_runs(run: Run, tmp_path: Path) -> None:
     (example,) = blocks_of("run-folder.md", "python", "pyarrow")
 

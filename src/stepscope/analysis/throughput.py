@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -51,6 +51,8 @@ class Spread:
     source: Literal["learnt", "assumed"]
     trials: int = 0
     """Of which it was learnt."""
+    assumed: float | None = None
+    """What was assumed, where it is part of it and of few trials it was learnt too."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +101,7 @@ def combined(rates: Sequence[float], known: Spread) -> Combined:
     squares, dof = scatter(rates)
     spread = with_evidence(known, squares, dof, len(rates))
     cv = max(spread.cv, math.sqrt(squares / dof)) if dof else spread.cv
-    spread = Spread(cv, spread.dof, spread.source, spread.trials)
+    spread = replace(spread, cv=cv)
     return Combined(mean, _around(mean, cv / math.sqrt(len(rates)), spread.dof), spread)
 
 
@@ -118,7 +120,9 @@ def with_evidence(known: Spread, squares: float, dof: float, trials: int) -> Spr
         return Spread(math.sqrt(squares / dof), dof, "learnt", trials)
     total = known.dof + dof
     cv = math.sqrt((known.cv**2 * known.dof + squares) / total)
-    return Spread(cv, total, known.source, known.trials + trials)
+    is_assumed = known.source == "assumed" and dof > 0
+    assumed = (known.cv if known.assumed is None else known.assumed) if is_assumed else None
+    return Spread(cv, total, known.source, known.trials + trials, assumed)
 
 
 def students_t(dof: float) -> float:

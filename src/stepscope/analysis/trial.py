@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from stepscope.analysis.gpus import figures
+from stepscope.analysis.series import amount_of
 from stepscope.analysis.steady import Floats, Steady, find_steady
 from stepscope.analysis.summary import Recorded
 from stepscope.analysis.throughput import Interval, Rate, Spread, interval, throughput
@@ -27,6 +28,8 @@ _LEAST_LENGTHS = 3
 """Steps whose length is known; of fewer no rate is told."""
 _OWN_PHASES = ("import", "data", "build", "first_step", "profile", "closing")
 """Told by the processes themselves; their training is in the steps."""
+_OTHERS_CORES = 0.25
+_BUSY_HOST = 0.85
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Measurement:
     """Of the steady time, in which missing data held the training up."""
     epoch_seconds: float | None
     epoch_measured: bool
-    """Whether whole epochs were run; else their time is projected from the rate."""
+    """Whether a whole one was run after the warm-up; else it is projected from the rate."""
     imbalance: float | None
     """Step time of the slowest rank over that of the fastest."""
     overhead: Overhead
@@ -130,6 +133,25 @@ class Measurement:
     joules: float | None
     """Of its GPUs, over the steady steps."""
     samples_per_joule: float | None
+    host_cpus: float | None = None
+    """That the machine has."""
+    host_cores: float | None = None
+    """Of them busy, on average over the steady steps, with whatever it was."""
+    others_cores: float | None = None
+    """Of these, with neither the trial nor its watcher."""
+
+    @property
+    def is_disturbed(self) -> bool:
+        """Whether others took CPU time that the trial may have wanted.
+
+        A quarter of a core is more than an idle machine needs for itself, and than two counters
+        differ that are read at different instants. And others only take something away where
+        little is left: below 85 % there was nearly always a CPU free for who wanted one.
+        """
+        if self.others_cores is None or self.host_cores is None or self.host_cpus is None:
+            return False
+        is_busy = self.host_cores > _BUSY_HOST * self.host_cpus
+        return is_busy and self.others_cores > _OTHERS_CORES
 
 
 @dataclass(frozen=True)
@@ -161,13 +183,20 @@ class _Taken:
         return float(self.lengths.sum())
 
 
-def measure(record: TrialRecord, recorded: Recorded | None, spread: Spread | None) -> Measurement:
-    """What a trial tells; `recorded` is what its watcher saw, `spread` what was known before."""
+def measure(
+    record: TrialRecord,
+    recorded: Recorded | None,
+    spread: Spread | None,
+    cpus: float | None = None,
+) -> Measurement:
+    """What a trial tells; `recorded` is what its watcher saw, `spread` what was known before, and
+    `cpus` how many the machine has: unsaid, those that the trial was allowed."""
     taken = _Taken.of(record)
     steady = find_steady(taken.lengths, int(number(record.workload, "workers") or 0))
     kept = taken.after(steady.warmup)
     rate = _rate(record, kept)
-    epoch, measured = _epoch_seconds(record, taken, rate)
+    epoch, measured = _epoch_seconds(record, taken, steady.warmup, rate)
+    busy, others = _host_load(recorded, kept)
     joules = _joules(recorded, kept) if rate else None
     return Measurement(
         rate=rate,
@@ -191,7 +220,15 @@ def measure(record: TrialRecord, recorded: Recorded | None, spread: Spread | Non
         device_memory=_device_memory(record, recorded),
         joules=joules,
         samples_per_joule=(_samples(record, kept.lengths) or 0) / joules if joules else None,
+        host_cpus=cpus or (recorded.cpu_allowed if recorded else None),
+        host_cores=busy,
+        others_cores=others,
     )
+
+
+def host_cpus(environment: Any) -> float | None:
+    """How many the machine has, from the environment of its run."""
+    return number({"environment": environment}, "environment", "cpu", "logical")
 
 
 def number(facts: Mapping[str, Any], *path: str) -> float | None:
@@ -262,17 +299,16 @@ def _imbalance(kept: _Taken) -> float | None:
 
 
 def _epoch_seconds(
-    record: TrialRecord, taken: _Taken, rate: Rate | None
+    record: TrialRecord, taken: _Taken, warmup: int, rate: Rate | None
 ) -> tuple[float | None, bool]:
-    """The time of an epoch, and whether it was run as a whole: the mean of those after the first,
-    else the first with its first step, else what the rate lets expect."""
+    """The time of an epoch, and whether it was measured: the mean of those that lie wholly after
+    the warm-up, which the first never does, else what the rate lets expect."""
     ends, length = taken.ends, int(number(record.told, "steps_per_epoch") or 0)
-    if length and len(ends) >= 2 * length:
-        whole = len(ends) // length
-        return float(ends[whole * length - 1] - ends[length - 1]) / 1e9 / (whole - 1), True
-    first_step = _longest(record, "first_step")
-    if length and len(ends) >= length and first_step is not None:
-        return first_step + float(ends[length - 1] - ends[0]) / 1e9, True
+    if length > 0:
+        first, last = -(-(warmup + 1) // length), len(ends) // length
+        if last > first:
+            whole = float(ends[last * length - 1] - ends[first * length - 1]) / 1e9
+            return whole / (last - first), True
     samples = number(record.told, "samples_per_epoch")
     return (samples / rate.per_second, False) if samples and rate else (None, False)
 
@@ -334,3 +370,19 @@ def _joules(recorded: Recorded | None, kept: _Taken) -> float | None:
     if recorded is None or len(kept.ends) < 2:
         return None
     return figures(recorded.used_gpus, int(kept.ends[0]), int(kept.ends[-1])).joules
+
+
+def _host_load(recorded: Recorded | None, kept: _Taken) -> tuple[float | None, float | None]:
+    """Cores that were busy on the machine over the steady steps, and those busy for others."""
+    if recorded is None or len(kept.ends) < 2:
+        return None, None
+    begin, end = int(kept.ends[0]), int(kept.ends[-1])
+
+    def cores(metric: str, entity: str) -> float | None:
+        amount = amount_of(recorded.of(metric, entity), begin, end)
+        return None if amount is None else amount.total / amount.seconds
+
+    host, own = cores("host_cpu", "host"), cores("cpu", "tree")
+    if host is None or own is None:
+        return host, None
+    return host, max(0.0, host - own - (cores("watcher_cpu", "watcher") or 0.0))

@@ -24,6 +24,7 @@ def report(
 ) -> None:
     """Show the summary of a run and write its report again."""
     from stepscope.report.derive import derive
+    from stepscope.report.profiles import print_profile_of, profile_dict_of
     from stepscope.report.summary import summary_dict
     from stepscope.report.terminal import print_summary
     from stepscope.report.trial import trial_view
@@ -49,7 +50,9 @@ def report(
         ) from None
     trial = trial_view(opened) if is_trial(opened) else None
     if as_json:
-        told = summary_dict(view) | ({"trial": trial_dict(trial)} if trial else {})
+        told = summary_dict(view)
+        if trial:
+            told |= {"trial": trial_dict(trial), "profile": profile_dict_of(opened)}
         sys.stdout.write(json.dumps(told) + "\n")
         return
     from rich.console import Console
@@ -57,5 +60,6 @@ def report(
     console = Console()
     if trial:
         print_trial(console, [trial])
-        console.print()
+        print_profile_of(console, opened)
+        console.print("\nAll of the run, from the start of its processes to their end:")
     print_summary(console, view, near(opened.paths.report_html))

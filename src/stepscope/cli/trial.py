@@ -49,7 +49,7 @@ def trial(
     ],
     cpus: Annotated[
         float | None,
-        typer.Option(metavar="N", help="CPUs; a part of one by quota.", rich_help_panel=_LIMITS),
+        typer.Option(metavar="N", help="How many CPUs; 1.5 is possible.", rich_help_panel=_LIMITS),
     ] = None,
     memory: Annotated[
         str | None,
@@ -105,7 +105,7 @@ def trial(
     from stepscope.runs.masking import mask_command
 
     _end_on_request()
-    with TrialBar(model.rpartition("/")[2], repeat, quiet) as bar, _kept() as kept:
+    with TrialBar(name or model.rpartition("/")[2], repeat, quiet) as bar, _kept() as kept:
         kept.views = api.trial(
             model,
             cpus=cpus,
@@ -171,13 +171,11 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
     """The table for people, the JSON for programs, and the report of each run."""
     from rich.console import Console
 
-    from stepscope.analysis.profile import profile_of
     from stepscope.report.derive import derive
-    from stepscope.report.profiletable import print_profile, profile_dict
+    from stepscope.report.profiles import print_profile_of, profile_dict_of
     from stepscope.report.trialjson import trials_dict
     from stepscope.report.trialtable import print_trial
     from stepscope.runs.reader import open_run
-    from stepscope.runs.trial import read_profiles
 
     runs = [open_run(view.folder) for view in views]
     for run in runs:
@@ -185,17 +183,15 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
             derive(run)
         except OSError as error:
             say(f"the report could not be written: {error.strerror}; later: stepscope report")
-    stored = [(run.path / "trial", read_profiles(run)) for run in runs]
-    profiles = [(folder, profile_of(told)) for folder, told in stored if told]
     if as_json:
         told = trials_dict(views)
+        profiles = [profile for run in runs if (profile := profile_dict_of(run))]
         if profiles:
-            told["profiles"] = [profile_dict(profile) for _, profile in profiles]
+            told["profiles"] = profiles
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
     if not quiet:
         console = Console(stderr=True)
         print_trial(console, views)
-        for folder, profile in profiles:
-            console.print()
-            print_profile(console, profile, folder)
+        for run in runs:
+            print_profile_of(console, run)

@@ -8,6 +8,9 @@ from typing import Any
 from stepscope.cli.run import say
 from stepscope.trials.pulse import Progress
 
+_NEVER_DONE = 0.99
+"""A full bar stops its clock, and there is still something to clean up."""
+
 
 class TrialBar:
     """`with TrialBar(...) as bar`: `bar.show` a trial's progress, `bar.tell` a line above it."""
@@ -65,7 +68,7 @@ class TrialBar:
         self._bar.update(
             self._task,
             description=f"{self._name}{of}",
-            completed=progress.share or 0.0,
+            completed=min(progress.share or 0.0, _NEVER_DONE),
             said=_said(progress),
         )
 
@@ -73,5 +76,8 @@ class TrialBar:
 def _said(progress: Progress) -> str:
     if not progress.steps:
         return progress.phase
+    if progress.phase != "training":
+        return progress.phase
+    of = f" of {progress.planned}" if progress.planned else ""
     rate = progress.samples_per_second
-    return f"step {progress.steps}" + (f", {rate:,.0f} samples/s" if rate else "")
+    return f"step {progress.steps}{of}" + (f", {rate:,.0f} samples/s" if rate else "")

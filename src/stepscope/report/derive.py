@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+from stepscope.report.format import rate_text
+from stepscope.report.headline import THROUGHPUT, Headline
 from stepscope.report.html import html_of
 from stepscope.report.summary import summary_dict
-from stepscope.report.trial import trial_view
+from stepscope.report.trial import TrialView, trial_view
 from stepscope.report.trialtable import trial_rows
 from stepscope.report.view import View, view_of
 from stepscope.runs.paths import replace_atomically
@@ -15,11 +17,21 @@ from stepscope.runs.reader import Run
 from stepscope.runs.trial import is_trial
 
 
+def _with_trial(view: View, trial: TrialView) -> View:
+    """The report of a trial shows the rate of its steady steps, not that of all of the run."""
+    rate = trial.samples_per_second
+    steady = Headline(THROUGHPUT, rate_text(rate), "over the steady steps")
+    headline = tuple(
+        steady if rate is not None and each.label == THROUGHPUT else each for each in view.headline
+    )
+    return replace(view, headline=headline, trial=tuple(trial_rows(trial)))
+
+
 def derive(run: Run) -> View:
     """Make both files anew and return what they show. OSError where they cannot be written."""
     view = view_of(run)
     if is_trial(run):
-        view = replace(view, trial=tuple(trial_rows(trial_view(run))))
+        view = _with_trial(view, trial_view(run))
     run.paths.derived.mkdir(exist_ok=True)
     text = json.dumps(summary_dict(view), indent=1, allow_nan=False) + "\n"
     replace_atomically(run.paths.summary_json, text)

@@ -28,6 +28,9 @@ _SOURCES = {
 }
 
 
+THROUGHPUT = "Samples/s"
+
+
 @dataclass(frozen=True)
 class Headline:
     """A number with its name, and a few words on it."""
@@ -118,7 +121,7 @@ def _steps(summary: Summary) -> Headline:
 
 def _throughput(summary: Summary) -> Headline:
     detail = f"{count_text(summary.samples)} samples" if summary.samples else "not told"
-    return Headline("Samples/s", rate_text(samples_per_second(summary.epochs)), detail)
+    return Headline(THROUGHPUT, rate_text(samples_per_second(summary.epochs)), detail)
 
 
 def _cores(summary: Summary) -> Headline:

@@ -61,7 +61,11 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ("compute_seconds_p95", "measured.compute.p95", ""),
     ("data_wait_share", "measured.data_wait_share", "of the time, held up by missing data"),
     ("epoch_seconds", "measured.epoch_seconds", "of one epoch"),
-    ("epoch_measured", "measured.epoch_measured", "whether whole epochs ran; else projected"),
+    (
+        "epoch_measured",
+        "measured.epoch_measured",
+        "whether one ran after the warm-up; else projected",
+    ),
     ("imbalance", "measured.imbalance", "step time of the slowest rank over the fastest"),
     ("overhead_seconds", "measured.overhead.total", "of the whole trial beyond its steady steps"),
     ("start_seconds", "measured.overhead.start", "until its processes were started"),
@@ -81,6 +85,8 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ("allocator_retries", "measured.device_memory.retries", "after freeing what it kept"),
     ("joules", "measured.joules", "of its GPUs, over the steady steps"),
     ("samples_per_joule", "measured.samples_per_joule", "over the steady steps"),
+    ("others_cores", "measured.others_cores", "CPUs that others used over the steady steps"),
+    ("disturbed", "measured.is_disturbed", "whether others may have slowed it down"),
     ("left", "trial.left", "what could not be cleaned up"),
 )
 

@@ -25,9 +25,11 @@ from stepscope.report.format import (
     significant,
 )
 from stepscope.report.tables import Column, Table
-from stepscope.report.trial import TrialView, mean_of, more_repeats
+from stepscope.report.trial import TrialView, advice_of, mean_of
+from stepscope.report.triallimits import host_memory_text, limit_texts
+from stepscope.runs.paths import RunPaths
 
-_MARGIN = 15
+_MARGIN = 16
 _OVERHEAD: tuple[tuple[str, Callable[[Overhead], float | None]], ...] = (
     ("start", lambda o: o.start),
     ("import", lambda o: o.imports),
@@ -40,6 +42,8 @@ _OVERHEAD: tuple[tuple[str, Callable[[Overhead], float | None]], ...] = (
     ("other", lambda o: o.other),
     ("clean-up", lambda o: o.cleanup),
 )
+_LEAST_SHOWN_S = 0.05
+"""Parts of the overhead below it are left out."""
 
 
 def print_trial(console: Console, views: Sequence[TrialView]) -> None:
@@ -55,9 +59,8 @@ def _print_one(console: Console, view: TrialView) -> None:
     console.print()
     console.print(_facts(trial_rows(view)))
     _print_path(console, "Run folder", view.folder)
-    if view.advice:
-        console.print()
-        console.print(_text(view.advice, "bold" if not view.is_ok else ""))
+    _print_path(console, "Report", RunPaths(view.folder).report_html)
+    _print_advice(console, view.advice, view.is_ok)
 
 
 def trial_rows(view: TrialView) -> list[tuple[str, str]]:
@@ -72,17 +75,19 @@ def _print_repeats(console: Console, views: Sequence[TrialView]) -> None:
     console.print()
     console.print(_grid(repeats_table(views).known().compact(console.width), views))
     console.print()
-    rows = [("Mean samples/s", _mean_text(mean) if mean else ""), *_setting_rows(first)]
+    rows = [
+        ("Mean samples/s", _mean_text(mean) if mean else ""),
+        ("Note", _disturbed_repeats_text(views)),
+        *_setting_rows(first),
+    ]
     console.print(_facts([(name, text) for name, text in rows if text]))
     for view in views:
         _print_path(console, f"Run folder {_number(view)}", view.folder)
-    console.print()
     failed = next((view for view in views if not view.is_ok), None)
     if failed:
-        console.print(_facts(list(_cause_rows(failed))))
-        console.print(_text(failed.advice, "bold"))
-    elif mean:
-        console.print(_text(more_repeats(first, len(views), mean.spread)))
+        console.print()
+        console.print(_facts(list(_failed_rows(failed))))
+    _print_advice(console, advice_of(views), failed is None)
 
 
 def repeats_table(views: Sequence[TrialView]) -> Table:
@@ -130,17 +135,26 @@ def _cause_rows(view: TrialView) -> Iterator[tuple[str, str]]:
         yield ("Cause" if place == 0 else "", text)
 
 
+def _failed_rows(view: TrialView) -> Iterator[tuple[str, str]]:
+    """The cause of one among repeats: which it is, and its reason, which no head tells."""
+    reason = view.ending.reason
+    is_said = any(reason in text for text in view.cause)
+    for place, text in enumerate(view.cause if is_said else (reason, *view.cause)):
+        yield (f"Cause, trial {_number(view)}" if place == 0 else "", text)
+
+
 def _measured_rows(view: TrialView) -> Iterator[tuple[str, str]]:
     measured = view.measured
     yield "Samples/s", _rate_text(view)
     yield "", _interval_holds(view)
+    yield "Note", _disturbed_text(view)
     yield "Step", _step_text(view)
     yield "", _split_text(view)
     yield "Waiting for data", _wait_text(measured.data_wait_share)
     yield "Warm-up", _warmup_text(view)
     yield "Epoch", _epoch_text(view)
     yield "Ranks", _ranks_text(measured.imbalance)
-    yield "Host memory", _peak_text(measured.host_memory_peak)
+    yield "Host memory", host_memory_text(measured.host_memory_peak, view.limits)
     yield "GPU memory", _device_text(view)
     yield "Energy", _energy_text(view)
     yield "Overhead", _overhead_text(measured.overhead)
@@ -148,8 +162,10 @@ def _measured_rows(view: TrialView) -> Iterator[tuple[str, str]]:
 
 def _setting_rows(view: TrialView) -> Iterator[tuple[str, str]]:
     yield "Global batch", _batch_text(view)
-    yield "Data", str((view.told.get("data") or {}).get("note") or "")
-    for place, text in enumerate(_limit_texts(view.limits)):
+    yield "Optimizer", _optimizer_text(view.workload)
+    for place, text in enumerate(_data_notes(view)):
+        yield ("Data" if place == 0 else "", text)
+    for place, text in enumerate(limit_texts(view.limits)):
         yield ("Limits" if place == 0 else "", text)
     left = view.trial.get("left") or []
     yield "Left behind", ", ".join(map(str, left))
@@ -178,9 +194,16 @@ def _interval_holds(view: TrialView) -> str:
 
 
 def _spread_text(spread: Spread) -> str:
-    learnt = f"learnt from {count_text(spread.trials)} trials"
-    how = learnt if spread.source == "learnt" else "assumed: too few repeats were seen here"
-    return f"processes differ by {share_text(spread.cv)} ({how})"
+    return f"processes differ by {share_text(spread.cv)} ({_spread_source(spread)})"
+
+
+def _spread_source(spread: Spread) -> str:
+    if spread.source == "learnt":
+        return f"learnt from {count_text(spread.trials)} trials"
+    if not spread.trials:
+        return "assumed: no repeats were seen here"
+    assumed = "assumption" if spread.assumed is None else f"assumed {share_text(spread.assumed)}"
+    return f"from {count_text(spread.trials)} repeats and an {assumed}"
 
 
 def _mean_text(mean: Combined) -> str:
@@ -234,8 +257,37 @@ def _ranks_text(imbalance: float | None) -> str:
     )
 
 
-def _peak_text(peak: float | None) -> str:
-    return "" if peak is None else f"{bytes_text(peak)} at its peak"
+def _disturbed_text(view: TrialView) -> str:
+    if not view.measured.is_disturbed:
+        return ""
+    return f"{_others_text(view)} meanwhile: this is the rate of a busy machine"
+
+
+def _disturbed_repeats_text(views: Sequence[TrialView]) -> str:
+    disturbed = [view for view in views if view.measured.is_disturbed]
+    if not disturbed:
+        return ""
+    which = ", ".join(_number(view) for view in disturbed)
+    most = max(disturbed, key=lambda view: view.measured.others_cores or 0.0)
+    trials = f"trial{'s' * (len(disturbed) > 1)} {which}"
+    return f"{_others_text(most)} in {trials}: these are the rates of a busy machine"
+
+
+def _others_text(view: TrialView) -> str:
+    others, cpus = view.measured.others_cores, view.measured.host_cpus
+    return f"other processes used {others:.1f} of {cpus:g} CPUs"
+
+
+def _optimizer_text(workload: Mapping[str, Any]) -> str:
+    name, lr = str(workload.get("optimizer") or ""), number(workload, "lr")
+    return name if not name or lr is None or name == "the user's" else f"{name}, lr {lr:g}"
+
+
+def _data_notes(view: TrialView) -> list[str]:
+    data = view.told.get("data") or {}
+    notes = data.get("notes")
+    every = [data.get("note"), *(notes if isinstance(notes, list) else [])]
+    return list(dict.fromkeys(str(note) for note in every if note))
 
 
 def _device_peak(view: TrialView) -> float | None:
@@ -265,7 +317,11 @@ def _energy_text(view: TrialView) -> str:
 
 
 def _overhead_text(overhead: Overhead) -> str:
-    parts = [(name, part) for name, get in _OVERHEAD if (part := get(overhead)) and part >= 0.005]
+    parts = [
+        (name, part)
+        for name, get in _OVERHEAD
+        if (part := get(overhead)) and part >= _LEAST_SHOWN_S
+    ]
     split = ", ".join(f"{name} {seconds_text(part)}" for name, part in parts)
     if overhead.total is None:
         return split
@@ -281,27 +337,6 @@ def _batch_text(view: TrialView) -> str:
         f"{count_text(view.global_batch)}  "
         f"({each} per rank × {accumulated} accumulated × {ranks} rank{'s' * (ranks != '1')})"
     )
-
-
-def _limit_texts(limits: Mapping[str, Any]) -> list[str]:
-    texts = []
-    for name, show in _LIMITS.items():
-        limit = limits.get(name)
-        if isinstance(limit, Mapping) and limit.get("asked") is not None:
-            how = "; ".join(str(limit[key]) for key in ("by", "why", "note") if limit.get(key))
-            escaped = len(limit.get("escaped") or ())
-            many = "process" if escaped == 1 else "processes"
-            but = f", and {escaped} {many} escaped it" if escaped else ""
-            texts.append(show(limit["asked"]) + (f" ({how})" if how else "") + but)
-    return texts
-
-
-_LIMITS: dict[str, Callable[[Any], str]] = {
-    "cpus": lambda asked: f"{asked:g} CPU{'s' * (asked != 1)}",
-    "memory": lambda asked: f"{bytes_text(asked)} of host memory",
-    "gpu_memory": lambda asked: f"{bytes_text(asked)} of GPU memory, each rank",
-    "gpus": lambda asked: f"GPU {', '.join(map(str, asked))}" if asked else "no GPU",
-}
 
 
 def _number(view: TrialView) -> str:
@@ -330,7 +365,7 @@ def _facts(rows: Sequence[tuple[str, str]]) -> Grid:
     """A word, then a text that wraps beside it."""
     grid = Grid.grid(padding=(0, 1, 0, 0))
     grid.add_column(style="dim", width=_MARGIN + 1)
-    grid.add_column()
+    grid.add_column(overflow="fold")
     for name, text in rows:
         grid.add_row(name, Text("\n").join(_text(line) for line in text.splitlines()))
     return grid
@@ -351,6 +386,17 @@ def _print_path(console: Console, name: str, path: Path) -> None:
     """Not wrapped: a path must be one word to be clicked or copied."""
     words = Text.assemble((name.ljust(_MARGIN + 2), "dim"), printable(str(path)))
     console.print(words, soft_wrap=True)
+
+
+def _print_advice(console: Console, advice: str, is_ok: bool) -> None:
+    """What is to be copied, a command or a path, stands below what is to be read, not wrapped."""
+    if not advice:
+        return
+    words, *copied = advice.splitlines()
+    console.print()
+    console.print(_text(words, "" if is_ok else "bold"))
+    for line in copied:
+        console.print(_text(line), soft_wrap=True)
 
 
 def _text(text: str, style: str = "") -> Text:

@@ -57,7 +57,8 @@ def known_spread(record: TrialRecord) -> Spread | None:
         return None
     learnt = record.trial["spread"].get("source") == "learnt"
     trials = int(number(record.trial, "spread", "trials") or 0)
-    return Spread(cv, dof, "learnt" if learnt else "assumed", trials)
+    assumed = number(record.trial, "spread", "assumed")
+    return Spread(cv, dof, "learnt" if learnt else "assumed", trials, assumed)
 
 
 def read_steps(path: Path) -> Steps:

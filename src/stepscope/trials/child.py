@@ -8,6 +8,7 @@ used, 1 anything else; the rank's file says what it was.
 from __future__ import annotations
 
 import ctypes
+import faulthandler
 import json
 import os
 import signal
@@ -21,6 +22,7 @@ from typing import Any
 from stepscope.errors import BadWorkload
 from stepscope.runs.paths import RunPaths
 from stepscope.trials import stacks
+from stepscope.workloads.own import find_own, hint_for, where_in
 from stepscope.workloads.reporting import FailureKind, Place, RankReport
 from stepscope.workloads.spec import Workload
 
@@ -38,6 +40,7 @@ def main(spec_file: str) -> int:
     spec = json.loads(Path(spec_file).read_text(encoding="utf-8"))
     paths = RunPaths(Path(spec_file).parent.parent)
     stacks.arm(paths.trial_stacks)
+    faulthandler.enable()  # a crash in native code leaves its stack at the end of stderr.log
     workload = Workload(**spec["workload"])
     if workload.ranks > 1 and "RANK" not in os.environ:
         _become_launcher(workload, spec_file, spec["threads"])
@@ -52,7 +55,7 @@ def main(spec_file: str) -> int:
         report.fail("workload", _without_traceback(error))
         return error.exit_code
     except Exception as error:
-        report.fail(_kind(error), error)
+        report.fail(_kind(error), error, hint_for(error), _where(workload, error))
         traceback.print_exc()
         return 1
     return 0
@@ -109,6 +112,11 @@ def _without_traceback(error: BadWorkload) -> BadWorkload:
     """One that came from a loader's worker has all of its traceback in its message."""
     *others, last = error.message.strip().splitlines() or [""]
     return BadWorkload(last.partition(": ")[2]) if others else error
+
+
+def _where(workload: Workload, error: BaseException) -> str | None:
+    """The line of the user's file at which it happened."""
+    return where_in(error, find_own(workload.model).file) if workload.is_own else None
 
 
 def _kind(error: BaseException) -> FailureKind:

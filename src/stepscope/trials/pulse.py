@@ -12,7 +12,7 @@ from typing import Any
 
 from stepscope.runs.paths import RunPaths
 from stepscope.steplog import RECORD
-from stepscope.workloads.spec import DEFAULT_SECONDS, Workload
+from stepscope.workloads.spec import DEFAULT_SECONDS, LEAST_STEPS, Workload
 
 _LOOK_S = 0.2
 _RATE_OVER = 50
@@ -25,6 +25,7 @@ _WORDS = {
     "import": "importing the framework",
     "data": "preparing data",
     "build": "building the model",
+    "first step": "taking the first step",
     "profile": "profiling",
 }
 
@@ -35,6 +36,8 @@ class Progress:
 
     phase: str
     steps: int
+    planned: int | None
+    """How many it will be, once that is known."""
     share: float | None
     """Of the way to its end."""
     samples_per_second: float | None
@@ -51,15 +54,16 @@ class Pulse:
         self._began = self._news_at = time.monotonic()
         self._look_at = 0.0
         self._sign: tuple[Any, ...] = ()
-        self._last = Progress("start", 0, None, None, 0.0, 0.0)
+        self._last = Progress("starting", 0, None, None, None, 0.0, 0.0)
         self._planned: int | None = None
         self._first_step_at: float | None = None
 
-    def feel(self) -> Progress:
-        now = time.monotonic()
-        if now >= self._look_at:
-            self._look_at = now + _LOOK_S
-            self._last = self._look(now)
+    def feel(self, now: bool = False) -> Progress:
+        """How it is, or was a moment ago."""
+        time_now = time.monotonic()
+        if now or time_now >= self._look_at:
+            self._look_at = time_now + _LOOK_S
+            self._last = self._look(time_now)
         return self._last
 
     def ranks(self) -> list[dict[str, Any]]:
@@ -88,6 +92,7 @@ class Pulse:
         return Progress(
             self._phase(steps),
             steps,
+            self._planned,
             self._share(steps, now),
             self._rate(steps),
             now - self._began,
@@ -105,7 +110,7 @@ class Pulse:
         if self._planned:
             return min(1.0, steps / self._planned)
         seconds = self._workload.seconds or DEFAULT_SECONDS
-        return min(1.0, (now - self._first_step_at) / seconds)
+        return min(1.0, (now - self._first_step_at) / seconds, steps / LEAST_STEPS)
 
     def _rate(self, steps: int) -> float | None:
         count = min(_RATE_OVER, steps - 1)

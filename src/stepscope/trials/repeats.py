@@ -6,15 +6,16 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 
-from stepscope.analysis.trial import measure
+from stepscope.analysis.trial import host_cpus, measure
 from stepscope.errors import CannotTry, StepscopeError
 from stepscope.records import Outcome
 from stepscope.runs.reader import open_run
 from stepscope.runs.trial import read_trial
 from stepscope.trials import kin
 from stepscope.trials.guard import Guard
+from stepscope.trials.prepare import TrialPlan
 from stepscope.trials.pulse import Progress
-from stepscope.trials.runner import TrialPlan, Tried, run_trial
+from stepscope.trials.runner import Tried, run_trial
 from stepscope.trials.spread import Machine, SpreadStore, device_kind
 
 
@@ -58,9 +59,10 @@ def learn(trials: Sequence[Tried], tell: Callable[[str], None]) -> None:
     for tried in ended_well:
         run = open_run(tried.paths.folder)
         record = read_trial(run)
-        measured = measure(record, None, None)
-        if measured.rate is not None and measured.steady.steady:
+        environment = run.facts.get("environment") or {}
+        measured = measure(record, run.recorded(), None, host_cpus(environment))
+        if measured.rate and measured.steady.steady and not measured.is_disturbed:
             rates.append(measured.rate.per_second)
-        machine = Machine.of(run.facts.get("environment") or {}, device_kind(record.told))
+        machine = Machine.of(environment, device_kind(record.told))
     assert machine is not None
     SpreadStore(tell=tell).learn(machine, rates)

@@ -7,17 +7,14 @@ left; what is left keeps the next one from starting.
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import resource
 import select
 import shutil
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,24 +26,22 @@ from stepscope.capture.session import (
     Session,
     allow_many_descriptors,
     next_tick,
-    prepare_folder,
 )
 from stepscope.capture.spawn import adoption
 from stepscope.errors import BadWorkload, CannotTry, CannotWatch
 from stepscope.records import Ending, Outcome
 from stepscope.runs.masking import mask_text
-from stepscope.runs.paths import RunPaths, replace_atomically
-from stepscope.trials import child, kin, stacks
+from stepscope.runs.paths import RunPaths
+from stepscope.trials import kin, stacks
 from stepscope.trials.fence import Breach, Fence
 from stepscope.trials.guard import Guard
 from stepscope.trials.interrupts import uninterrupted
 from stepscope.trials.leftovers import Snapshot, check_clean, leftovers
-from stepscope.trials.limits import Limits
+from stepscope.trials.prepare import TrialPlan, make_data, prepare, watch_plan
+from stepscope.trials.processes import end_of, own_children, own_descriptors, tail_of, wait_until
 from stepscope.trials.pulse import Progress, Pulse
 from stepscope.trials.spread import Machine, SpreadStore, device_kind
 from stepscope.trials.verdict import Seen, Stopped, judge_trial
-from stepscope.workloads.datasets.locate import locate
-from stepscope.workloads.spec import Workload
 
 _END_PATIENCE_S = 3.0
 _STACKS_PATIENCE_S = 2.0
@@ -54,23 +49,6 @@ _ORPHAN_PATIENCE_S = 0.5
 """How long processes that outlive their trial's main one may take to leave by themselves."""
 _BURIAL_S = 10.0
 """Who was killed and has not ended by then is stuck in the kernel."""
-_MEMORY_BURST_S = 0.5
-"""The peak of host memory is a result here: what it takes to add it up rightly may cost more."""
-_TAIL_BYTES = 65536
-
-
-@dataclass(frozen=True)
-class TrialPlan:
-    """What to try, within which limits, and where its run folder goes."""
-
-    workload: Workload
-    limits: Limits
-    out: Path
-    name: str | None = None
-    interval_s: float = 0.1
-    profiled_steps: int = 0
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What else belongs under `trial` in run.json: which repeat, the machine's spread."""
 
 
 @dataclass(frozen=True)
@@ -96,8 +74,8 @@ def run_trial(
 
     `token` begins with that of the guard, and is nobody else's.
     """
-    if not plan.workload.is_own:
-        locate(plan.workload)  # made now, where it is made at all: it is no part of the trial
+    show(Progress("making data", 0, None, None, None, 0.0, 0.0))
+    make_data(plan.workload, tell)
     started_ns = time.monotonic_ns()
     for text in check_clean():
         tell(text)
@@ -105,67 +83,15 @@ def run_trial(
     try:
         for path in fence.group_paths():
             guard.tell_group(path)
-        watch = _watch_plan(plan, started_ns)
-        paths = _prepare(plan, watch, fence)
+        watch = watch_plan(plan, started_ns)
+        paths = prepare(plan, watch, fence)
         trial = _Trial(plan, watch, paths, fence, token, tell, show)
-        with adoption, _descriptors():
+        with adoption, own_descriptors():
             tried = trial.run()
     finally:
         fence.close()
     _raise_if_no_workload(tried)
     return tried
-
-
-def _prepare(plan: TrialPlan, watch: Plan, fence: Fence) -> RunPaths:
-    """The run folder with what the trial's processes are told, or nothing at all."""
-    try:
-        paths = prepare_folder(watch)
-    except CannotWatch as error:
-        raise CannotTry(error.message, error.hint) from None
-    try:
-        _write_spec(plan, fence, paths)
-    except OSError as error:
-        shutil.rmtree(paths.folder, ignore_errors=True)
-        raise CannotTry(
-            f"The run folder cannot be written in {plan.out}: {error.strerror}",
-            "Choose another place with --out DIR",
-        ) from None
-    return paths
-
-
-def _watch_plan(plan: TrialPlan, started_ns: int) -> Plan:
-    facts = {
-        "workload": plan.workload.as_dict(),
-        "limits": {},
-        "trial": {**plan.facts, "started_ns": started_ns},
-    }
-    name = plan.name or plan.workload.short_name
-    command = [sys.executable, "-m", child.MODULE]
-    return Plan(
-        name, command, plan.interval_s, plan.out, facts=facts, memory_burst_s=_MEMORY_BURST_S
-    )
-
-
-def _write_spec(plan: TrialPlan, fence: Fence, paths: RunPaths) -> None:
-    paths.trial.mkdir()
-    spec = {
-        "workload": plan.workload.as_dict(),
-        "threads": fence.threads,
-        "gpu_memory": plan.limits.gpu_memory,
-        "profiled_steps": plan.profiled_steps,
-    }
-    replace_atomically(paths.trial_spec, json.dumps(spec, indent=1) + "\n")
-
-
-@contextlib.contextmanager
-def _descriptors() -> Iterator[None]:
-    """We may need many; the next trial gets the limit that this one got."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
 def _raise_if_no_workload(tried: Tried) -> None:
@@ -197,6 +123,7 @@ class _Trial:
         self._show = show
         self._pulse = Pulse(paths, plan.workload)
         self._roll = kin.Roll()
+        self._pid: int | None = None
         self._stopped: Stopped | None = None
         self._stepped = False
         watch.command.append(str(paths.trial_spec))
@@ -218,14 +145,13 @@ class _Trial:
         session = self._session
         session.restart_clock()
         session.facts["trial"]["spawned_ns"] = born_ns = time.monotonic_ns()
-        others = _children()
-        self._pid = self._spawn()
-        self._reaper = Reaper(session, self._pid)
         try:
-            self._fence.place(self._pid)
-            with _end_of(self._pid) as end:
-                allow_many_descriptors()
-                session.begin(self._pid, os.getpid(), born_ns, tuple(others), self._is_orphan)
+            with uninterrupted() as heard:
+                self._begin(born_ns)
+            if heard:
+                raise KeyboardInterrupt
+            assert self._pid is not None
+            with end_of(self._pid) as end:
                 self._watch(end)
         except KeyboardInterrupt:
             self._stopped = Stopped(Outcome.INTERRUPTED, "it was interrupted")
@@ -240,14 +166,25 @@ class _Trial:
             tried = self._finish()
         return replace(tried, asked_to_end=bool(heard) or tried.asked_to_end)
 
+    def _begin(self, born_ns: int) -> None:
+        others = own_children()
+        self._pid = self._spawn()
+        self._reaper = Reaper(self._session, self._pid)
+        self._fence.place(self._pid)
+        allow_many_descriptors()
+        self._session.begin(
+            self._pid, os.getpid(), born_ns, exclude=tuple(others), is_orphan=self._is_orphan
+        )
+
     def _give_up(self) -> None:
         """We failed, not the trial: it is ended, and what was seen of it is kept."""
         self._end_processes()
         if hasattr(self._session, "tree"):
             self._finish()
-        else:
+            return
+        if self._pid is not None:
             os.waitpid(self._pid, 0)
-            shutil.rmtree(self._paths.folder, ignore_errors=True)
+        shutil.rmtree(self._paths.folder, ignore_errors=True)
 
     def _is_orphan(self, pid: int) -> bool:
         """Whether a new child of ours is of this trial: we may have others of our own."""
@@ -295,23 +232,31 @@ class _Trial:
             self._session.read_memory()
         self._stopped = self._reason_to_stop(breach, progress)
         if self._stopped and self._stopped.outcome is Outcome.TIMEOUT:
-            stacks.dump(pids, self._paths.trial_stacks, _STACKS_PATIENCE_S)
+            self._stopped = self._with_stacks(self._stopped, pids)
+
+    def _with_stacks(self, stopped: Stopped, pids: list[int]) -> Stopped:
+        """Every Python process tells where it stands; one may know what the others wait for."""
+        file = self._paths.trial_stacks
+        if not stacks.dump(pids, file, _STACKS_PATIENCE_S):
+            return stopped
+        found: dict[str, Any] = {"stacks": "trial/stacks.txt"}
+        if self._plan.workload.is_own:
+            own = Path(self._plan.workload.model.rpartition(":")[0]).name
+            place = stacks.stood_at(file, own)
+            found |= {"stood_at": place} if place else {}
+        return replace(stopped, evidence={**stopped.evidence, **found})
 
     def _reason_to_stop(self, breach: Breach | None, progress: Progress) -> Stopped | None:
         limits = self._plan.limits
         if breach is not None:
             return Stopped(Outcome.HOST_OOM, breach.reason, breach.evidence)
         if limits.timeout_s is not None and progress.elapsed_s > limits.timeout_s:
-            reason = f"it was not done after {limits.timeout_s:g} s, at step {progress.steps}"
-            return Stopped(Outcome.TIMEOUT, reason, self._where_it_was(progress))
+            reason = f"it was not done after {limits.timeout_s:g} s"
+            return Stopped(Outcome.TIMEOUT, reason, {"limit": "timeout", "phase": progress.phase})
         if progress.silent_s > limits.hang_s:
-            what = f"no step for {limits.hang_s:g} s" if progress.steps else "no first step"
-            reason = f"{what}, at step {progress.steps} ({progress.phase})"
-            return Stopped(Outcome.TIMEOUT, reason, self._where_it_was(progress))
+            reason = f"nothing was heard of it for {limits.hang_s:g} s"
+            return Stopped(Outcome.TIMEOUT, reason, {"limit": "hang", "phase": progress.phase})
         return None
-
-    def _where_it_was(self, progress: Progress) -> dict[str, Any]:
-        return {"steps": progress.steps, "phase": progress.phase, "stacks": "trial/stacks.txt"}
 
     def _end_processes(self) -> None:
         """End every process of the trial, wherever it went."""
@@ -319,22 +264,22 @@ class _Trial:
 
     def _wait_for_leaving(self) -> None:
         """Workers notice by themselves that their main process is gone, a moment later."""
-        _wait_until(lambda: not kin.kin_of(self._token, self._roll), _ORPHAN_PATIENCE_S)
+        wait_until(lambda: not kin.kin_of(self._token, self._roll), _ORPHAN_PATIENCE_S)
 
     def _finish(self) -> Tried:
         session, reaper = self._session, self._reaper
         if kin.kin_of(self._token, self._roll):
             self._wait_for_leaving()
             self._end_processes()
-        _wait_until(reaper.root_has_ended, _BURIAL_S)
+        wait_until(reaper.root_has_ended, _BURIAL_S)
         reaper.safely(reaper.reap_orphans)
         session.mark_end_time(time.monotonic_ns())
         reaper.safely(session.last_sample)
         ending = self._judge()
-        if not _tail(self._paths.trial_stacks):
+        if not tail_of(self._paths.trial_stacks):
             self._paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self._token, self._roll)
-        session.facts["limits"] = self._fence.facts()
+        session.facts["limits"] = self._limits()
         machine = Machine.of(session.facts["environment"], device_kind(self._told()))
         session.facts["trial"].update(
             spread=asdict(SpreadStore(tell=self._tell).get(machine)),
@@ -348,6 +293,13 @@ class _Trial:
         interrupted = ending.outcome is Outcome.INTERRUPTED
         return Tried(self._paths, ending, left.describe(), interrupted)
 
+    def _limits(self) -> dict[str, Any]:
+        """What was asked for, how it was enforced, and how near to it the trial came."""
+        facts, limits = self._fence.facts(), self._plan.limits
+        if "memory" in facts and facts["memory"].get("by") != "soft":
+            facts["memory"] = {**facts["memory"], "peak": self._fence.peak_memory()}
+        return {**facts, "time": {"timeout_s": limits.timeout_s, "hang_s": limits.hang_s}}
+
     def _told(self) -> dict[str, Any]:
         """What the first rank says of itself."""
         return next(iter(self._pulse.ranks()), {})
@@ -359,7 +311,8 @@ class _Trial:
         bad = next((error for error in errors if error["kind"] == "workload"), None)
         if bad and not self._stopped and not self._stepped:
             return Ending(Outcome.CRASHED, bad["message"], evidence={"bad_workload": bad})
-        return judge_trial(
+        progress = self._pulse.feel(now=True)
+        ending = judge_trial(
             Seen(
                 self._reaper.status or 0,
                 ranks,
@@ -370,44 +323,10 @@ class _Trial:
                 session.evidence,
                 Evidence.now(session.cgroup),
                 session.shm_share(),
-                mask_text(_tail(self._paths.stderr_log)),
+                mask_text(tail_of(self._paths.stderr_log)),
             )
         )
-
-
-def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not happened() and time.monotonic() < until:
-        time.sleep(0.02)
-
-
-@contextlib.contextmanager
-def _end_of(pid: int) -> Iterator[select.poll]:
-    """What wakes us when a process ends; where the kernel cannot tell, only the time-out does."""
-    poll, pidfd = select.poll(), None
-    with contextlib.suppress(OSError, AttributeError):
-        pidfd = os.pidfd_open(pid)
-        poll.register(pidfd, select.POLLIN)
-    try:
-        yield poll
-    finally:
-        if pidfd is not None:
-            os.close(pidfd)
-
-
-def _children() -> list[int]:
-    """Whom we have already, the guard and what else: none of them is of the trial."""
-    found: list[int] = []
-    for listed in Path("/proc/self/task").glob("*/children"):
-        with contextlib.suppress(OSError):
-            found += map(int, listed.read_text().split())
-    return found
-
-
-def _tail(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
-            return file.read().decode("utf-8", "replace")
-    except OSError:
-        return ""
+        if ending.outcome is Outcome.OK:
+            return ending
+        where = {"phase": progress.phase, "steps": progress.steps}
+        return replace(ending, evidence={**where, **ending.evidence})

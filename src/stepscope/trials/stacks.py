@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import signal
 import time
 from collections.abc import Iterable
@@ -25,6 +26,10 @@ _QUIET_S = 0.05
 """A stack is complete when nothing was added to it for so long."""
 _LONGEST_S = 1.0
 """For a single process: one that does not answer by then will not."""
+
+
+_HEADER = re.compile(r"--- pid \d+ (.+) ---$")
+_FRAME = re.compile(r'  File "(.+)", line (\d+) in (.+)')
 
 
 def arm(path: Path) -> None:
@@ -51,6 +56,18 @@ def dump(pids: Iterable[int], path: Path, patience_s: float = 10.0) -> int:
     finally:
         os.close(descriptor)
     return answers
+
+
+def stood_at(path: Path, file: str) -> str | None:
+    """Where in a user's file the last process stood that stood in it: "train.py:6 in __getitem__
+    (pt_data_worker)". Workers come after who waits for them."""
+    name, found, seen = "", None, False
+    for line in path.read_text(errors="replace").splitlines():
+        if header := _HEADER.match(line):
+            name, seen = header[1], False
+        elif not seen and (frame := _FRAME.match(line)) and Path(frame[1]).name == file:
+            seen, found = True, f"{file}:{frame[2]} in {frame[3]} ({name})"
+    return found
 
 
 def is_armed(pid: int) -> bool:

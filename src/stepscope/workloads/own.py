@@ -11,22 +11,53 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Iterator
+import traceback
 from dataclasses import dataclass
 from importlib.machinery import ModuleSpec
 from pathlib import Path
-from typing import TypeGuard
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.skeleton import skeleton_of
+from stepscope.workloads.source import functions_in, names_in, would_train
 from stepscope.workloads.spec import nearest
 
 USUAL_NAME = "workload"
 
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_FITTED = re.compile(r"model|net|learn")
+_HINTS = (
+    (
+        r"stack expects each tensor to be equal size",
+        'Samples differ in size: return a "collate" function that pads them, or crop them',
+    ),
+    (
+        r"default_collate: batch must contain tensors",
+        "A sample holds what is no tensor, number or text: convert it in the data set, or return a "
+        '"collate" function that does',
+    ),
+    (
+        r"(not enough|too many) values to unpack",
+        'A batch has the parts that a sample has, stacked, unless you return a "collate" function',
+    ),
+    (
+        r"expected scalar type|must have the same dtype",
+        "Batches keep the number types of the samples: convert these in the data set, say with "
+        "x.float() or y.long()",
+    ),
+    (
+        r"Expected all tensors to be on the same device",
+        "The model and the batches are moved to the device: make other tensors there too "
+        "(device=x.device), or buffers of the model",
+    ),
+    (
+        r"Target -?\d+ is out of bounds",
+        "A label is no class of the model: labels go from 0 to the number of its outputs minus 1",
+    ),
+    (
+        r"index out of range in self",
+        "An Embedding got a number that it has no row for: give it more, or check the tokens",
+    ),
+)
+"""Mistakes that many make with a workload of their own, by the words of the error."""
+_IN_A_TRACEBACK = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -55,7 +86,7 @@ def find_own(model: str) -> OwnPlace:
     is_file = named.endswith(".py") or "/" in named
     file = _existing(Path(named)) if is_file else _module_file(named)
     tree = _parsed(file)
-    names = _names(tree)
+    names = names_in(tree.body)
     line = would_train(tree)
     if line is not None:
         raise _trains_at_import(tree, named, function, line)
@@ -66,21 +97,32 @@ def find_own(model: str) -> OwnPlace:
     return OwnPlace(file, function, None if is_file else named)
 
 
-def would_train(tree: ast.Module) -> int | None:
-    """The line that starts a training when the file is imported, if there is one.
-
-    Calls are followed into functions of the same file, not into other files: a training that is
-    not seen here is stopped when it comes to its first step.
-    """
-    look = _Look(tree)
-    found = next(filter(None, map(look.training, tree.body)), None)
-    return found.lineno if found else None
-
-
 def skeleton(file: Path, function: str = USUAL_NAME) -> str:
     """A function to paste into a file, filled with the models and data sets that are in there."""
-    tree = _parsed(file)
-    return skeleton_of(tree, function, would_train(tree))
+    return skeleton_of(_parsed(file), function)
+
+
+def where_in(error: BaseException, file: Path) -> str | None:
+    """How far into a user's file an error goes back: `train.py:28 in step`.
+
+    One from a loader's worker has the worker's traceback as text in its message.
+    """
+    told = [(name, int(line), within) for name, line, within in _IN_A_TRACEBACK.findall(str(error))]
+    walked = [
+        (frame.f_code.co_filename, line, frame.f_code.co_name)
+        for frame, line in traceback.walk_tb(error.__traceback__)
+    ]
+    for frames in (told, walked):
+        for name, line, within in reversed(frames):
+            if Path(name).resolve() == file.resolve():
+                return f"{_shown(file)}:{line}" + (f" in {within}" if within[0] != "<" else "")
+    return where_in(error.__cause__, file) if error.__cause__ else None
+
+
+def hint_for(error: BaseException) -> str:
+    """What to do about an error of a user's workload, where it is one that many know."""
+    text = str(error)
+    return next((hint for words, hint in _HINTS if re.search(words, text, re.MULTILINE)), "")
 
 
 def _existing(path: Path) -> Path:
@@ -142,99 +184,9 @@ def _shown(file: Path) -> str:
     return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
 
 
-def _names(tree: ast.Module) -> set[str]:
-    """What a module has once it is imported; `*` where it takes all names of another."""
-    return {name for node in _run_at_import(tree.body) for name in _bound_by(node)}
-
-
-def _functions(tree: ast.Module) -> dict[str, ast.FunctionDef | ast.AsyncFunctionDef]:
-    nodes = (node for node in _run_at_import(tree.body) if isinstance(node, _FUNCTIONS))
-    return {node.name: node for node in nodes}
-
-
-def _run_at_import(body: list[ast.stmt]) -> Iterator[ast.stmt]:
-    """The statements of a module, also those within `if`, `try`, `with` and loops."""
-    for node in body:
-        yield node
-        if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-            continue
-        for field in ("body", "orelse", "finalbody"):
-            if not (field == "body" and _is_main_guard(node)):
-                yield from _run_at_import(getattr(node, field, []))
-        for handler in getattr(node, "handlers", []):
-            yield from _run_at_import(handler.body)
-
-
-def _bound_by(node: ast.stmt) -> Iterator[str]:
-    if isinstance(node, (*_FUNCTIONS, ast.ClassDef)):
-        yield node.name
-    elif isinstance(node, (ast.Import, ast.ImportFrom)):
-        yield from (name.asname or name.name for name in node.names)
-    elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-        yield from (target.id for target in targets if isinstance(target, ast.Name))
-
-
-def _is_main_guard(node: ast.AST) -> TypeGuard[ast.If]:
-    """`if __name__ == "__main__":`, either way round, and with more conditions."""
-    if not isinstance(node, ast.If):
-        return False
-    parts = list(ast.walk(node.test))
-    return any(isinstance(part, ast.Eq) for part in parts) and any(
-        isinstance(part, ast.Name) and part.id == "__name__" for part in parts
-    )
-
-
-class _Look:
-    """Follows what runs when a module is imported, in search of something that trains."""
-
-    def __init__(self, tree: ast.Module) -> None:
-        self._functions = _functions(tree)
-        self._trainers = {
-            name
-            for node in ast.walk(tree)
-            if isinstance(node, ast.Assign)
-            and isinstance(node.value, ast.Call)
-            and ast.unparse(node.value.func).endswith("Trainer")
-            for name in _bound_by(node)
-        }
-        self._followed: set[tuple[str, bool]] = set()
-
-    def training(self, node: ast.AST, looping: bool = False) -> ast.Call | None:
-        """The call that trains, or that of a function which does."""
-        if isinstance(node, (*_FUNCTIONS, ast.Lambda)):
-            return None
-        looping = looping or isinstance(node, (*_LOOPS, *_COMPREHENSIONS))
-        if isinstance(node, ast.Call) and (
-            self._trains(node, looping) or self._leads_to_training(node, looping)
-        ):
-            return node
-        parts = node.orelse if _is_main_guard(node) else ast.iter_child_nodes(node)
-        return next(filter(None, (self.training(part, looping) for part in parts)), None)
-
-    def _leads_to_training(self, call: ast.Call, looping: bool) -> bool:
-        name = call.func.id if isinstance(call.func, ast.Name) else ""
-        if name not in self._functions or (name, looping) in self._followed:
-            return False
-        self._followed.add((name, looping))
-        return any(self.training(part, looping) for part in self._functions[name].body)
-
-    def _trains(self, call: ast.Call, looping: bool) -> bool:
-        if not isinstance(call.func, ast.Attribute):
-            return False
-        verb, owner = call.func.attr, ast.unparse(call.func.value)
-        if verb == "backward":
-            return looping
-        if verb == "step":
-            return looping and "opt" in owner.lower()
-        if verb in ("fit", "train") and ("trainer" in owner.lower() or owner in self._trainers):
-            return True
-        return verb in ("fit", "fit_one_cycle") and bool(_FITTED.search(owner.lower()))
-
-
 def _trains_at_import(tree: ast.Module, named: str, function: str, line: int) -> BadWorkload:
-    has_it = function in _functions(tree)
-    code = skeleton_of(tree, None if has_it else function or USUAL_NAME, line)
+    has_it = function in functions_in(tree)
+    code = skeleton_of(tree, None if has_it else function or USUAL_NAME, guard=True)
     return BadWorkload(
         f"{named} would start to train as soon as it is imported, at line {line}",
         f"Change it like this:\n\n{code}",
@@ -242,18 +194,19 @@ def _trains_at_import(tree: ast.Module, named: str, function: str, line: int) ->
 
 
 def _no_function_given(tree: ast.Module, named: str) -> BadWorkload:
-    if USUAL_NAME in _functions(tree):
+    if USUAL_NAME in functions_in(tree):
         return BadWorkload(f"{named} is a file, not a function", f"Give {named}:{USUAL_NAME}")
     return BadWorkload(
         f"{named} is a file, not a function",
         f"Put a function like this into it and give {named}:{USUAL_NAME}\n\n"
-        + skeleton_of(tree, USUAL_NAME),
+        + skeleton_of(tree, USUAL_NAME, guard=True),
     )
 
 
 def _no_such_function(tree: ast.Module, named: str, function: str) -> BadWorkload:
     missing = f"There is no function {function!r} in {named}"
-    alike = difflib.get_close_matches(function, _functions(tree), cutoff=0.5)
+    alike = difflib.get_close_matches(function, functions_in(tree))
     if alike:
         return BadWorkload(missing, f"Did you mean {' or '.join(alike)}?")
-    return BadWorkload(missing, f"Put one like this into it:\n\n{skeleton_of(tree, function)}")
+    code = skeleton_of(tree, function, guard=True)
+    return BadWorkload(missing, f"Put one like this into it:\n\n{code}")

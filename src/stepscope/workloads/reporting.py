@@ -75,7 +75,9 @@ class RankReport:
         self.facts.update(facts)
         self.write()
 
-    def fail(self, kind: FailureKind, error: BaseException, hint: str = "") -> None:
+    def fail(
+        self, kind: FailureKind, error: BaseException, hint: str = "", where: str | None = None
+    ) -> None:
         message = str(getattr(error, "message", error))[:_LONGEST_MESSAGE]
         self.tell(
             error={
@@ -84,6 +86,7 @@ class RankReport:
                 "message": message,
                 "summary": _in_one_line(type(error).__name__, message),
                 "hint": hint or str(getattr(error, "hint", "")),
+                "where": where,
                 "monotonic_ns": time.monotonic_ns(),
             }
         )

@@ -3,63 +3,76 @@
 from __future__ import annotations
 
 import ast
-import re
-from collections.abc import Iterator
-from dataclasses import dataclass
 
-_OPEN = "..."
-"""Stands where only the user knows what to put."""
+from stepscope.workloads.findings import OPEN, findings_in
+from stepscope.workloads.source import asks_at_import, training_block
+
 _BRING_A_LOSS = {"lightning", "pytorch_lightning", "transformers"}
 """A LightningModule has its training_step, a model of transformers looks at the labels itself."""
-_NO_MAKER = re.compile(r"_?(train|fit|eval|test|valid|save|check|main|run|plot)")
 
 
-@dataclass(frozen=True)
-class _Wanted:
-    """By what a thing is known: the name of it, or of what it derives from."""
-
-    kinds: tuple[str, ...]
-    name: re.Pattern[str]
-
-    def is_kind(self, node: ast.expr) -> bool:
-        """Whether a base class or an annotation is one of the kinds, say `Dataset[Any]`."""
-        written = ast.unparse(node).partition("[")[0].strip("'\"")
-        return written.endswith(self.kinds) and not written.endswith("DataModule")
-
-
-_MODEL = _Wanted(("Module", "PreTrainedModel"), re.compile(r"model|(^|_)[a-z]{0,3}n(n|et)\d*(_|$)"))
-_DATA = _Wanted(
-    ("Dataset", "ImageFolder", "DataLoader"),
-    re.compile(r"data(set)?s?(_|$)|(^|_)(images|samples|loader|trainset)(_|$)"),
-)
-
-
-def skeleton_of(tree: ast.Module, function: str | None, trains_at: int | None = None) -> str:
-    """Source of a function with that name, then of a place for what trains when imported."""
+def skeleton_of(tree: ast.Module, function: str | None, guard: bool = False) -> str:
+    """Source of a function with that name, and of a place for what should not run at import."""
     parts = [_function(tree, function)] if function else []
-    if trains_at is not None:
-        parts.append(
-            f'if __name__ == "__main__":\n    ...  # all that trains, as line {trains_at} does\n'
-        )
+    place = _guard(tree) if guard else ""
+    if place:
+        parts.append(place)
     return "\n\n".join(parts)
 
 
 def _function(tree: ast.Module, name: str) -> str:
-    model = _found(tree, _MODEL) or f"{_OPEN},  # a torch.nn.Module"
-    data = _found(tree, _DATA) or f"{_OPEN},  # a Dataset, not yet in batches"
-    imported, loss = "", ""
-    if not _imported(tree) & _BRING_A_LOSS:
+    found = findings_in(tree, name)
+    model = f"{found.model}," if found.model else f"{OPEN},  # a torch.nn.Module"
+    data = f"{found.data}," if found.data else f"{OPEN},  # a Dataset, not yet in batches"
+    imported, loss = "", f"{found.loss}," if found.loss else ""
+    if not (loss or found.step or _imported(tree) & _BRING_A_LOSS):
         imported = "    from torch.nn.functional import cross_entropy\n\n"
-        loss = '        "loss": cross_entropy,  # of the model\'s output and the target\n'
-    return (
-        f"def {name}():\n"
-        f"{imported}"
-        "    return {\n"
-        f'        "model": {model}\n'
-        f"{loss}"
-        f'        "data": {data}\n'
-        "    }\n"
-    )
+        loss = "cross_entropy,  # of the model's output and the target"
+    parts = {
+        "model": model,
+        "loss": loss,
+        "step": f"{found.step}," if found.step else "",
+        "data": data,
+        "collate": f"{found.collate}," if found.collate else "",
+        "optimizer": f"{found.optimizer}," if found.optimizer else "",
+    }
+    lines = "".join(f'        "{key}": {value}\n' for key, value in parts.items() if value)
+    return f"def {name}():\n{imported}    return {{\n{lines}    }}\n"
+
+
+def _guard(tree: ast.Module) -> str:
+    """The place for what trains or asks, with the lines that belong there; none if none do."""
+    moved = training_block(tree)
+    lines = [f"move {' and '.join(_ranges(tree.body, moved))} here"] if moved else []
+    inside = {line for node in moved for line in range(node.lineno, _end(node) + 1)}
+    lines += [
+        f"line {line} calls {call}: move it here, {_why(call)}"
+        for line, call in asks_at_import(tree).items()
+        if line not in inside
+    ]
+    if not lines:
+        return ""
+    return 'if __name__ == "__main__":\n' + "".join(f"    {OPEN}  # {line}\n" for line in lines)
+
+
+def _why(call: str) -> str:
+    if call.endswith("_args()"):
+        return "or give every option a default"
+    return "as nobody answers in a trial"
+
+
+def _ranges(body: list[ast.stmt], moved: list[ast.stmt]) -> list[str]:
+    """The lines of statements, those that follow each other in one."""
+    ranges: list[tuple[int, int]] = []
+    for before, node in zip([None, *body], body, strict=False):
+        if node in moved:
+            start = ranges.pop()[0] if before in moved else node.lineno
+            ranges.append((start, _end(node)))
+    return [f"line {a}" if a == b else f"lines {a} to {b}" for a, b in ranges]
+
+
+def _end(node: ast.stmt) -> int:
+    return node.end_lineno or node.lineno
 
 
 def _imported(tree: ast.Module) -> set[str]:
@@ -71,63 +84,3 @@ def _imported(tree: ast.Module) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.append(node.module or "")
     return {name.partition(".")[0] for name in names}
-
-
-def _found(tree: ast.Module, wanted: _Wanted) -> str:
-    """What gives the wanted: a variable, else a function, else the class that comes last."""
-    last_class = list(_classes(tree, wanted))[-1:]
-    found = [*_variables(tree, wanted), *_functions(tree, wanted), *last_class]
-    return f"{found[0]}," if found else ""
-
-
-def _variables(tree: ast.Module, wanted: _Wanted) -> Iterator[str]:
-    for node in tree.body:
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call):
-            for target in node.targets:
-                if isinstance(target, ast.Name) and wanted.name.search(target.id.lower()):
-                    yield target.id
-
-
-def _functions(tree: ast.Module, wanted: _Wanted) -> Iterator[str]:
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and _makes(node, wanted):
-            yield _call(node.name, node.args)
-
-
-def _makes(node: ast.FunctionDef, wanted: _Wanted) -> bool:
-    if node.returns is not None:
-        return wanted.is_kind(node.returns)
-    gives = any(isinstance(part, ast.Return) and part.value for part in ast.walk(node))
-    return gives and bool(wanted.name.search(node.name)) and not _NO_MAKER.match(node.name)
-
-
-def _classes(tree: ast.Module, wanted: _Wanted) -> Iterator[str]:
-    known: set[str] = set()
-    for node in tree.body:
-        if isinstance(node, ast.ClassDef) and any(
-            wanted.is_kind(base) or ast.unparse(base) in known for base in node.bases
-        ):
-            known.add(node.name)
-            yield _call(node.name, _made_with(node))
-
-
-def _made_with(node: ast.ClassDef) -> ast.arguments | None:
-    for part in node.body:
-        if isinstance(part, ast.FunctionDef) and part.name == "__init__":
-            return part.args
-    return None
-
-
-def _call(name: str, arguments: ast.arguments | None) -> str:
-    """A call with a place for everything that has no default."""
-    if arguments is None:
-        return f"{name}()"
-    positional = [*arguments.posonlyargs, *arguments.args]
-    needed = positional[: len(positional) - len(arguments.defaults)]
-    needed += [
-        argument
-        for argument, default in zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
-        if default is None
-    ]
-    filled = (f"{argument.arg}={_OPEN}" for argument in needed if argument.arg != "self")
-    return f"{name}({', '.join(filled)})"

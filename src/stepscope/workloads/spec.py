@@ -31,7 +31,7 @@ PARTS = (RESIDENT, LOADER_ONLY)
 """What of a training can be run alone, of any data: `resident:jpeg`, `loader-only:own`."""
 
 DEFAULT_SECONDS = 15.0
-LEAST_STEPS = 8
+LEAST_STEPS = 16
 """A trial of so many seconds takes at least this many steps: less cannot be judged."""
 
 
@@ -90,13 +90,15 @@ class Workload:
     classes: int | None = _knob(None, "Classes to tell apart.", least=2)
     samples: int | None = _knob(None, "How large the data set is.", least=1)
     fraction: float = _knob(1.0, "Part of the data set that is used.", above=0, most=1)
-    cache: str = _knob("as-is", "Files in the page cache: all, none, as it is.", choices=CACHES)
+    cache: str = _knob("as-is", "Files in the page cache: as they are, all, none.", choices=CACHES)
     ranks: int = _knob(1, "Processes that train together (DistributedDataParallel).", least=1)
     seed: int = _knob(0, "Of weights, data and their order.", least=0)
-    epochs: int | None = _knob(None, "How long: epochs,", least=1)
-    steps: int | None = _knob(None, "or steps,", least=1)
+    epochs: int | None = _knob(None, "Train so many epochs,", least=1)
+    steps: int | None = _knob(None, "or so many steps,", least=1)
     seconds: float | None = _knob(
-        None, f"or seconds of training (unsaid: {DEFAULT_SECONDS:g}).", above=0
+        None,
+        f"or so many seconds (unsaid: {DEFAULT_SECONDS:g}), but at least {LEAST_STEPS} steps.",
+        above=0,
     )
 
     @property

@@ -140,3 +140,13 @@ def test_evidence_adds_up_in_any_order(first: list[float], second: list[float]) 
     one = with_evidence(with_evidence(usual, *scatter(first), 1), *scatter(second), 2)
     other = with_evidence(with_evidence(usual, *scatter(second), 2), *scatter(first), 1)
     assert one.cv == pytest.approx(other.cv) and one.dof == other.dof and one.trials == 14
+
+
+def test_what_was_assumed_stays_known_until_it_is_asked_no_more() -> None:
+    assumed = Spread(0.08, 4, "assumed")
+    few = with_evidence(assumed, *scatter([1, 1.5]), 2)
+    more = with_evidence(few, *scatter([1, 1.2]), 2)
+    assert (few.assumed, few.trials, more.assumed, more.trials) == (0.08, 2, 0.08, 4)
+    assert combined([1, 1.5, 0.8], assumed).spread.assumed == 0.08
+    learnt = with_evidence(assumed, *scatter([1, 1.1, 1.2, 1, 1]), 5)
+    assert (learnt.source, learnt.assumed) == ("learnt", None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -19,6 +20,7 @@ from stepscope.analysis.trial import (
     RankRecord,
     Steps,
     TrialRecord,
+    host_cpus,
     measure,
     samples_per_step,
 )
@@ -140,15 +142,19 @@ def test_without_a_spread_there_is_no_interval() -> None:
     assert it.rate is not None and it.interval is None
 
 
-def test_an_epoch_is_projected_unless_it_was_run() -> None:
-    projected = found(record_of(steps_of([0.1] * 50)))
-    assert (projected.epoch_seconds, projected.epoch_measured) == (pytest.approx(100), False)
+def test_an_epoch_is_projected_unless_a_whole_one_followed_the_warm_up() -> None:
+    def epoch(lengths: Sequence[float], told: dict[str, Any]) -> tuple[float | None, bool]:
+        it = found(record_of(steps_of(lengths), told=told))
+        return it.epoch_seconds, it.epoch_measured
+
     told = {**TOLD, "steps_per_epoch": 20, "samples_per_epoch": 1280}
-    first = found(record_of(steps_of([0.1] * 30), told=told))
-    assert (first.epoch_seconds, first.epoch_measured) == (pytest.approx(1.0 + 1.9), True)
+    assert epoch([0.1] * 50, TOLD) == (pytest.approx(100), False)
+    assert epoch([0.1] * 30, told) == (pytest.approx(2.0), False), "the first has the first step"
     border = [0.5 if place % 20 == 19 else 0.1 for place in range(70)]
-    several = found(record_of(steps_of(border), told=told))
-    assert (several.epoch_seconds, several.epoch_measured) == (pytest.approx(2.4), True)
+    assert epoch(border, told) == (pytest.approx(2.4), True)
+    slow_until_the_second = [1.0] * 22 + [0.1] * 36
+    assert epoch(slow_until_the_second, told) == (pytest.approx(2.0), False)
+    assert epoch([*slow_until_the_second, 0.1], told) == (pytest.approx(2.0), True)
 
 
 def test_overhead_is_all_but_the_steady_steps() -> None:
@@ -193,6 +199,42 @@ def test_memory_and_energy_are_the_watchers() -> None:
     assert memory.retries == 3
     assert it.joules == pytest.approx(4 * 500, rel=0.01), "of the steady steps alone"
     assert it.samples_per_joule == pytest.approx(40 * 64 / 2000, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("host", "own", "cpus", "others", "disturbed"),
+    [
+        (2.0, 0.4, 2, 1.5, True),
+        (2.0, 1.7, 2, 0.2, False),
+        (2.0, 0.4, None, 1.5, True),
+        (2.0, 0.4, 64, 1.5, False),
+        (1.0, 1.2, 2, 0.0, False),
+    ],
+)
+def test_others_disturb_where_they_leave_too_little(
+    host: float, own: float, cpus: float | None, others: float, disturbed: bool
+) -> None:
+    """Only over the steady steps: before and after them others may do what they like."""
+    during = [0.0] * 50 + [1.0] * 40 + [0.0] * 10
+    seen = recorded(
+        host_cpu=("host", [2 - value * (2 - host) for value in during]),
+        cpu=("tree", [own * value for value in during]),
+        watcher_cpu=("watcher", [0.1] * 100),
+    )
+    it = measure(record_of(steps_of([0.1] * 40)), replace(seen, cpu_allowed=2.0), SPREAD, cpus)
+    assert it.others_cores == pytest.approx(others, abs=0.01)
+    assert it.is_disturbed == disturbed
+
+
+def test_others_that_nobody_counted() -> None:
+    for seen in (None, recorded(cpu=("tree", [1.0] * 100)), recorded(host_cpu=("host", [2.0]))):
+        it = found(record_of(steps_of([0.1] * 40)), seen)
+        assert it.others_cores is None and not it.is_disturbed
+
+
+def test_cpus_of_the_machine() -> None:
+    assert host_cpus({"cpu": {"logical": 64, "allowed": 2.0}}) == 64
+    assert host_cpus({"cpu": None}) is host_cpus(None) is None
 
 
 JUNK = st.recursive(

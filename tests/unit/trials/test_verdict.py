@@ -93,8 +93,24 @@ def test_gpu_memory_with_the_allocators_words() -> None:
 
 
 def test_the_first_rank_to_fail_tells_why() -> None:
-    ranks = [error("error", "Connection closed by peer", at=9), error("error", "mine", at=5)]
+    ranks = [
+        {"rank": 0, **error("error", "Connection closed by peer", at=9)},
+        {"rank": 1, **error("error", "mine", at=5)},
+    ]
     assert judge_trial(Seen(FAILED, ranks, 2)).reason == "RuntimeError: mine"
+
+
+def test_a_rank_that_was_killed_says_nothing_and_is_named() -> None:
+    ranks = [{"rank": 0, **DONE, "done": False}, {"rank": 1, **error("error", "closed by peer")}]
+    seen = Seen(FAILED, ranks, 2)
+    assert judge_trial(seen).reason == "rank 0 ended without a word"
+    said = "[0]:\n  time : now\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 31)\n"
+    assert judge_trial(replace(seen, stderr=said)).reason == "rank 0 was killed by SIGKILL"
+
+
+def test_memory_that_is_refused() -> None:
+    said = error("host_oom", "[enforce fail] DefaultCPUAllocator: can't allocate memory")
+    assert judge_trial(Seen(FAILED, [said], 1)).outcome is Outcome.HOST_OOM
 
 
 def test_native_crash() -> None:

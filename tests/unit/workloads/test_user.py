@@ -107,15 +107,32 @@ def test_its_optimizer_is_used() -> None:
     assert own and own.optimizer is None
 
 
-def test_of_a_loader_the_data_and_the_collate_are_used(capfd: pytest.CaptureFixture[str]) -> None:
+def test_of_a_loader_the_data_and_the_collate_are_used() -> None:
     own = load("with_loader").own
     assert own and own.collate and len(own.data) == 64  # type: ignore[arg-type]
     _, doubled = own.collate([(torch.ones(1), torch.ones(1))])
     assert doubled.item() == 2
-    assert "batches are of 16 (--batch-size)" in capfd.readouterr().err
-    own = load("with_plain_loader", batch_size=32).own
+    own = load("with_plain_loader").own
     assert own and own.collate is None
-    assert capfd.readouterr().err == ""
+
+
+def test_what_a_loader_has_otherwise_is_noted() -> None:
+    own = load("with_loader", workers=2).own
+    assert own and own.notes == (
+        "the DataLoader's batch_size 7 gave way to --batch-size 16",
+        "the DataLoader's num_workers 0 gave way to --workers 2",
+        "the DataLoader's shuffle=False gave way to a shuffle that --seed fixes",
+        "the DataLoader's drop_last=False gave way to whole batches only",
+    )
+    for function in ("with_like_loader", "workload"):
+        own = load(function).own
+        assert own and own.notes == ()
+    for function, sampler in [
+        ("with_sampler", "WeightedRandomSampler"),
+        ("with_batch_sampler", "batch_sampler"),
+    ]:
+        own = load(function).own
+        assert own and own.notes[0].startswith(f"the DataLoader's {sampler} gave way to")
 
 
 def test_knobs_that_it_names_are_passed() -> None:
@@ -158,17 +175,7 @@ def test_a_part_of_the_data_is_taken_unless_the_function_does(
         ("returning_four", "returned a tuple of 4"),
         ("without_model", "returned no 'model'"),
         ("without_data", "returned no 'data'"),
-        ("with_a_typo", "returned 'los', which means nothing. Did you mean loss?"),
-        ("with_a_class", "as 'model' the class Labelled, which is still to be called"),
-        ("with_loss_and_step", "both 'loss' and 'step'"),
-        ("with_a_loss_class", "as 'loss' the class MSELoss, which is still to be called"),
-        ("with_a_short_step", "a 'step' that does not take (model, batch)"),
-        ("with_a_dict_of_data", "as 'data' a dict, not a Dataset"),
         ("with_a_generator", "as 'data' a generator, not a Dataset"),
-        ("with_no_sample", "'data' without a sample"),
-        ("with_whole_batches", "a DataLoader that makes no batches"),
-        ("with_a_number_as_optimizer", "as 'optimizer' a float"),
-        ("with_a_number_as_collate", "as 'collate' an int"),
     ],
 )
 def test_what_it_may_not_return(function: str, said: str) -> None:
@@ -176,6 +183,28 @@ def test_what_it_may_not_return(function: str, said: str) -> None:
     assert said in refused
     assert f"{function}() of" in refused
     assert f"def {function}():\n" in refused and '"model": net(),' in refused
+
+
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("with_a_typo", "returned 'los', which means nothing. Did you mean loss?"),
+        ("with_a_class", "as 'model' the class Labelled, which is still to be called"),
+        ("with_loss_and_step", "both 'loss' and 'step'"),
+        ("with_a_loss_class", "as 'loss' the class MSELoss, which is still to be called"),
+        ("with_a_short_step", "a 'step' that does not take (model, batch)"),
+        ("with_a_dict_of_data", "as 'data' a dict, not a Dataset. Return one of those in it"),
+        ("with_no_sample", "'data' without a sample"),
+        ("with_whole_batches", "a DataLoader that makes no batches"),
+        ("with_a_number_as_optimizer", "as 'optimizer' a float"),
+        ("with_a_number_as_collate", "as 'collate' an int"),
+    ],
+)
+def test_where_a_sentence_is_enough_it_is_one(function: str, said: str) -> None:
+    refused = refusal(function)
+    assert said in refused
+    assert f"{function}() of" in refused
+    assert "\n" not in refused and "?." not in refused
 
 
 @pytest.mark.parametrize(
@@ -219,14 +248,15 @@ def test_a_stream_needs_a_length_only_for_epochs() -> None:
 def test_errors_in_it_are_told_with_their_line() -> None:
     shown = str(RETURNS.relative_to(ROOT)) if Path.cwd() == ROOT else str(RETURNS)
     at = line_with("it breaks here")
-    assert refusal("raising") == f"{shown}:{at}: ZeroDivisionError: division by zero"
+    assert refusal("raising") == f"{shown}:{at} in deep: ZeroDivisionError: division by zero"
     at = line_with("it ends here")
-    assert f"{shown}:{at}: this ends Python when exiting() is called" in refusal("exiting")
+    assert f"{shown}:{at} in exiting: this ends Python when" in refusal("exiting")
 
 
 def test_training_in_it_is_stopped() -> None:
     at = line_with("it trains here")
-    assert f"own_returns.py:{at}: this trains when training() is called" in refusal("training")
+    said = f"own_returns.py:{at} in training: this trains when training() is called"
+    assert said in refusal("training")
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
     optimizer.step()  # nobody is stopped afterwards
 
@@ -234,7 +264,8 @@ def test_training_in_it_is_stopped() -> None:
 def test_training_at_import_is_stopped() -> None:
     file = DATA / "own_trains_unseen.py"
     refused = refusal("workload", file)
-    assert f":{line_with('it trains here', file)}: this trains when it is imported" in refused
+    at = line_with("it trains here", file)
+    assert f":{at} in run: this trains when it is imported" in refused
 
 
 def test_the_end_of_python_at_import_is_no_end() -> None:
@@ -363,15 +394,26 @@ def test_a_lightning_module_brings_its_optimizer(optimizers: Any) -> None:
     assert train(built)
 
 
-def test_a_lightning_module_without_a_usable_optimizer(capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_lightning_module_without_a_usable_optimizer() -> None:
     def ask_the_trainer(module: nn.Module) -> None:
         raise RuntimeError("not attached to a Trainer")
 
     own = built_lit(Lit()).own
     assert own and own.optimizer is None
+    assert own.notes == ("configure_optimizers gives no optimizer: --optimizer is used",)
     own = built_lit(Lit(ask_the_trainer)).own
     assert own and own.optimizer is None
-    assert "not attached to a Trainer): --optimizer is used" in capfd.readouterr().err
+    said = "configure_optimizers needs a Trainer (not attached to a Trainer): --optimizer is used"
+    assert own.notes == (said,)
+
+
+def test_of_several_optimizers_it_is_said_that_the_first_is_used() -> None:
+    own = built_lit(Lit(lambda m: [sgd(m), sgd(m)])).own
+    assert own and own.notes == (
+        "of the 2 optimizers that configure_optimizers gives, the first is used",
+    )
+    own = built_lit(Lit(sgd)).own
+    assert own and own.notes == ()
 
 
 def test_a_lightning_module_is_told_its_device() -> None:
@@ -385,7 +427,7 @@ def test_a_lightning_module_is_told_its_device() -> None:
 def test_a_lightning_module_that_steps_by_itself_is_refused() -> None:
     module = Lit()
     module.automatic_optimization = False  # type: ignore[assignment]
-    with pytest.raises(BadWorkload, match="steps its own optimizers: add a 'step'"):
+    with pytest.raises(BadWorkload, match=r"steps its own optimizers\. Add a 'step'"):
         built_lit(module)
 
 
@@ -401,7 +443,7 @@ built = load_own(make_workload(sys.argv[1], {"samples": 64}))
 make = built.own.optimizer or (lambda p: torch.optim.SGD(p, lr=0.1))
 optimizer, losses = make(list(built.model.parameters())), []
 for _ in range(4):
-    for batch in DataLoader(built.own.data, 32):
+    for batch in DataLoader(built.own.data, 32, collate_fn=built.own.collate):
         loss = built.loss(built.model, batch)
         optimizer.zero_grad()
         loss.backward()
@@ -414,7 +456,12 @@ print(json.dumps([type(optimizer).__name__, losses]))
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("example", "optimizer"),
-    [("own_plain_loop", "SGD"), ("own_huggingface", "AdamW"), ("own_lightning", "AdamW")],
+    [
+        ("own_plain_loop", "SGD"),
+        ("own_huggingface", "AdamW"),
+        ("own_lightning", "AdamW"),
+        ("own_variable_length", "Adam"),
+    ],
 )
 def test_examples_are_workloads(example: str, optimizer: str) -> None:
     place = f"{ROOT / 'examples' / example / 'train.py'}:workload"
@@ -427,7 +474,9 @@ def test_examples_are_workloads(example: str, optimizer: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("example", ["own_plain_loop", "own_huggingface", "own_lightning"])
+@pytest.mark.parametrize(
+    "example", ["own_plain_loop", "own_huggingface", "own_lightning", "own_variable_length"]
+)
 def test_examples_train_by_themselves(example: str, tmp_path: Path) -> None:
     program = ROOT / "examples" / example / "train.py"
     command = [sys.executable, str(program), "--epochs", "1", "--samples", "256"]

@@ -5,7 +5,13 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    TensorDataset,
+    WeightedRandomSampler,
+)
 
 CALLED_WITH = {}
 
@@ -125,6 +131,20 @@ def twice(samples):
 
 def with_plain_loader():
     return {"model": net(), "step": step, "data": DataLoader(Numbers(), 32)}
+
+
+def with_like_loader():
+    return workload() | {"data": DataLoader(Numbers(), 16, shuffle=True, drop_last=True)}
+
+
+def with_sampler():
+    sampler = WeightedRandomSampler([1.0] * 64, 64)
+    return workload() | {"data": DataLoader(Numbers(), 16, sampler=sampler)}
+
+
+def with_batch_sampler():
+    batches = [list(range(16)), list(range(16, 32))]
+    return workload() | {"data": DataLoader(Numbers(), batch_sampler=batches)}
 
 
 def with_stream():

@@ -1,8 +1,8 @@
 """When a training ends: after so many steps or epochs, or when its seconds are over.
 
 Ranks must take the same number of steps, or they would wait for each other forever. So seconds are
-turned into steps: the first rank looks at its watch after 4 steps, 8, 16 and so on, and once the
-end is nearer than the next look, it says which step is the last.
+turned into steps: the first rank looks at its watch now and then, after each tenth more of steps,
+and once the end is nearer than the next look, it says which step is the last.
 """
 
 from __future__ import annotations
@@ -51,8 +51,9 @@ class Duration:
         """The first step, which may compile for minutes, is not of these seconds."""
         elapsed = max(time.monotonic() - self._began, 1e-9)
         expected = 1 + (self._taken - 1) * self._seconds / elapsed
-        near = expected <= 2 * self._look_at
+        next_look = self._look_at + max(1, self._look_at // 10)
+        near = expected <= next_look
         last = self._agreed(max(LEAST_STEPS, math.ceil(expected), self._taken) if near else 0)
-        self._look_at *= 2
+        self._look_at = next_look
         if last:
             self._last = last

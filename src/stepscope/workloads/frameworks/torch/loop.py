@@ -43,7 +43,7 @@ from stepscope.workloads.frameworks.torch.feed import (
     mover,
 )
 from stepscope.workloads.frameworks.torch.models import build_model, parameters_of, shape_of
-from stepscope.workloads.frameworks.torch.parts import Built, Data, LossOf
+from stepscope.workloads.frameworks.torch.parts import Built, Data, LossOf, Shape
 from stepscope.workloads.frameworks.torch.user import load_own
 from stepscope.workloads.reporting import Place, RankReport
 from stepscope.workloads.spec import LOADER_ONLY, RESIDENT, Workload
@@ -79,7 +79,7 @@ def _train(
     numbers: Numbers,
     pin: bool,
 ) -> None:
-    built, data = _build(workload, place, report)
+    built, data, shape = _build(workload, place, report)
     move = mover(device, workload.channels_last)
     with closed_in_time(_feed(workload, place, data, pin, move), report) as feed:
         stepper = None
@@ -88,7 +88,7 @@ def _train(
             with report.phase("build"):
                 stepper = Stepper(workload, place, built, device, numbers)
         per_epoch = _steps_per_epoch(workload, feed)
-        report.tell(**_plan_facts(workload, per_epoch, pin, built))
+        report.tell(**_plan_facts(workload, per_epoch, pin, built, shape))
         duration = _duration(workload, per_epoch, lambda n: ranks.agreed(n, place.ranks, device))
         log = StepLog(place.steps)
         clock = DeviceClock(log, device) if device.type == "cuda" else HostClock(log)
@@ -117,15 +117,18 @@ def closed_in_time(feed: Feed, report: RankReport) -> Iterator[Feed]:
             feed.close()
 
 
-def _build(workload: Workload, place: Place, report: RankReport) -> tuple[Built | None, Data]:
-    """The model (none where only loading is measured) and the data."""
+def _build(
+    workload: Workload, place: Place, report: RankReport
+) -> tuple[Built | None, Data, Shape | None]:
+    """The model (none where only loading is measured), the data, and their shape if it is ours."""
     if workload.is_own:
         with report.phase("build"):
             built = load_own(workload)
         assert built.own is not None
         with report.phase("data"):
             data = Data(built.own.data, {"name": "own"}, collate=built.own.collate)
-            report.tell(data=_own_facts(data))
+            report.tell(data=_own_facts(data, built.own.notes))
+        shape = None
     else:
         with report.phase("data"):
             shape = shape_of(workload)
@@ -134,20 +137,20 @@ def _build(workload: Workload, place: Place, report: RankReport) -> tuple[Built 
             ranks.wait_for_all(place.ranks)  # nobody reads what the first may still evict
             report.tell(data={**data.facts, "cache": cache})
         if workload.part == LOADER_ONLY:
-            return None, data
+            return None, data, shape
         with report.phase("build"):
             built = build_model(workload, shape)
     report.tell(model={"name": workload.model, "parameters": parameters_of(built.model)})
-    return built, data
+    return built, data, shape
 
 
-def _own_facts(data: Data) -> dict[str, Any]:
+def _own_facts(data: Data, notes: tuple[str, ...]) -> dict[str, Any]:
     whole = data.dataset.dataset if isinstance(data.dataset, Subset) else data.dataset
     samples, of = _length(data.dataset), _length(whole)
     facts = {**data.facts, "samples": samples, "of": of, "source": "the user's"}
     if isinstance(data.dataset, IterableDataset):
-        facts["note"] = "every worker and rank goes through all of it, unless it shards itself"
-    return facts
+        notes = (*notes, "every worker and rank goes through all of it, unless it shards itself")
+    return {**facts, "notes": list(notes)}
 
 
 def _length(dataset: Any) -> int | None:
@@ -188,7 +191,11 @@ def _duration(workload: Workload, per_epoch: int | None, agreed: Callable[[int],
 
 
 def _plan_facts(
-    workload: Workload, per_epoch: int | None, pin: bool, built: Built | None
+    workload: Workload,
+    per_epoch: int | None,
+    pin: bool,
+    built: Built | None,
+    shape: Shape | None,
 ) -> dict[str, Any]:
     own_optimizer = built is not None and built.own is not None and built.own.optimizer is not None
     return {
@@ -197,6 +204,8 @@ def _plan_facts(
             "pin": pin,
             "prefetch": workload.prefetch if workload.workers else None,
             "persistent": workload.persistent if workload.workers else None,
+            **(_resolved(shape) if shape else {}),
+            **(dict.fromkeys(_OPTIMIZER_KNOBS) if own_optimizer else {}),
             "optimizer": "the user's" if own_optimizer else workload.optimizer,
         },
         "batch": {
@@ -207,6 +216,19 @@ def _plan_facts(
         },
         "steps_per_epoch": per_epoch,
         "samples_per_epoch": per_epoch * workload.global_batch if per_epoch else None,
+    }
+
+
+_OPTIMIZER_KNOBS = ("lr", "momentum", "weight_decay")
+
+
+def _resolved(shape: Shape) -> dict[str, int | None]:
+    """The knobs of what the model takes, as they came out."""
+    return {
+        "image_size": shape.size or None,
+        "frames": shape.frames or None,
+        "length": shape.length or None,
+        "classes": shape.classes,
     }
 
 
@@ -313,13 +335,16 @@ class Loop:
         """All steps of the trial; the first is timed apart: it builds, tunes and compiles."""
         taken = 0
         began = time.monotonic()
+        report.tell(phase="first step", planned_steps=duration.total)
         with running(self.clock):
             while duration.goes_on():
+                if duration.total != report.facts["planned_steps"]:
+                    report.tell(planned_steps=duration.total)
                 self.one_step()
                 taken += 1
                 if taken == 1:
                     report.took("first_step", time.monotonic() - began)
-                    report.tell(planned_steps=duration.total)
+                    report.tell(phase="training")
         report.took("training", time.monotonic() - began)
         return taken
 

@@ -36,6 +36,8 @@ class Own:
     data: Dataset[Any]
     collate: Callable[[list[Any]], Any] | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    notes: tuple[str, ...] = ()
+    """What of it gave way to a knob, or is done otherwise than its user may think."""
 
 
 @dataclass(frozen=True)

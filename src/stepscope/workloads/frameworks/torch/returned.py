@@ -14,16 +14,22 @@ as those of transformers are: `model(**batch).loss`.
 from __future__ import annotations
 
 import inspect
-import os
-import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, default_collate
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    Subset,
+    default_collate,
+)
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.frameworks.torch.parts import Built, LossOf, Own
@@ -33,11 +39,17 @@ from stepscope.workloads.spec import Workload, nearest, option_name
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 
 KEYS = ("model", "data", "loss", "step", "optimizer", "collate")
+_OPTIMIZER_EXAMPLE = "For example: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
 _TUPLES = {2: ("model", "data"), 3: ("model", "loss", "data")}
 
 
 class _Wrong(Exception):
     """What is wrong with it, to follow the words `workload()`."""
+
+    def __init__(self, said: str, hint: str | None = None) -> None:
+        super().__init__(said)
+        self.hint = hint
+        """Nothing: then a function that is right is shown."""
 
 
 def built_from(
@@ -46,14 +58,15 @@ def built_from(
     """The parts, checked. `used` are the knobs that the function named, and sees to itself."""
     try:
         parts = _parts(returned)
+        notes = (*_notes_on_optimizer(parts), *_notes_on_loader(parts["data"], workload))
         model, loss, optimizer = _trained(parts)
         data, collate = _fed(parts, workload)
     except _Wrong as wrong:
-        raise BadWorkload(
-            f"{place.function}() of {place.shown} {wrong}",
-            f"What it shall return:\n\n{skeleton(place.file, place.function)}",
-        ) from None
-    return Built(model, loss, Own(_part_of(data, workload, used), collate, optimizer))
+        hint = wrong.hint
+        if hint is None:
+            hint = f"What it shall return:\n\n{skeleton(place.file, place.function)}"
+        raise BadWorkload(f"{place.function}() of {place.shown} {wrong}", hint) from None
+    return Built(model, loss, Own(_part_of(data, workload, used), collate, optimizer, notes))
 
 
 def _parts(returned: Any) -> dict[str, Any]:
@@ -70,7 +83,7 @@ def _parts(returned: Any) -> dict[str, Any]:
         raise _Wrong(f"returned {_a(returned)}, not a dict")
     for key in parts:
         if key not in KEYS:
-            raise _Wrong(f"returned {key!r}, which means nothing. {nearest(str(key), KEYS)}")
+            raise _Wrong(f"returned {key!r}, which means nothing", nearest(str(key), KEYS))
     given = {key: value for key, value in parts.items() if value is not None}
     for key in ("model", "data"):
         if key not in given:
@@ -89,15 +102,15 @@ def _trained(parts: dict[str, Any]) -> tuple[nn.Module, LossOf, MakeOptimizer | 
     """The model, what makes a loss of a batch, and the optimizer if it is not that of the knobs."""
     model = parts["model"]
     if not isinstance(model, nn.Module):
-        raise _Wrong(f"returned as 'model' {_a(model)}, not a torch.nn.Module")
+        raise _Wrong(f"returned as 'model' {_a(model)}, not a torch.nn.Module", "")
     optimizer = _optimizer_of(parts["optimizer"]) if "optimizer" in parts else None
     if "loss" in parts and "step" in parts:
-        raise _Wrong("returned both 'loss' and 'step': one of them is enough")
+        raise _Wrong("returned both 'loss' and 'step': one of them is enough", "")
     if "step" in parts:
         return model, _loss_of_step(_taking_two(parts, "step", "model, batch")), optimizer
     if "loss" in parts:
         return model, _loss_of_pairs(_taking_two(parts, "loss", "output, target")), optimizer
-    if hasattr(model, "training_step") and hasattr(model, "configure_optimizers"):
+    if _is_lightning(model):
         optimizer = optimizer or _lightning_optimizer(model)
         return LightningStep(model), _loss_of_lightning, optimizer
     return model, _loss_of_labels, optimizer
@@ -106,9 +119,9 @@ def _trained(parts: dict[str, Any]) -> tuple[nn.Module, LossOf, MakeOptimizer | 
 def _taking_two(parts: dict[str, Any], key: str, arguments: str) -> Callable[[Any, Any], Any]:
     function = parts[key]
     if isinstance(function, type) or not callable(function):
-        raise _Wrong(f"returned as {key!r} {_a(function)}, not a function of ({arguments})")
+        raise _Wrong(f"returned as {key!r} {_a(function)}, not a function of ({arguments})", "")
     if not _takes(function, 2):
-        raise _Wrong(f"returned a {key!r} that does not take ({arguments})")
+        raise _Wrong(f"returned a {key!r} that does not take ({arguments})", "")
     taking: Callable[[Any, Any], Any] = function
     return taking
 
@@ -181,7 +194,10 @@ class LightningStep(nn.Module):
     def __init__(self, module: Any) -> None:
         super().__init__()
         if not getattr(module, "automatic_optimization", True):
-            raise _Wrong("returned a LightningModule that steps its own optimizers: add a 'step'")
+            raise _Wrong(
+                "returned a LightningModule that steps its own optimizers",
+                "Add a 'step': a function of model and batch that gives the loss",
+            )
         self.module = module
         self._more = (0,) if _takes(module.training_step, 2) else ()
         warnings.filterwarnings("ignore", message=r"You are trying to `self\.log")
@@ -197,14 +213,17 @@ class LightningStep(nn.Module):
 
 def _optimizer_of(given: Any) -> MakeOptimizer:
     if not isinstance(given, Optimizer) and not callable(given):
-        raise _Wrong(f"returned as 'optimizer' {_a(given)}, not a function of the parameters")
+        raise _Wrong(
+            f"returned as 'optimizer' {_a(given)}, not a function of the parameters",
+            _OPTIMIZER_EXAMPLE,
+        )
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         made = given if isinstance(given, Optimizer) else given(parameters)
         if not isinstance(made, Optimizer):
             raise BadWorkload(
                 f"The 'optimizer' gave {_a(made)}, not a torch.optim.Optimizer",
-                "For example: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)",
+                _OPTIMIZER_EXAMPLE,
             )
         return made
 
@@ -215,12 +234,28 @@ def _lightning_optimizer(module: Any) -> MakeOptimizer | None:
     """That of configure_optimizers, where it works without a Trainer."""
     try:
         found = _optimizers_in(module.configure_optimizers())
-    except Exception as error:
-        _say(f"configure_optimizers needs more than there is ({error}): --optimizer is used")
+    except Exception:
         return None
-    if len(found) > 1:
-        _say(f"Of {len(found)} optimizers that configure_optimizers gives, the first is used")
     return (lambda _: _optimizers_in(module.configure_optimizers())[0]) if found else None
+
+
+def _notes_on_optimizer(parts: dict[str, Any]) -> Iterator[str]:
+    module = parts["model"]
+    if not _is_lightning(module) or parts.keys() & {"loss", "step", "optimizer"}:
+        return
+    try:
+        count = len(_optimizers_in(module.configure_optimizers()))
+    except Exception as error:
+        yield f"configure_optimizers needs a Trainer ({error}): --optimizer is used"
+        return
+    if count == 0:
+        yield "configure_optimizers gives no optimizer: --optimizer is used"
+    if count > 1:
+        yield f"of the {count} optimizers that configure_optimizers gives, the first is used"
+
+
+def _is_lightning(model: Any) -> bool:
+    return hasattr(model, "training_step") and hasattr(model, "configure_optimizers")
 
 
 def _optimizers_in(configured: Any) -> list[Optimizer]:
@@ -240,15 +275,18 @@ def _fed(
     """The data set and what makes batches of it."""
     data, collate = parts["data"], parts.get("collate")
     if collate is not None and not callable(collate):
-        raise _Wrong(f"returned as 'collate' {_a(collate)}, not a function of a list of samples")
+        raise _Wrong(
+            f"returned as 'collate' {_a(collate)}, not a function of a list of samples", ""
+        )
     if isinstance(data, DataLoader):
         collate = collate or _collate_of(data)
-        _say_what_is_left_of(data, workload)
         data = data.dataset
-    if isinstance(data, (Mapping, str, bytes, type)) or not _has_samples(data):
+    if isinstance(data, Mapping):
+        raise _Wrong(f"returned as 'data' {_a(data)}, not a Dataset", "Return one of those in it")
+    if isinstance(data, (str, bytes, type)) or not _has_samples(data):
         raise _Wrong(f"returned as 'data' {_a(data)}, not a Dataset")
     if _length(data) == 0:
-        raise _Wrong("returned 'data' without a sample")
+        raise _Wrong("returned 'data' without a sample", "")
     if workload.epochs is not None and _length(data) is None:
         raise BadWorkload(
             "The data has no length, so there is no telling when an epoch ends",
@@ -260,16 +298,35 @@ def _fed(
 
 def _collate_of(loader: DataLoader[Any]) -> Callable[[list[Any]], Any] | None:
     if loader.batch_size is None and loader.batch_sampler is None:
-        raise _Wrong("returned a DataLoader that makes no batches (batch_size=None)")
+        raise _Wrong(
+            "returned a DataLoader that makes no batches (batch_size=None)", "Give it a batch_size"
+        )
     return None if loader.collate_fn is default_collate else loader.collate_fn
 
 
-def _say_what_is_left_of(loader: DataLoader[Any], workload: Workload) -> None:
-    if loader.batch_size != workload.batch_size or loader.num_workers != workload.workers:
-        _say(
-            f"Of the DataLoader the data set and collate_fn are used: batches are of "
-            f"{workload.batch_size} (--batch-size), by {workload.workers} workers (--workers)"
-        )
+def _notes_on_loader(loader: Any, workload: Workload) -> Iterator[str]:
+    """What a DataLoader has otherwise than the loader that is made of its data set."""
+    if not isinstance(loader, DataLoader):
+        return
+    if loader.batch_size is not None and loader.batch_size != workload.batch_size:
+        yield _gave_way(f"batch_size {loader.batch_size}", f"--batch-size {workload.batch_size}")
+    if loader.num_workers != workload.workers:
+        yield _gave_way(f"num_workers {loader.num_workers}", f"--workers {workload.workers}")
+    if isinstance(loader.dataset, IterableDataset):
+        return
+    if loader.batch_size is None:
+        yield _gave_way("batch_sampler", f"shuffled batches of --batch-size {workload.batch_size}")
+        return
+    if isinstance(loader.sampler, SequentialSampler):
+        yield _gave_way("shuffle=False", "a shuffle that --seed fixes")
+    elif not isinstance(loader.sampler, RandomSampler):
+        yield _gave_way(type(loader.sampler).__name__, "a shuffle that --seed fixes")
+    if not loader.drop_last:
+        yield _gave_way("drop_last=False", "whole batches only")
+
+
+def _gave_way(what: str, to: str) -> str:
+    return f"the DataLoader's {what} gave way to {to}"
 
 
 def _has_samples(data: Any) -> bool:
@@ -304,9 +361,3 @@ def _part_of(data: Dataset[Any], workload: Workload, used: frozenset[str]) -> Da
     kept = max(1, round((asked or len(data)) * fraction))
     order = torch.randperm(len(data), generator=torch.Generator().manual_seed(workload.seed))
     return Subset(data, order[:kept].tolist())
-
-
-def _say(text: str) -> None:
-    """In the trial's log, once for all ranks."""
-    if os.environ.get("RANK", "0") == "0":
-        sys.stderr.write(f"stepscope: {text}\n")

@@ -10,7 +10,6 @@ import importlib
 import inspect
 import os
 import sys
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -23,7 +22,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from stepscope.errors import BadWorkload, StepscopeError
 from stepscope.workloads.frameworks.torch.parts import Built
 from stepscope.workloads.frameworks.torch.returned import built_from
-from stepscope.workloads.own import OwnPlace, find_own, skeleton
+from stepscope.workloads.own import OwnPlace, find_own, hint_for, skeleton, where_in
 from stepscope.workloads.spec import KNOBS, Workload, nearest, option_name
 
 _GUARD = '`if __name__ == "__main__":`'
@@ -129,13 +128,7 @@ def _answered_for(place: OwnPlace, when: str) -> Iterator[None]:
 
 
 def _line(error: BaseException, place: OwnPlace) -> str:
-    """Where in the user's file it happened, as far in as it went."""
-    lines = [
-        line
-        for frame, line in traceback.walk_tb(error.__traceback__)
-        if Path(frame.f_code.co_filename) == place.file
-    ]
-    return f"{place.shown}:{lines[-1]}" if lines else place.shown
+    return where_in(error, place.file) or place.shown
 
 
 def _hint(error: Exception) -> str:
@@ -143,4 +136,4 @@ def _hint(error: Exception) -> str:
         return f"Install it for the Python that stepscope runs in: {sys.executable}"
     if isinstance(error, ImportError) and "relative import" in str(error):
         return "A file of a package is named as a module: package.module:workload"
-    return ""
+    return hint_for(error)
