@@ -107,8 +107,12 @@ def test_repeats_teach_the_spread(trial: Trial, own: Own, tmp_path: Path) -> Non
     told = json.loads(done.out)
     assert told["ok"] == 2 and len(done.folders) == 2
     assert told["samples_per_second_low"] < told["samples_per_second"]
-    (machine,) = json.loads((tmp_path / "state" / "spread.json").read_text())["machines"].values()
-    assert machine["trials"] == 2
+    learnt = tmp_path / "state" / "spread.json"
+    if all(each["steady"] and not each["disturbed"] for each in told["trials"]):
+        (machine,) = json.loads(learnt.read_text())["machines"].values()
+        assert machine["trials"] == 2
+    else:
+        assert not learnt.exists(), "a trial that says little teaches nothing"
 
 
 def test_profile(trial: Trial) -> None:

@@ -96,9 +96,9 @@ def trial(
 ) -> None:
     """Train a workload once, in its own processes, within limits, watched; say how fast it was.
 
-    Exit codes: 0 it trained to its end, 4 no such workload, 5 it was not started, 10 gpu_oom,
-    11 host_oom, 12 shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, that of the
-    first that was not ok.
+    Exit codes: 0 it trained to its end, 4 no such workload or knob, 5 it was not started, 10
+    gpu_oom, 11 host_oom, 12 shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, that
+    of the first that was not ok.
     """
     from stepscope import api
     from stepscope.cli.trialbar import TrialBar

@@ -37,7 +37,7 @@ class Limits:
     """Numbers as nvidia-smi shows them, or UUIDs; an empty tuple is none at all."""
     timeout_s: float | None = None
     hang_s: float = 300.0
-    """Without a step for so long a trial is taken to hang."""
+    """When nothing was heard of it for so long, a trial is taken to hang."""
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
