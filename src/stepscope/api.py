@@ -72,7 +72,7 @@ def trial(
     except StepscopeError as error:
         error.views = _views(tried)
         raise
-    learn(tried, tell)
+    learn(plan, tried, tell)
     views = _views(tried)
     if any(each.asked_to_end for each in tried):
         raise TrialInterrupted(views)

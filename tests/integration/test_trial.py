@@ -108,7 +108,7 @@ def test_repeats_teach_the_spread(trial: Trial, own: Own, tmp_path: Path) -> Non
     assert told["ok"] == 2 and len(done.folders) == 2
     assert told["samples_per_second_low"] < told["samples_per_second"]
     learnt = tmp_path / "state" / "spread.json"
-    if all(each["steady"] and not each["disturbed"] for each in told["trials"]):
+    if not any(each["disturbed"] for each in told["trials"]):
         (machine,) = json.loads(learnt.read_text())["machines"].values()
         assert machine["trials"] == 2
     else:

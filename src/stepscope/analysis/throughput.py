@@ -42,13 +42,17 @@ class Rate:
     dof: float
 
 
+SpreadSource = Literal["learnt", "others", "assumed"]
+
+
 @dataclass(frozen=True)
 class Spread:
     """How much the rates of identical trials differ: their coefficient of variation."""
 
     cv: float
     dof: float
-    source: Literal["learnt", "assumed"]
+    source: SpreadSource
+    """From repeats of the same workload, of others on the same machine, or from none."""
     trials: int = 0
     """Of which it was learnt."""
     assumed: float | None = None
@@ -116,11 +120,11 @@ def with_evidence(known: Spread, squares: float, dof: float, trials: int) -> Spr
 
     An assumption counts like the repeats that it has degrees of freedom, until enough are seen.
     """
-    if known.source == "assumed" and dof >= LEARNT_FROM:
+    if known.source != "learnt" and dof >= LEARNT_FROM:
         return Spread(math.sqrt(squares / dof), dof, "learnt", trials)
     total = known.dof + dof
     cv = math.sqrt((known.cv**2 * known.dof + squares) / total)
-    is_assumed = known.source == "assumed" and dof > 0
+    is_assumed = known.source != "learnt" and dof > 0
     assumed = (known.cv if known.assumed is None else known.assumed) if is_assumed else None
     return Spread(cv, total, known.source, known.trials + trials, assumed)
 

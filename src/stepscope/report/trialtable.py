@@ -200,6 +200,8 @@ def _spread_text(spread: Spread) -> str:
 def _spread_source(spread: Spread) -> str:
     if spread.source == "learnt":
         return f"learnt from {count_text(spread.trials)} trials"
+    if spread.source == "others" and spread.assumed is None:
+        return "as the noisier of other workloads here: this one was not repeated"
     if not spread.trials:
         return "assumed: no repeats were seen here"
     assumed = "assumption" if spread.assumed is None else f"assumed {share_text(spread.assumed)}"

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.throughput import Spread
+from stepscope.analysis.throughput import Spread, SpreadSource
 from stepscope.analysis.trial import RankRecord, Steps, TrialRecord, number
 from stepscope.errors import RunFolderError
 from stepscope.runs.reader import Run
@@ -55,10 +55,11 @@ def known_spread(record: TrialRecord) -> Spread | None:
     cv, dof = number(record.trial, "spread", "cv"), number(record.trial, "spread", "dof")
     if cv is None or dof is None or cv < 0 or dof <= 0:
         return None
-    learnt = record.trial["spread"].get("source") == "learnt"
+    told = record.trial["spread"].get("source")
+    source: SpreadSource = told if told in ("learnt", "others") else "assumed"
     trials = int(number(record.trial, "spread", "trials") or 0)
     assumed = number(record.trial, "spread", "assumed")
-    return Spread(cv, dof, "learnt" if learnt else "assumed", trials, assumed)
+    return Spread(cv, dof, source, trials, assumed)
 
 
 def read_steps(path: Path) -> Steps:

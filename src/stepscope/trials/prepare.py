@@ -38,6 +38,11 @@ class TrialPlan:
     facts: dict[str, Any] = field(default_factory=dict)
     """What else belongs under `trial` in run.json: which repeat, the machine's spread."""
 
+    @property
+    def teaches(self) -> dict[str, Any]:
+        """What repeats must share to tell how much they differ."""
+        return {**self.workload.as_dict(), "cpus": self.limits.cpus, "memory": self.limits.memory}
+
 
 def make_data(workload: Workload, tell: Callable[[str], None]) -> None:
     """Now, where it is made at all: it is no part of the trial."""

@@ -50,7 +50,7 @@ def run_repeats(
         over()
 
 
-def learn(trials: Sequence[Tried], tell: Callable[[str], None]) -> None:
+def learn(plan: TrialPlan, trials: Sequence[Tried], tell: Callable[[str], None]) -> None:
     """Keep, for the intervals of later trials, how much these repeats differ on this machine."""
     ended_well = [t for t in trials if t.ending.outcome is Outcome.OK]
     if len(ended_well) < 2:
@@ -61,8 +61,8 @@ def learn(trials: Sequence[Tried], tell: Callable[[str], None]) -> None:
         record = read_trial(run)
         environment = run.facts.get("environment") or {}
         measured = measure(record, run.recorded(), None, host_cpus(environment))
-        if measured.rate and measured.steady.steady and not measured.is_disturbed:
+        if measured.rate and not measured.is_disturbed:
             rates.append(measured.rate.per_second)
-        machine = Machine.of(environment, device_kind(record.told))
+        machine = Machine.of(environment, device_kind(record.told), plan.teaches)
     assert machine is not None
     SpreadStore(tell=tell).learn(machine, rates)

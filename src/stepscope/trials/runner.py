@@ -280,7 +280,8 @@ class _Trial:
             self._paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self._token, self._roll)
         session.facts["limits"] = self._limits()
-        machine = Machine.of(session.facts["environment"], device_kind(self._told()))
+        device = device_kind(self._told())
+        machine = Machine.of(session.facts["environment"], device, self._plan.teaches)
         session.facts["trial"].update(
             spread=asdict(SpreadStore(tell=self._tell).get(machine)),
             ended_ns=session.facts["ending"]["monotonic_ns"],

@@ -1,8 +1,9 @@
 """What is learnt, from one trial to the next, of how much identical trials differ on this machine.
 
-Every group of repeats adds its scatter to that of its machine and device: a JSON file in
-`$STEPSCOPE_STATE`, `$XDG_STATE_HOME/stepscope` or `~/.local/state/stepscope`. Until repeats have
-been seen there, a spread is assumed, and said to be.
+Workloads differ in it as much as machines do, so that repeats teach of their own workload, on
+their machine and device: a JSON file in `$STEPSCOPE_STATE`, `$XDG_STATE_HOME/stepscope` or
+`~/.local/state/stepscope`. One that was never repeated is taken to be like the noisier half of
+those that were; and until any was, a spread is assumed. Which it is, is said.
 
 The file makes intervals better, and nothing depends on it: where it cannot be read or written, the
 user is told, and trials go on.
@@ -16,12 +17,13 @@ import json
 import math
 import os
 import time
+import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from stepscope.analysis.throughput import Spread, scatter, with_evidence
+from stepscope.analysis.throughput import LEARNT_FROM, Spread, scatter, with_evidence
 from stepscope.runs.paths import replace_atomically
 
 Device = Literal["cpu", "gpu"]
@@ -38,6 +40,7 @@ ASSUMED: dict[Device, Spread] = {
 _REMEMBERED_DOF = 60.0
 """What is older fades as new repeats come: a machine changes."""
 _PATIENCE_S = 2.0
+_NOT_TOLD_APART = ("epochs", "steps", "seconds", "seed")
 
 
 @dataclass(frozen=True)
@@ -46,18 +49,33 @@ class Machine:
 
     hardware: str
     device: Device
+    workload: str = ""
+    """What tells it from others on this machine."""
 
     @classmethod
-    def of(cls, environment: Mapping[str, Any], device: Device) -> Machine:
-        """From the environment of a run, as run.json has it."""
+    def of(
+        cls, environment: Mapping[str, Any], device: Device, workload: Mapping[str, Any]
+    ) -> Machine:
+        """From the environment and the workload of a run, as run.json has them."""
         cpu = environment.get("cpu") or {}
         cores = f"{cpu.get('model') or 'unknown CPU'} × {cpu.get('logical') or os.cpu_count()}"
         gpus = sorted(str(gpu.get("model")) for gpu in environment.get("gpus") or ())
-        return cls("; ".join([cores, *gpus]), device)
+        return cls("; ".join([cores, *gpus]), device, _named(workload))
+
+    @property
+    def place(self) -> str:
+        return f"{self.hardware}; on {self.device}"
 
     @property
     def key(self) -> str:
-        return f"{self.hardware}; on {self.device}"
+        return f"{self.place}; {self.workload}" if self.workload else self.place
+
+
+def _named(workload: Mapping[str, Any]) -> str:
+    """A workload by its model and a digest of its knobs, but for its length and its seed."""
+    knobs = {key: value for key, value in workload.items() if key not in _NOT_TOLD_APART}
+    digest = zlib.crc32(json.dumps(knobs, sort_keys=True, default=str).encode())
+    return f"{workload.get('model')} {digest:08x}"
 
 
 class SpreadStore:
@@ -72,7 +90,7 @@ class SpreadStore:
 
     def get(self, machine: Machine) -> Spread:
         """What is known now."""
-        return _spread(machine, self._read().get(machine.key) or {})
+        return _spread(machine, self._read())
 
     def learn(self, machine: Machine, rates: Sequence[float]) -> Spread:
         """Add the rates of repeats of one trial; returns what is known with them."""
@@ -82,7 +100,7 @@ class SpreadStore:
         try:
             with self._locked():
                 machines = self._read(set_aside=True)
-                machines[machine.key] = entry = _with_repeats(machines.get(machine.key), usable)
+                machines[machine.key] = _with_repeats(machines.get(machine.key), usable)
                 text = json.dumps({"format": FORMAT, "machines": machines}, indent=1)
                 replace_atomically(self.path, text + "\n")
         except OSError as error:
@@ -90,8 +108,9 @@ class SpreadStore:
                 f"What these repeats teach is not kept: {self.path}: {error.strerror}. "
                 f"Set {STATE_VARIABLE} to a folder that can be written"
             )
-            entry = _with_repeats(self._read().get(machine.key), usable)
-        return _spread(machine, entry)
+            machines = self._read()
+            machines[machine.key] = _with_repeats(machines.get(machine.key), usable)
+        return _spread(machine, machines)
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
@@ -169,11 +188,31 @@ def _with_repeats(entry: Entry | None, rates: Sequence[float]) -> Entry:
     }
 
 
-def _spread(machine: Machine, entry: Entry) -> Spread:
-    assumed = ASSUMED[machine.device]
-    if not entry:
-        return assumed
-    return with_evidence(assumed, entry["squares"], entry["dof"], int(entry["trials"]))
+def _spread(machine: Machine, machines: Mapping[str, Entry]) -> Spread:
+    """From repeats of the workload itself where there are enough; few of them move what is known of
+    others, or assumed."""
+    own = machines.get(machine.key)
+    enough = own is not None and own["dof"] >= LEARNT_FROM
+    known = ASSUMED[machine.device] if enough else _of_others(machine, machines)
+    if own is None:
+        return known
+    return with_evidence(known, own["squares"], own["dof"], int(own["trials"]))
+
+
+def _of_others(machine: Machine, machines: Mapping[str, Entry]) -> Spread:
+    """Of a workload that was not repeated: as noisy as the noisier half of those that were."""
+    others = [
+        entry
+        for key, entry in machines.items()
+        if key.startswith(f"{machine.place}; ") and key != machine.key and entry["dof"] >= 1
+    ]
+    if not others:
+        return ASSUMED[machine.device]
+    others.sort(key=lambda entry: entry["squares"] / entry["dof"], reverse=True)
+    noisier = others[: (len(others) + 1) // 2]
+    squares, dof = (sum(entry[field] for entry in noisier) for field in ("squares", "dof"))
+    trials = int(sum(entry["trials"] for entry in noisier))
+    return Spread(math.sqrt(squares / dof), ASSUMED[machine.device].dof, "others", trials)
 
 
 def _lock(descriptor: int) -> None:

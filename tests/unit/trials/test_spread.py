@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -160,7 +161,32 @@ def test_machines_are_told_apart() -> None:
     one = {"cpu": {"model": "AMD EPYC", "logical": 2}, "gpus": []}
     two = {"cpu": {"model": "AMD EPYC", "logical": 4}, "gpus": []}
     gpu = {**one, "gpus": [{"model": "NVIDIA H200", "uuid": "GPU-1"}]}
-    keys = {Machine.of(each, device).key for each in (one, two, gpu) for device in ("cpu", "gpu")}
+    cnn = {"model": "cnn", "batch_size": 32, "seed": 1, "steps": 8}
+    keys = {
+        Machine.of(each, device, cnn).key for each in (one, two, gpu) for device in ("cpu", "gpu")
+    }
     assert len(keys) == 6
-    assert Machine.of(one, "cpu").key == "AMD EPYC × 2; on cpu"
+    assert Machine.of(one, "cpu", cnn).place == "AMD EPYC × 2; on cpu"
     assert Machine.of({}, "cpu").hardware == f"unknown CPU × {os.cpu_count()}"
+
+
+def test_workloads_are_told_apart_but_not_by_their_length() -> None:
+    cnn = {"model": "cnn", "batch_size": 32, "seed": 1, "steps": 8}
+    here = Machine.of({}, "cpu", cnn)
+    assert here.key == Machine.of({}, "cpu", {**cnn, "steps": None, "seconds": 9, "seed": 2}).key
+    assert here.key != Machine.of({}, "cpu", {**cnn, "batch_size": 64}).key
+
+
+def test_each_workload_has_its_own_spread(store: SpreadStore) -> None:
+    """A calm one does not make a wild one look calm, and one that is new is taken to be wild."""
+    calm, wild, new = (replace(CPU, workload=name) for name in ("calm", "wild", "new"))
+    store.learn(calm, repeats(20, 0.01))
+    store.learn(wild, repeats(20, 0.2))
+    assert store.get(calm).cv == pytest.approx(0.01, rel=0.5)
+    assert store.get(wild).cv == pytest.approx(0.2, rel=0.5)
+    unseen = store.get(new)
+    assert unseen.source == "others" and unseen.cv == store.get(wild).cv
+    assert unseen.dof == ASSUMED["cpu"].dof, "what holds for others is known less well of this one"
+    assert store.get(replace(new, device="gpu")) == ASSUMED["gpu"]
+    few = store.learn(new, [100.0, 101.0])
+    assert few.source == "others" and few.cv < unseen.cv
