@@ -42,7 +42,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ("within_process", "measured.rate.within", "relative standard error from its own steps"),
     ("between_processes", "measured.spread.cv", "coefficient of variation between trials"),
     ("between_dof", "measured.spread.dof", "degrees of freedom of the one before"),
-    ("between_source", "measured.spread.source", "learnt, or assumed"),
+    ("between_source", "measured.spread.source", "learnt, of others here, or assumed"),
     ("between_trials", "measured.spread.trials", "from how many trials it was learnt"),
     ("steady", "measured.steady.steady", "whether the measured steps are steady"),
     ("why_not_steady", "measured.steady.reason", "empty where they are"),

@@ -167,7 +167,7 @@ def test_machines_are_told_apart() -> None:
     }
     assert len(keys) == 6
     assert Machine.of(one, "cpu", cnn).place == "AMD EPYC × 2; on cpu"
-    assert Machine.of({}, "cpu").hardware == f"unknown CPU × {os.cpu_count()}"
+    assert Machine.of({}, "cpu", cnn).hardware == f"unknown CPU × {os.cpu_count()}"
 
 
 def test_workloads_are_told_apart_but_not_by_their_length() -> None:
