@@ -92,6 +92,7 @@ def test_cpus(trial: Trial) -> None:
         "own_plain_loop",
         pytest.param("own_huggingface", marks=pytest.mark.long),
         pytest.param("own_lightning", marks=pytest.mark.long),
+        pytest.param("own_variable_length", marks=pytest.mark.long),
     ],
 )
 def test_examples(trial: Trial, example: str) -> None:
