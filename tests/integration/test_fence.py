@@ -224,6 +224,7 @@ def test_a_process_that_has_ended_can_be_placed(build: Build) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     fence.place(process.pid)
+    assert fence.inspect([process.pid]) is None and fence.facts()["cpus"]["escaped"] == []
 
 
 def test_more_than_there_is_cannot_be_had() -> None:

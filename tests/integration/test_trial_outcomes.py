@@ -98,6 +98,19 @@ def test_shm_full(trial: Trial, own: Own) -> None:
     assert "--shm-size" in done.err
 
 
+@CAN_HIDE
+def test_full_disk(trial: Trial, own: Own, tmp_path: Path) -> None:
+    """Nobody could write down what happened, and yet it is said."""
+    (tmp_path / "runs").mkdir()
+    small = f'mount -t tmpfs -o size=200k none {tmp_path / "runs"}; exec "$@"'
+    chatty = own(step="print('x' * 5000, flush=True)")
+    done = trial(chatty, "--steps", "400", before=["unshare", "--mount", "sh", "-c", small, "sh"])
+    assert done.code == 14, done.err
+    said = " ".join(done.err.split())
+    assert "the disk of its run folder is full" in said and "--out DIR" in said
+    assert "Traceback" not in done.err
+
+
 def test_hang(trial: Trial, own: Own) -> None:
     sleepy = own(step="time.sleep(600) if batch[1].shape[0] else None")
     done = trial(sleepy, "--steps", "8", "--workers", "1", "--hang", "6")

@@ -72,6 +72,8 @@ def _after_failure(run: Run, record: TrialRecord, measured: Measurement) -> str:
         is_stuck = ending.evidence.get("limit") == "hang"  # it did not just go on for too long
         words = _STUCK if is_stuck else f"{_ADVICE[ending.outcome]}. Where it stood:"
         return f"{words}\n{paths.trial_stacks}"
+    if ending.evidence.get("disk_is_full"):
+        return "Free some of the disk, or choose another place with --out DIR"
     if ending.outcome is Outcome.CRASHED and _says_something(paths.stderr_log):
         native = any(name in f"{ending.signal} {ending.reason}" for name in _NATIVE)
         words = "Where it crashed is at the end of" if native else "All that it said:"

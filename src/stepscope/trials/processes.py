@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _TAIL_BYTES = 65536
+_FULL_BYTES = 16384
+"""With less than a few blocks left not even a small file can be replaced."""
 
 
 @contextlib.contextmanager
@@ -60,3 +62,12 @@ def tail_of(path: Path) -> str:
             return file.read().decode("utf-8", "replace")
     except OSError:
         return ""
+
+
+def is_full(folder: Path) -> bool:
+    """Whether the disk of a folder has no room for us."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < _FULL_BYTES

@@ -38,7 +38,14 @@ from stepscope.trials.guard import Guard
 from stepscope.trials.interrupts import uninterrupted
 from stepscope.trials.leftovers import Snapshot, check_clean, leftovers
 from stepscope.trials.prepare import TrialPlan, make_data, prepare, watch_plan
-from stepscope.trials.processes import end_of, own_children, own_descriptors, tail_of, wait_until
+from stepscope.trials.processes import (
+    end_of,
+    is_full,
+    own_children,
+    own_descriptors,
+    tail_of,
+    wait_until,
+)
 from stepscope.trials.pulse import Progress, Pulse
 from stepscope.trials.spread import Machine, SpreadStore, device_kind
 from stepscope.trials.verdict import Seen, Stopped, judge_trial
@@ -325,6 +332,7 @@ class _Trial:
                 Evidence.now(session.cgroup),
                 session.shm_share(),
                 mask_text(tail_of(self._paths.stderr_log)),
+                is_full(self._paths.folder),
             )
         )
         if ending.outcome is Outcome.OK:

@@ -48,6 +48,8 @@ class Seen:
     after: Evidence = field(default_factory=lambda: Evidence(None, None))
     shm_share: float | None = None
     stderr: str = ""
+    disk_is_full: bool = False
+    """Of the run folder: then nobody could write down what happened."""
 
     @property
     def done(self) -> bool:
@@ -146,6 +148,9 @@ def _crashed(seen: Seen, base: Ending) -> Ending:
         return Ending(
             Outcome.CRASHED, reason, base.exit_code, base.signal, {"message": error.get("message")}
         )
+    if seen.disk_is_full:
+        reason = f"{base.reason}; the disk of its run folder is full"
+        return Ending(Outcome.CRASHED, reason, base.exit_code, base.signal, {"disk_is_full": True})
     if base.outcome is Outcome.OK:
         return Ending(Outcome.CRASHED, "it left before its training was done", base.exit_code)
     return replace(base, outcome=Outcome.CRASHED)

@@ -113,6 +113,14 @@ def test_memory_that_is_refused() -> None:
     assert judge_trial(Seen(FAILED, [said], 1)).outcome is Outcome.HOST_OOM
 
 
+def test_a_full_disk_under_the_run_folder_is_named() -> None:
+    """Nothing else could be written down; but where a rank did tell, that counts."""
+    full = Seen(FAILED, [{"done": False, "error": None}], 1, disk_is_full=True)
+    assert "the disk of its run folder is full" in judge_trial(full).reason
+    told = replace(full, ranks=[error("error", "mine")])
+    assert judge_trial(told).reason == "RuntimeError: mine"
+
+
 def test_native_crash() -> None:
     ending = judge_trial(Seen(signal.SIGSEGV.value, [], 1))
     assert ending.outcome is Outcome.CRASHED and ending.signal == "SIGSEGV"
