@@ -74,11 +74,21 @@ def _check_both_ranks(done: Tried) -> None:
     assert {process.rank for process in run.processes} >= {0, 1}
 
 
-def test_a_rank_that_fails_ends_the_trial(trial: Trial, own: Callable[..., str]) -> None:
-    fails = own(step="assert os.environ['RANK'] == '0', 'this one has had enough'")
+@pytest.mark.parametrize(
+    ("end", "reason"),
+    [
+        ("raise AssertionError('this one has had enough')", "this one has had enough"),
+        ("os.abort()", "rank 1 was killed by SIGABRT"),
+    ],
+)
+def test_a_rank_that_fails_ends_the_trial(
+    trial: Trial, own: Callable[..., str], end: str, reason: str
+) -> None:
+    """The cause is the rank that failed, not one that was ended for it."""
+    fails = own(step=f"if os.environ['RANK'] == '1': {end}")
     done = trial(fails, "--ranks", "2", "--seconds", "600", "--workers", "1")
     assert done.code == 14, done.err
-    assert "this one has had enough" in done.told["reason"]
+    assert reason in done.told["reason"]
 
 
 @pytest.mark.long

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -157,23 +158,38 @@ def _crashed(seen: Seen, base: Ending) -> Ending:
 
 
 def _silent_rank(seen: Seen) -> str | None:
-    """The rank that ended without a word while the others complain that it is gone."""
+    """The rank that ended without a word, and not because the launcher ended it: when one fails,
+    the launcher ends those that still live, and others complain that it is gone."""
     if seen.expected_ranks == 1:
         return None
-    spoke = {rank.get("rank") for rank in seen.ranks if rank.get("done") or rank.get("error")}
-    rank = next((n for n in range(seen.expected_ranks) if n not in spoke), None)
-    if rank is None:
-        return None
-    code = dict(_EXIT_CODES.findall(seen.stderr)).get(str(rank))
+    told = {rank.get("rank"): rank for rank in seen.ranks}
+    codes = {int(rank): int(code) for rank, code in _EXIT_CODES.findall(seen.stderr)}
+    for number in range(seen.expected_ranks):
+        rank, code = told.get(number, {}), codes.get(number)
+        if rank.get("done") or rank.get("error") or _was_dismissed(rank.get("pid"), code, seen):
+            continue
+        return f"rank {number} {_left_how(code)}"
+    return None
+
+
+def _was_dismissed(pid: int | None, code: int | None, seen: Seen) -> bool:
+    """Whether the launcher ended a rank since another had failed. It says so, unless it was told
+    to log less."""
+    dismissed = _DISMISSED.findall(seen.stderr)
+    if dismissed:
+        return str(pid) in dismissed
+    return code == -signal.SIGTERM and bool(seen.errors)
+
+
+def _left_how(code: int | None) -> str:
     if code is None:
-        return f"rank {rank} ended without a word"
-    number = int(code)
-    how = f"was killed by {signal_name(-number)}" if number < 0 else f"left with code {number}"
-    return f"rank {rank} {how}"
+        return "ended without a word"
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"left with code {code}"
 
 
 _EXIT_CODES = re.compile(r"rank\s*:\s*(\d+) \(local_rank[^\n]*\n\s*exitcode\s*:\s*(-?\d+)")
-"""As the elastic launcher tells them."""
+_DISMISSED = re.compile(r"Sending process (\d+) closing signal")
+"""Both as the elastic launcher tells them."""
 
 
 def last_lines(text: str, count: int = _STDERR_LINES) -> list[str]:

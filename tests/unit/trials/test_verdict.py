@@ -108,6 +108,31 @@ def test_a_rank_that_was_killed_says_nothing_and_is_named() -> None:
     assert judge_trial(replace(seen, stderr=said)).reason == "rank 0 was killed by SIGKILL"
 
 
+LAUNCHER = """W api.py:1028] Sending process 31 closing signal SIGTERM
+Failures:
+[1]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : -15 (pid: 31)  (SIGTERM)
+Root Cause (first observed failure):
+[0]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : {code} (pid: 32)
+"""
+
+
+def test_a_rank_that_the_launcher_ended_is_not_the_cause() -> None:
+    """It may be ended before it could complain of the one that failed."""
+    ended = {"rank": 0, "pid": 31, "done": False, "error": None}
+    failed = {"rank": 1, "pid": 32, **error("error", "mine")}
+    seen = Seen(FAILED, [ended, failed], 2, stderr=LAUNCHER.format(code=1))
+    assert judge_trial(seen).reason == "RuntimeError: mine"
+    quiet = replace(seen, stderr=seen.stderr.partition("\n")[2])
+    assert judge_trial(quiet).reason == "RuntimeError: mine"
+    aborted = {"rank": 1, "pid": 32, "done": False, "error": None}
+    abort = replace(seen, ranks=[ended, aborted], stderr=LAUNCHER.format(code=-6))
+    assert judge_trial(abort).reason == "rank 1 was killed by SIGABRT"
+
+
 def test_memory_that_is_refused() -> None:
     said = error("host_oom", "[enforce fail] DefaultCPUAllocator: can't allocate memory")
     assert judge_trial(Seen(FAILED, [said], 1)).outcome is Outcome.HOST_OOM
