@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -12,8 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from stepscope.runs.reader import Run, open_run
+
+settings.register_profile("stepscope", deadline=None)  # a busy machine is no finding
+settings.load_profile("stepscope")
+signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run behind a shell
 
 STEPSCOPE = [sys.executable, "-m", "stepscope"]
 SCRIPTS = Path(__file__).parent / "data" / "scripts"

@@ -27,7 +27,7 @@ def share_left(found: Steady, steps: Floats) -> float:
     return float(steps[found.warmup :].mean()) / 0.02
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(SEEDS, st.integers(40, 400), st.floats(0.02, 0.5), st.floats(0.3, 5), st.floats(0.005, 0.05))
 def test_a_planted_warmup_is_cut(
     seed: int, steps: int, part: float, factor: float, noise: float
@@ -136,7 +136,6 @@ def test_equal_steps_are_steady() -> None:
     assert find_steady(even(50)) == Steady(0, True, drift=0.0)
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(1, 10**12), max_size=60), st.integers(-20, 20), st.integers(0, 9))
 def test_the_unit_does_not_matter(lengths: list[int], power: int, workers: int) -> None:
     scaled = find_steady(np.array(lengths, float) * 2.0**power, workers)

@@ -244,7 +244,7 @@ JUNK = st.recursive(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(
     st.fixed_dictionaries({}, optional=dict.fromkeys((*TOLD, "device_memory"), JUNK)),
     st.fixed_dictionaries({}, optional=dict.fromkeys(WORKLOAD, JUNK)),

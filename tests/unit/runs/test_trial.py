@@ -37,7 +37,7 @@ def write(path: Path, parts: list[tuple[int, ...]]) -> list[Step]:
     return steps
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(parts=STEPS, cut=st.integers(0, 2 * RECORD.size), zeros=st.integers(0, 3 * RECORD.size))
 def test_whole_steps_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, ...]], cut: int, zeros: int

@@ -81,7 +81,7 @@ def test_another_count_shares_its_files() -> None:
     assert len(digests(smaller, ".jpg")) == 12
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(0, 2**31), st.integers(0, 10**6))
 def test_any_image_has_structure_and_grain(number: int, label: int) -> None:
     light, blue, red = draw(0, number, label)
@@ -211,7 +211,7 @@ def all_frames(clip: Path) -> np.ndarray:
     return decoded(clip)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(begin=st.integers(0, 59), frames=st.integers(1, 16))
 def test_a_window_is_what_decoding_from_the_start_gives(
     clip: Path, all_frames: np.ndarray, begin: int, frames: int
