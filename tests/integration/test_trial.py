@@ -8,10 +8,12 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from conftest import Tried, trial_environment
 from stepscope.runs.reader import open_run
+from stepscope.runs.trial import read_steps
 from stepscope.trials.pulse import Progress
 
 Trial = Callable[..., Tried]
@@ -70,23 +72,22 @@ def test_parts_of_a_training(trial: Trial) -> None:
 
 
 def test_cpus(trial: Trial) -> None:
-    """Two CPUs do nearly twice the work of one, and one is all that a trial of one uses. Others on
-    this machine can only hide that: one pair that shows it is enough."""
-    gains = (_rate_with(trial, 2, n) / _rate_with(trial, 1, n) for n in range(3))
-    assert any(gain > 1.25 for gain in gains)
+    """Two CPUs do nearly twice the work of one, and one is all that a trial of one uses."""
+    assert _quick_step(trial, 1) > 1.25 * _quick_step(trial, 2)
 
 
-def _rate_with(trial: Trial, cpus: int, number: int) -> float:
+def _quick_step(trial: Trial, cpus: int) -> float:
+    """How long a step takes while nobody else on this machine wants its CPUs."""
     done = trial(
-        "resnet18", "--image-size", "96", "--batch-size", "16", "--data", "resident",
-        "--samples", "32", "--seconds", "5", "--cpus", str(cpus), "--name", f"n{number}cpus{cpus}",
+        "resnet18", "--image-size", "64", "--batch-size", "8", "--data", "resident",
+        "--samples", "32", "--seconds", "5", "--cpus", str(cpus), "--name", f"cpus{cpus}",
     )  # fmt: skip
     assert done.code == 0, done.err
-    (folder,) = done.runs.glob(f"*_n{number}cpus{cpus}_*")
+    (folder,) = done.runs.glob(f"*_cpus{cpus}_*")
     limit = json.loads((folder / "run.json").read_text())["limits"]["cpus"]
     assert limit["by"] == "affinity" and len(limit["cpus"]) == limit["threads"] == cpus
     assert limit["masks_checked"] > 0 and limit["escaped"] == []
-    return float(done.told["samples_per_second"])
+    return float(np.quantile(read_steps(folder / "trial" / "steps0.bin")["compute_ns"], 0.1))
 
 
 @pytest.mark.parametrize(
