@@ -34,6 +34,9 @@ LOOKS_ONLY: dict[str, Any] = {
     "gpus": [{"gpm": False, "name": "NVIDIA A100", "pcie": [4, 16], "load": "h2d"}]
 }
 
+SAMPLE_US = 166_667
+"""How often the driver looks which process is running."""
+
 
 @cache
 def real() -> ModuleType:
@@ -195,6 +198,23 @@ class FakeNvml:
         now = [p for p in listed if p.get("after", 0.0) <= gpu.seconds]
         return [SimpleNamespace(pid=p["pid"], usedGpuMemory=p["bytes"]) for p in now]
 
+    def nvmlDeviceGetProcessUtilization(self, gpu: FakeGpu, after_us: int) -> list[Any]:
+        """Of every process with a figure `sm`: a sample for each time that the driver looked."""
+        self._whole(gpu, "nvmlDeviceGetProcessUtilization")
+        now_us = time.time_ns() // 1000
+        began_us = now_us - int(gpu.seconds * 1e6)
+        samples = [SimpleNamespace(pid=0, timeStamp=0, smUtil=0xFFFFFFFF)]  # an unfilled place
+        for process in gpu.spec.get("processes", []):
+            since_us = max(began_us + int(process.get("after", -5.0) * 1e6), after_us)
+            samples += [
+                SimpleNamespace(pid=process["pid"], timeStamp=at_us, smUtil=process["sm"])
+                for at_us in range(since_us - since_us % SAMPLE_US + SAMPLE_US, now_us, SAMPLE_US)
+                if "sm" in process
+            ]
+        if len(samples) == 1:
+            raise real().NVMLError(real().NVML_ERROR_NOT_FOUND)
+        return samples
+
     def nvmlDeviceGetFieldValues(self, gpu: FakeGpu, fields: list[int]) -> list[Any]:
         row = self._whole(gpu, "nvmlDeviceGetFieldValues")
         return [self._field(gpu, row, field) for field in fields]
@@ -275,7 +295,7 @@ class FakeNvml:
         gpu: FakeGpu = request.sample2.gpu
         if request.sample1.gpu is not gpu or request.sample2.at <= request.sample1.at:
             raise real().NVMLError(real().NVML_ERROR_INVALID_ARGUMENT)
-        values = self._row(gpu, "nvmlGpmMetricsGet")["gpm"]
+        values = _performance(self._row(gpu, "nvmlGpmMetricsGet"))
         for slot in request.metrics[: request.numMetrics]:
             slot.nvmlReturn = gpu.refusal(f"gpm {slot.metricId}")
             slot.value = values[str(slot.metricId)]
@@ -300,6 +320,11 @@ class FakeNvml:
         if gpu.of is not None:
             raise real().NVMLError(real().NVML_ERROR_NOT_SUPPORTED)
         return row
+
+
+def _performance(row: dict[str, Any]) -> dict[str, float]:
+    """GPM's answers; a recording without "graphics" gets it from what ran at the time."""
+    return {"1": float(row["gpu"]) if row["gpm"]["2"] else 0.0, **row["gpm"]}
 
 
 def from_environment() -> FakeNvml:

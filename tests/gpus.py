@@ -13,8 +13,8 @@ from stepscope.sensors.nvml import Nvml, open_nvml
 from stepscope.sensors.pcie import PcieSensor
 
 NAMES = (
-    "gpu activity", "gpu power", "gpu memory", "gpu utilisation", "gpu processes", "gpu state",
-    "gpu energy", "gpu errors",
+    "gpu activity", "gpu power", "gpu memory", "gpu utilisation", "gpu processes", "gpu others",
+    "gpu state", "gpu energy", "gpu errors",
 )  # fmt: skip
 
 NOT_SUPPORTED, NO_PERMISSION, LOST = 3, 4, 15

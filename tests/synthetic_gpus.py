@@ -19,7 +19,9 @@ Values = dict[str, float | None]
 Row = tuple[float, float | None, Entity, Values]
 """When, over how many seconds, of which GPU, what."""
 
-GPM_SHARES = ("gpu_sm", "gpu_occupancy", "gpu_tensor", "gpu_fp32", "gpu_fp16", "gpu_dram")
+GPM_SHARES = (
+    "gpu_active", "gpu_sm", "gpu_occupancy", "gpu_tensor", "gpu_fp32", "gpu_fp16", "gpu_dram",
+)  # fmt: skip
 COUNTER_OVER_READINGS = 1.03
 """How much more the energy counter tells than the power readings do."""
 ENERGY_EVERY = 10.0
@@ -112,6 +114,7 @@ def _sensors(plan: Plan) -> list[tuple[float, Read]]:
         (1.0, _state),
         (ENERGY_EVERY, _energy),
         (30.0, _errors),
+        (2.0, _others),
     ]
 
 
@@ -131,6 +134,7 @@ def _activity(plan: Plan, at: float, index: int, noise: float) -> Values:
     sm = _busy(plan, at, index) * (1 + 0.04 * noise)
     nvlink = 8e9 * sm if plan.gpus > 1 else 0.0
     return {
+        "gpu_active": min(1.0, 1.1 * sm),
         "gpu_sm": sm,
         "gpu_occupancy": 0.4 * sm,
         "gpu_tensor": 0.42 * sm,
@@ -199,6 +203,10 @@ def _state(plan: Plan, at: float, index: int, noise: float) -> Values:
         "gpu_slowed_heat": 0.0,
         "gpu_slowed_other": 0.0,
     }
+
+
+def _others(plan: Plan, at: float, index: int, noise: float) -> Values:
+    return {"gpu_others": 0.0}
 
 
 def _errors(plan: Plan, at: float, index: int, noise: float) -> Values:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, Literal
 
 
 class Outcome(str, Enum):
@@ -140,3 +140,78 @@ class Summary:
     roles: tuple[str, ...]
     watcher: dict[str, float]
     totals: dict[str, float]
+
+
+Confidence = Literal["high", "medium", "low"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """A number that a finding rests on."""
+
+    what: str
+    """In words: "waited for the next batch"."""
+    value: float
+    unit: str
+    """"share", "s", "cores", "bytes", "bytes/s", "count", "1/s", "times", "W", "MHz"."""
+    threshold: str | None = None
+    """The name of the threshold that it was held against."""
+    limit: float | None = None
+    """That threshold, in the unit of the value."""
+    source: str = ""
+    """What measured it: "loader", "stack samples", "GPM", "/proc"."""
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to change, in the user's own terms."""
+
+    change: str
+    """The new code, setting or command: "num_workers=8"."""
+    why: str = ""
+    where: str | None = None
+    """"train.py:41", where it is known."""
+    line: str | None = None
+    """The code that is there now."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What holds a training back, or that nothing does."""
+
+    cause: str
+    """One of `analysis.causes.CAUSES`: "input.workers"."""
+    title: str
+    """A few words: "too few loader workers"."""
+    says: str
+    """One sentence with the numbers."""
+    confidence: Confidence
+    because: str
+    """Why that sure."""
+    ceiling: float | None
+    """How many times as fast it could be at most without this; None where that is not known."""
+    healthy: bool = False
+    """Whether this is how it should be."""
+    evidence: tuple[Evidence, ...] = ()
+    advice: tuple[Advice, ...] = ()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """All that holds a run back, what matters most first."""
+
+    findings: tuple[Finding, ...]
+    """At least one."""
+    next: str | None
+    """What would hold it back once the first is fixed, in a sentence."""
+    basis: str
+    """What was judged: which steps of which stretch, and what was not known."""
+    begin_s: float
+    """The stretch that was judged, on the clock of the run."""
+    end_s: float
+    weak: bool = False
+    """Whether steps were not seen, so that all this is by the use of resources alone."""
+
+    @property
+    def first(self) -> Finding:
+        return self.findings[0]

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
+from stepscope.records import Verdict
 from stepscope.report.derive import derive
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.reader import open_run
+from stepscope.runs.reader import Run, open_run
 from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
+from synthetic_verdicts import BAD, HEALTHY, WEAK, WORKERS
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = [
@@ -147,7 +149,7 @@ def test_line_can_be_hidden_by_mouse_and_keyboard(report: Opened) -> None:
 
 def test_tables_and_numbers_are_there(report: Opened) -> None:
     page = report.page
-    assert page.locator(".badge").inner_text() == "ok"
+    assert page.locator(".identity .badge").inner_text() == "ok"
     assert page.locator(".tile").count() == 8
     ledger = page.locator("section.card", has=page.get_by_role("heading", name="Epochs"))
     assert ledger.locator("tbody tr").count() == 4
@@ -180,6 +182,48 @@ def test_nothing_of_a_run_is_taken_for_code(browser: Browser, tmp_path: Path) ->
 @pytest.fixture
 def gpu_report(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
     yield from open_report(browser, write_run(tmp_path / "run", Plan(gpus=2, idle_gpus=1)))
+
+
+ALL_INSIDE = """card => {
+  const {right} = card.getBoundingClientRect();
+  const all = [...card.querySelectorAll("*")];
+  return right < innerWidth && all.every((each) => each.getBoundingClientRect().right <= right);
+}"""
+
+
+@pytest.mark.parametrize("verdict", [BAD, HEALTHY, WEAK], ids=["bad", "healthy", "weak"])
+def test_what_holds_it_back_stands_above_all_else(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+) -> None:
+    monkeypatch.setattr(Run, "explained", lambda run: verdict)
+    for opened in open_report(browser, write_run(tmp_path / "run", Plan(seconds=5))):
+        page = opened.page
+        card = page.locator("main > header + section.finding")
+        assert card.locator("h2").inner_text() == verdict.first.says
+        assert (card.get_by_text("Without steps, this").count() == 1) == verdict.weak
+        tone = "good" if verdict.first.healthy else "warning"
+        assert f"finding {tone}" in (card.get_attribute("class") or "")
+        assert card.locator("tbody tr:visible").count() == len(verdict.first.evidence)
+        assert card.locator(".advice li:visible").count() == len(verdict.first.advice)
+        for width in (1400, 390):
+            page.set_viewport_size({"width": width, "height": 900})
+            assert card.evaluate(ALL_INSIDE)
+
+
+def test_other_findings_are_folded_and_code_is_shown_as_code(
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "explained", lambda run: BAD)
+    for opened in open_report(browser, write_run(tmp_path / "run", Plan(seconds=5))):
+        card = opened.page.locator("section.finding")
+        assert (
+            card.locator(".advice code").first.inner_text()
+            == (WORKERS.advice[0].line or "").strip()
+        )
+        other = card.get_by_text(BAD.findings[1].says)
+        assert other.is_hidden()
+        card.locator("summary").click()
+        assert other.is_visible()
 
 
 EPOCH_LINES = """canvas => {
@@ -276,7 +320,7 @@ def test_empty_run(browser: Browser, tmp_path: Path) -> None:
 
 def test_cut_off_run(browser: Browser, tmp_path: Path) -> None:
     for opened in open_report(browser, write_cut_off_run(tmp_path / "run")):
-        assert opened.page.locator(".badge.warning").inner_text() == "lost"
+        assert opened.page.locator(".identity .badge.warning").inner_text() == "lost"
         assert opened.page.locator("canvas").count() == 3
 
 

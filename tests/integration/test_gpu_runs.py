@@ -18,6 +18,8 @@ from gpus import LOST, NO_PERMISSION, NOT_SUPPORTED
 from stepscope.metrics import of_scope
 
 SLEEP = ("-c", "import time; time.sleep(1.2)")
+SLEEP_LONGER = ("-c", "import time; time.sleep(2.6)")
+"""Long enough for what is read every two seconds."""
 ALL = {metric.key for metric in of_scope("gpu")}
 
 
@@ -41,7 +43,7 @@ def uuids(done: Finished) -> list[str]:
 
 
 def test_a_run_records_its_gpu(watch: Callable[..., Finished]) -> None:
-    done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.ONE_H200))
+    done = watch(sys.executable, *SLEEP_LONGER, env=machine(fake_nvml.ONE_H200))
     assert done.code == 0
     (gpu,) = done.run.facts["environment"]["gpus"]
     assert (gpu["label"], gpu["model"], gpu["power_limit_watts"]) == ("GPU 0", "NVIDIA H200", 700)

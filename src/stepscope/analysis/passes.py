@@ -79,7 +79,7 @@ def training_loaders(timeline: Timeline, passes: Sequence[Pass]) -> list[int]:
 def _of_loader(timeline: Timeline, number: int) -> list[Pass]:
     begins = timeline.loader_begins[timeline.loader_begins["number"] == number]
     ends = np.ascontiguousarray(timeline.loader_ends["t"][timeline.loader_ends["number"] == number])
-    own = timeline.batches[timeline.batches["number"] == number]
+    own = timeline.batches.take(np.flatnonzero(timeline.batches["number"] == number))
     times = np.ascontiguousarray(own["t"])
     starts = np.ascontiguousarray(begins["t"])
     limits = np.append(starts[1:], _NEVER)

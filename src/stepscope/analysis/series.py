@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +17,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Series:
-    """Values at times (monotonic ns). A rate holds over the `window` seconds before its time."""
+    """Values at times (monotonic ns), in their order. A rate holds over the `window` seconds before
+    its time."""
 
     t: Ints
     window: Floats
@@ -27,8 +29,12 @@ class Series:
 
     def between(self, begin_ns: int, end_ns: int) -> Series:
         """The samples taken in a stretch of time."""
-        keep = (self.t >= begin_ns) & (self.t <= end_ns)
+        keep = slice(self.t.searchsorted(begin_ns), self.t.searchsorted(end_ns, side="right"))
         return Series(self.t[keep], self.window[keep], self.value[keep])
+
+    @cached_property
+    def longest_window_ns(self) -> int:
+        return int(self.window.max(initial=0) * 1e9)
 
 
 EMPTY = Series(np.empty(0, np.int64), np.empty(0), np.empty(0))
@@ -53,8 +59,8 @@ def integrate(rate: Series, begin_ns: int, end_ns: int) -> float | None:
 
 def amount_of(rate: Series, begin_ns: int, end_ns: int) -> Amount | None:
     """The amount of a rate in a stretch of time; samples on its edges count in part."""
-    longest_ns = rate.window.max(initial=0) * 1e9
-    near = slice(*np.searchsorted(rate.t, (begin_ns, end_ns + longest_ns), side="right"))
+    until_ns = end_ns + rate.longest_window_ns
+    near = slice(*rate.t.searchsorted((begin_ns, until_ns), side="right"))
     t, window = rate.t[near], rate.window[near]
     overlap = np.clip(np.minimum(t, end_ns) - np.maximum(t - window * 1e9, begin_ns), 0, None) / 1e9
     if not (overlap > 0).any():

@@ -61,7 +61,7 @@ def find_steady(durations: npt.ArrayLike, workers: int = 0) -> Steady:
     if len(rest) < LEAST_JUDGED:
         many = f"{len(rest)} steps are" if len(rest) != 1 else "one step is"
         return Steady(warmup, False, f"{many} too few to judge whether it is steady")
-    sureness, drift = _trend(batch_means(_clipped(rest, rest), _DRIFT_BATCHES))
+    sureness, drift = trend(batch_means(_clipped(rest, rest), _DRIFT_BATCHES))
     if sureness < _SURE or abs(drift) < MUCH:
         return Steady(warmup, True, drift=drift)
     return Steady(warmup, False, _drifts(drift, at_cap=warmup >= len(steps) // 2), drift)
@@ -111,7 +111,7 @@ def _clipped(values: Floats, usual: Floats) -> Floats:
     return np.clip(values, low, high)
 
 
-def _trend(means: Floats) -> tuple[float, float]:
+def trend(means: Floats) -> tuple[float, float]:
     """How sure a trend is, in standard deviations, and how large it is over all of the values."""
     count = len(means)
     first, later = np.triu_indices(count, 1)

@@ -39,6 +39,8 @@ from stepscope.sensors.tree import ProcessTree
 _POLL_S = 0.9
 _SETTLED_POLLS = 3
 """By then a command has become what it is: `taskset` has run what it was told to run."""
+_LOOK_AGAIN_POLLS = 4
+"""A script may narrow its own CPUs once it has imported what it needs, seconds later."""
 _SETTLE_S = 0.5
 """How long after processes appeared PSS is read: they have touched their memory by then."""
 _JUST_NOW_S = 30.0
@@ -253,7 +255,8 @@ class Session:
     def _learn_allowance(self) -> None:
         """How many CPUs the process that trains may use: the command may have narrowed it."""
         pid = next((p for p in self.tree.trains if p in self.tree.processes), self.tree.root)
-        news = self._polls <= _SETTLED_POLLS or pid != self._allowance_of
+        settled = self._polls > _SETTLED_POLLS and self._polls % _LOOK_AGAIN_POLLS
+        news = not settled or pid != self._allowance_of
         if news and pid in self.tree.processes:
             self._allowance_of = pid
             cpu = self.facts["environment"].setdefault("cpu", {})

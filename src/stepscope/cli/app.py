@@ -9,6 +9,7 @@ import typer
 
 import stepscope
 from stepscope.cli.doctor import doctor
+from stepscope.cli.explain import explain
 from stepscope.cli.report import report
 from stepscope.cli.run import run
 from stepscope.cli.top import top
@@ -47,6 +48,7 @@ app.command(context_settings={"ignore_unknown_options": False, "allow_interspers
 app.command()(watch)
 app.command()(top)
 app.command()(report)
+app.command()(explain)
 app.command()(trial)
 app.command()(doctor)
 

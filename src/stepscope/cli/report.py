@@ -6,7 +6,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -14,6 +14,12 @@ from stepscope.cli.options import RUNS_VARIABLE
 from stepscope.cli.run import near
 from stepscope.errors import RunFolderError, StepscopeError
 from stepscope.runs.paths import DEFAULT_FOLDER
+
+if TYPE_CHECKING:
+    from stepscope.runs.reader import Run
+
+DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+"""What reading a run comes to where its files do not hold what they must."""
 
 
 def report(
@@ -24,18 +30,16 @@ def report(
 ) -> None:
     """Show the summary of a run and write its report again."""
     from stepscope.report.derive import derive
+    from stepscope.report.explaintext import print_after_run
     from stepscope.report.profiles import print_profile_of, profile_dict_of
     from stepscope.report.summary import summary_dict
     from stepscope.report.terminal import print_summary
     from stepscope.report.trial import trial_view
     from stepscope.report.trialjson import trial_dict
     from stepscope.report.trialtable import print_trial
-    from stepscope.runs.reader import latest_run, open_run
     from stepscope.runs.trial import is_trial
 
-    opened = open_run(
-        run if run is not None else latest_run(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
-    )
+    opened = open_or_latest(run)
     try:
         view = derive(opened)
     except OSError as error:
@@ -43,11 +47,8 @@ def report(
             f"The report cannot be written in {opened.path}: {error.strerror}",
             "Copy the folder to a place you can write",
         ) from None
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{opened.path} cannot be understood: {type(error).__name__}: {str(error)[:200]}",
-            "The folder is damaged: copy it again, or run the command again",
-        ) from None
+    except DAMAGED as error:
+        raise not_understood(opened, error) from None
     trial = trial_view(opened) if is_trial(opened) else None
     if as_json:
         told = summary_dict(view)
@@ -63,3 +64,21 @@ def report(
         print_profile_of(console, opened)
         console.print("\nAll of the run, from the start of its processes to their end:")
     print_summary(console, view, near(opened.paths.report_html))
+    if view.finding:
+        print_after_run(console, view.finding, near(opened.path))
+
+
+def open_or_latest(run: Path | None) -> Run:
+    """The run that was named, or the newest where runs go."""
+    from stepscope.runs.reader import latest_run, open_run
+
+    return open_run(
+        run if run is not None else latest_run(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
+    )
+
+
+def not_understood(run: Run, error: Exception) -> RunFolderError:
+    return RunFolderError(
+        f"{run.path} cannot be understood: {type(error).__name__}: {str(error)[:200]}",
+        "The folder is damaged: copy it again, or run the command again",
+    )

@@ -43,7 +43,7 @@ def run(
     quiet: Quiet = False,
     as_json: SummaryAsJson = False,
 ) -> None:
-    """Watch a command and all that it starts; end with a summary and a report.
+    """Watch a command and all that it starts; end with a summary, a report and what to do next.
 
     The command runs as if alone: its terminal, signals and exit code are its own. Exit codes 125 to
     127 mean that it was not started (125: stepscope could not begin, 126: the command cannot be
@@ -137,4 +137,9 @@ def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:
     if not quiet:
         from rich.console import Console
 
-        print_summary(Console(stderr=True), view, near(run.paths.report_html))
+        from stepscope.report.explaintext import print_after_run
+
+        console = Console(stderr=True)
+        print_summary(console, view, near(run.paths.report_html))
+        if view.finding:
+            print_after_run(console, view.finding, near(run.path))

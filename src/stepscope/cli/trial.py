@@ -22,7 +22,9 @@ from stepscope.records import Outcome
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
+    from stepscope.report.explain import VerdictView
     from stepscope.report.trial import TrialView
+    from stepscope.runs.reader import Run
 
 EXIT_CODES = {
     Outcome.OK: 0,
@@ -168,26 +170,27 @@ def _end_on_request() -> None:
 
 
 def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
-    """The table for people, the JSON for programs, and the report of each run."""
+    """The table and the finding for people, the JSON for programs, and the report of each run."""
     from rich.console import Console
 
-    from stepscope.report.derive import derive
+    from stepscope.report.explainjson import verdict_dict
+    from stepscope.report.explaintext import print_after_trial
     from stepscope.report.profiles import print_profile_of, profile_dict_of
     from stepscope.report.trialjson import trials_dict
     from stepscope.report.trialtable import print_trial
     from stepscope.runs.reader import open_run
 
     runs = [open_run(view.folder) for view in views]
-    for run in runs:
-        try:
-            derive(run)
-        except OSError as error:
-            say(f"the report could not be written: {error.strerror}; later: stepscope report")
+    findings = [_derived(run) for run in runs]
+    # Repeats are held back by the same, and what failed has been told its cause.
+    good = [each for view, each in zip(views, findings, strict=True) if view.is_ok]
+    finding = good[-1] if good else None
     if as_json:
         told = trials_dict(views)
         profiles = [profile for run in runs if (profile := profile_dict_of(run))]
         if profiles:
             told["profiles"] = profiles
+        told["explained"] = verdict_dict(finding.verdict) if finding else None
         sys.stdout.write(json.dumps(told) + "\n")
         sys.stdout.flush()
     if not quiet:
@@ -195,3 +198,16 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
         print_trial(console, views)
         for run in runs:
             print_profile_of(console, run)
+        if finding:
+            print_after_trial(console, finding)
+
+
+def _derived(run: Run) -> VerdictView | None:
+    """Write the report of a run; what holds it back is shown with all others."""
+    from stepscope.report.derive import derive
+
+    try:
+        return derive(run).finding
+    except OSError as error:
+        say(f"the report could not be written: {error.strerror}; later: stepscope report")
+        return None

@@ -25,7 +25,7 @@ def watch(
     quiet: Quiet = False,
     as_json: SummaryAsJson = False,
 ) -> None:
-    """Watch a process that is running, and all that it starts; end with a summary and a report.
+    """Watch a running process and all that it starts; end with a summary, a report and what to do.
 
     Watching ends with the process. Ctrl-C, SIGTERM or --duration end only the watching: the process
     runs on. Epochs and steps are not seen, since nothing can be put into a process that runs. How

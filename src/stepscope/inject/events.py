@@ -39,7 +39,17 @@ GPU_MEMORY = 15  # number: which device, a: bytes allocated, b: bytes reserved
 GPU_PEAK = 16  # number: which device, a: most bytes allocated so far, b: most reserved
 GPU_RETRIES = 17  # number: which device, a: allocator retries so far, b: allocations that failed
 GPU_OOM = 18  # a: message of the error that ended the process: a GPU had no memory left
-LAST_KIND = GPU_OOM
+LOADER = 19  # number: which loader, a: workers | prefetched batches << 16, b: batch size; flags
+LOADER_MADE = 20  # number: which loader, a: name of the line of code that made it
+PREPARED = 21  # a: ns for the samples of a batch, b: ns of CPU in that; number: µs without a CPU
+COLLATED = 22  # a: ns to make a batch of them, b: ns of CPU in that; number: µs without a CPU
+DEVICE_STEP = 23  # a: ns the device took from batch to end, b: ns the host took to queue it; flags
+WHERE = 24  # a: name of where the training thread was, b: µs of the time since the last ones
+SETTINGS = 25  # a: name of a text in JSON: what the framework is set to
+LAST_KIND = SETTINGS
+
+LOADER_PINS, LOADER_PERSISTS = 1, 2  # flags of LOADER
+HOST_AHEAD = 1  # flag of DEVICE_STEP: the device had not begun the step when it was all queued
 
 VALUE_NONE, VALUE_INT, VALUE_FLOAT, VALUE_TEXT = 0, 1, 2, 3
 
@@ -88,8 +98,10 @@ def encode_value(value):
 class Writer:
     """Appends records of this process; starts a file of its own after a fork; never raises."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, file=None):
+        """`file` is what several processes share; else each has one of its own."""
         self.folder = folder
+        self._file_name = file
         self._rank = -1
         self.reset()
 
@@ -99,6 +111,23 @@ class Writer:
     def write_named(self, kind, text, flags=0, b=0):
         """A record whose `a` is a text."""
         self.write(kind, flags, 0, self._tell(text), b)
+
+    def write_place(self, text, microseconds):
+        """How long a thread was at a place."""
+        self.write_named(WHERE, text, 0, microseconds)
+
+    def write_line(self, loader, text):
+        """Which line of code made a loader."""
+        self.write(LOADER_MADE, 0, loader, self._tell(text))
+
+    def prepared(self, samples, batch):
+        """How long one batch took to prepare: (wall, CPU, without a CPU) of its samples, and of
+        putting them together."""
+        now = _now()
+        self._append(
+            _pack(now, PREPARED, 0, samples[2] // 1000 & 0xFFFFFFFF, samples[0], samples[1])
+            + _pack(now, COLLATED, 0, batch[2] // 1000 & 0xFFFFFFFF, batch[0], batch[1])
+        )
 
     def mark(self, kind, text, value, flags=0):
         """A mark or the edge of a phase, with any name and value a user gives."""
@@ -188,13 +217,8 @@ class Writer:
 
     def _open(self):
         """Open the file of this process; the record it begins with."""
-        path = os.path.join(self.folder, "%d.bin" % os.getpid())
-        low = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        try:
-            self._fd = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _high_number())
-            os.close(low)
-        except OSError:
-            self._fd = low
+        path = os.path.join(self.folder, self._file_name or "%d.bin" % os.getpid())
+        self._fd = open_high(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         self._file = os.fstat(self._fd)
         if self._started:
             return b""
@@ -225,6 +249,17 @@ def _rank():
         except (KeyError, ValueError):
             continue
     return -1
+
+
+def open_high(path, flags=os.O_RDONLY):
+    """Open a file under a number that scripts do not use (see `_FD_ABOVE`)."""
+    low = os.open(path, flags | os.O_CLOEXEC, 0o644)
+    try:
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _high_number())
+    except OSError:
+        return low
+    os.close(low)
+    return high
 
 
 def _high_number():

@@ -12,6 +12,7 @@ from _frozen_importlib_external import SourceFileLoader
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 WATCHED = (
+    "torch.utils.data._utils.fetch",
     "torch.utils.data.dataloader",
     "torch.optim.optimizer",
     "keras.src.callbacks.callback_list",
@@ -85,10 +86,11 @@ def install(folder):
 
 
 def load_hook():
-    """The hook, and the writer it needs, loaded by path: stepscope need not be installed here."""
-    for name, file in (("_stepscope_events", "events.py"), ("_stepscope_hook", "hook.py")):
+    """The hook, and what it needs, loaded by path: stepscope need not be installed here."""
+    for part in ("events", "looks", "devicetime", "hook"):
+        name = "_stepscope_" + part
         if name not in sys.modules:
-            load(name, os.path.join(_HERE, file))
+            load(name, os.path.join(_HERE, part + ".py"))
     return sys.modules["_stepscope_hook"]
 
 

@@ -6,14 +6,22 @@ takes a few microseconds per step, and whatever goes wrong in it stays in it.
 
 import atexit
 import itertools
+import json
+import os
 import sys
+import threading
 import time
 import weakref
 
 events = sys.modules["_stepscope_events"]
+looks = sys.modules["_stepscope_looks"]
+_device = sys.modules["_stepscope_devicetime"].DeviceTimer()
 
 _now = time.monotonic_ns
+_cpu_now = getattr(time, "thread_time_ns", None)
 _numbers = weakref.WeakKeyDictionary()
+_made_at = weakref.WeakKeyDictionary()
+_told_loaders = set()
 _next_number = itertools.count(1)
 
 
@@ -55,6 +63,7 @@ def _patch_dataloader(module):
     if getattr(base.__next__, "_stepscope", False):
         return "DataLoader"
     next_batch, make_iterator = base.__next__, module.DataLoader.__iter__
+    make_loader = module.DataLoader.__init__
 
     def timed_next(self):
         writer = events.current
@@ -78,7 +87,13 @@ def _patch_dataloader(module):
         _tell_begin(writer, iterator, _now() - started, self)
         return iterator
 
+    def noted_init(self, *args, **kwargs):
+        make_loader(self, *args, **kwargs)
+        if events.current is not None:
+            _note_line(self)
+
     timed_next._stepscope = True
+    module.DataLoader.__init__ = _dressed_as(make_loader, noted_init)
     base.__next__ = _dressed_as(next_batch, timed_next)
     module.DataLoader.__iter__ = _dressed_as(make_iterator, timed_iter)
     return "DataLoader"
@@ -87,8 +102,12 @@ def _patch_dataloader(module):
 def _tell_begin(writer, iterator, spent, loader):
     try:
         number = _number_of(loader)
+        if number not in _told_loaders:
+            _told_loaders.add(number)
+            _tell_loader(writer, loader, number)
         iterator._stepscope = _Pass(number, _size_of_batches(loader))
         writer.write(events.LOADER_BEGIN, 0, number, spent, _length_of(loader))
+        _device.pass_is_over()
     except Exception:
         pass
 
@@ -102,6 +121,7 @@ def _tell_batch(writer, iterator, waited, batch):
         writer.write(events.BATCH, 0, current.number, waited, current.samples_in(batch))
     except Exception:
         pass
+    _device.batch_is_here()
 
 
 def _tell_end(writer, iterator, waited):
@@ -109,9 +129,116 @@ def _tell_end(writer, iterator, waited):
         current = getattr(iterator, "_stepscope", None)
         if current is not None:
             writer.write(events.LOADER_END, 0, current.number, waited)
+            _device.pass_is_over()
             _allocator.tell(writer)
     except Exception:
         pass
+
+
+def _note_line(loader):
+    """Remember which line of code made a loader: it is told with the first pass over it."""
+    try:
+        _made_at[loader] = looks.line_of_caller(3)
+    except Exception:
+        pass
+
+
+def _tell_loader(writer, loader, number):
+    """What a loader was told to do, and where."""
+    workers = int(getattr(loader, "num_workers", 0) or 0)
+    ahead = int(getattr(loader, "prefetch_factor", 0) or 0)
+    flags = events.LOADER_PINS if getattr(loader, "pin_memory", False) else 0
+    flags |= events.LOADER_PERSISTS if getattr(loader, "persistent_workers", False) else 0
+    size = _size_of_batches(loader)
+    writer.write(events.LOADER, flags, number, workers | ahead << 16, -1 if size is None else size)
+    line = _made_at.get(loader)
+    if line:
+        writer.write_line(number, line)
+
+
+def _patch_fetch(module):
+    """Both ways to fetch a batch, in workers and without: first the samples, then the collation."""
+    for kind in (module._MapDatasetFetcher, module._IterableDatasetFetcher):
+        if not getattr(kind.fetch, "_stepscope", False):
+            kind.fetch = _timed_fetch(kind.fetch)
+    return ""
+
+
+def _timed_fetch(fetch):
+    def timed_fetch(self, possibly_batched_index):
+        writer = events.current
+        if writer is None or _cpu_now is None:
+            return fetch(self, possibly_batched_index)
+        samples = _between_clocks(self)
+        started = _clocks()
+        batch = fetch(self, possibly_batched_index)
+        ready, samples[0] = samples[0], None
+        if ready is not None:
+            taken = _passed(started, ready), _passed(ready, _clocks())
+            _writer_of_workers(writer).prepared(*taken)
+        return batch
+
+    timed_fetch._stepscope = True
+    return _dressed_as(fetch, timed_fetch)
+
+
+_of_workers = {}
+
+
+def _writer_of_workers(writer):
+    """Workers come and go by the thousand: those of one parent share a file."""
+    try:
+        key = writer.folder, os.getpid()
+        found = _of_workers.get(key)
+        if found is None:
+            worker = sys.modules["torch.utils.data._utils.worker"].get_worker_info()
+            shared = events.Writer(writer.folder, "workers-%d.bin" % os.getppid())
+            found = _of_workers[key] = writer if worker is None else shared
+        return found
+    except Exception:
+        return writer
+
+
+def _between_clocks(fetcher):
+    """Where the clocks are put down when the samples are there and collation begins."""
+    found = getattr(fetcher, "_stepscope", None)
+    if found is None:
+        found = fetcher._stepscope = [None]
+        collate = fetcher.collate_fn
+
+        def noted_collate(data):
+            found[0] = _clocks()
+            return collate(data)
+
+        fetcher.collate_fn = noted_collate
+    return found
+
+
+def _clocks():
+    """Now, the CPU time of this thread, and how long it was ready to run but had no CPU."""
+    return _now(), _cpu_now(), _without_cpu()
+
+
+def _passed(before, after):
+    return tuple(max(0, after[i] - before[i]) for i in range(3))
+
+
+_schedule = {}
+"""Descriptors of this thread's own account of the scheduler, by process and thread."""
+
+
+def _without_cpu():
+    key = os.getpid(), threading.get_ident()
+    try:
+        fd = _schedule.get(key)
+        if fd is None:
+            native = threading.get_native_id() if hasattr(threading, "get_native_id") else key[0]
+            fd = events.open_high("/proc/%d/task/%d/schedstat" % (key[0], native))
+            _schedule[key] = fd
+        return int(os.pread(fd, 96, 0).split()[1]) if fd >= 0 else 0
+    except Exception:  # a kernel without it, or the descriptor is another file's by now
+        _schedule[key] = -1
+        return 0
 
 
 class _Pass:
@@ -195,7 +322,10 @@ def _patch_optimizer(module):
             if first:
                 first.clear()
                 writer.learn_rank()
+                _tell_settings(writer, optimizer)
+            _device.step_is_queued()
             writer.write(step, 0, _number_of(optimizer), 1)
+            looks.begin(threading.get_ident())
             if _now() >= _allocator.due:
                 _allocator.tell(writer)
 
@@ -203,6 +333,26 @@ def _patch_optimizer(module):
     register(after_step)
     atexit.register(_allocator.tell_last)
     return "optimizer"
+
+
+def _tell_settings(writer, optimizer):
+    """What PyTorch is set to that decides how fast it is: asked once, after the first step."""
+    try:
+        torch = sys.modules["torch"]
+        group = optimizer.param_groups[0]
+        told = {
+            "threads": torch.get_num_threads(),
+            "optimizer": type(optimizer).__name__,
+            "dtype": str(group["params"][0].dtype).replace("torch.", ""),
+            "device": group["params"][0].device.type,
+            "matmul_precision": torch.get_float32_matmul_precision(),
+            "parameters": sum(p.numel() for g in optimizer.param_groups for p in g["params"]),
+            "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
+            "fused": bool(group.get("fused")) or bool(group.get("foreach")),
+        }
+        writer.write_named(events.SETTINGS, json.dumps(told))
+    except Exception:
+        pass
 
 
 class _Allocator:
@@ -286,6 +436,7 @@ def _patch_keras(module):
         writer = events.current
         if writer is not None:
             writer.write(events.STEP, events.FROM_FIT, 0, steps)
+            looks.begin(threading.get_ident())
 
     def test_begins(self, logs=None):
         _keras_mark(events.PHASE_BEGIN, "evaluation", None)
@@ -323,6 +474,7 @@ def _keras_mark(kind, name, value):
 
 
 _PATCHES = {
+    "torch.utils.data._utils.fetch": _patch_fetch,
     "torch.utils.data.dataloader": _patch_dataloader,
     "torch.optim.optimizer": _patch_optimizer,
     "keras.src.callbacks.callback_list": _patch_keras,

@@ -1,10 +1,12 @@
-"""Writes what can be computed of a run at any time: `derived/summary.json` and `report.html`."""
+"""Writes what can be computed of a run at any time: summary, findings and report in `derived/`."""
 
 from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import Any
 
+from stepscope.report.explainjson import explained_dict
 from stepscope.report.format import rate_text
 from stepscope.report.headline import THROUGHPUT, Headline
 from stepscope.report.html import html_of
@@ -15,6 +17,8 @@ from stepscope.report.view import View, view_of
 from stepscope.runs.paths import replace_atomically
 from stepscope.runs.reader import Run
 from stepscope.runs.trial import is_trial
+
+FINDINGS = "findings.json"
 
 
 def _with_trial(view: View, trial: TrialView) -> View:
@@ -28,12 +32,17 @@ def _with_trial(view: View, trial: TrialView) -> View:
 
 
 def derive(run: Run) -> View:
-    """Make both files anew and return what they show. OSError where they cannot be written."""
+    """Make all files anew and return what they show. OSError where they cannot be written."""
     view = view_of(run)
     if is_trial(run):
         view = _with_trial(view, trial_view(run))
     run.paths.derived.mkdir(exist_ok=True)
-    text = json.dumps(summary_dict(view), indent=1, allow_nan=False) + "\n"
-    replace_atomically(run.paths.summary_json, text)
+    told = explained_dict(run, view.finding.verdict) if view.finding else None
+    replace_atomically(run.paths.derived / FINDINGS, _json(told))
+    replace_atomically(run.paths.summary_json, _json(summary_dict(view)))
     replace_atomically(run.paths.report_html, html_of(view))
     return view
+
+
+def _json(told: dict[str, Any] | None) -> str:
+    return json.dumps(told, indent=1, allow_nan=False) + "\n"

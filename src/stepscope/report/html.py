@@ -13,6 +13,7 @@ from typing import Any
 
 from stepscope import __version__
 from stepscope.analysis.series import Floats
+from stepscope.report.explainhtml import finding_card
 from stepscope.report.format import MISSING
 from stepscope.report.headline import Headline
 from stepscope.report.lines import Line, Panel
@@ -45,7 +46,7 @@ def html_of(view: View) -> str:
         command=escape(view.command),
         when=escape(f"Started {view.started}" if view.started else ""),
         evidence=_evidence(view),
-        finding=f'<p class="finding">{escape(view.finding)}</p>' if view.finding else "",
+        finding=finding_card(view.finding) if view.finding else "",
         tiles="\n".join(_tile(each) for each in view.headline),
         hint=_HINT if any(panel.lines for panel in view.panels) else "",
         key=_key(view),

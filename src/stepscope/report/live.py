@@ -12,6 +12,7 @@ from stepscope.metrics import BY_KEY
 from stepscope.records import Ending
 from stepscope.report.format import allowed_text, bytes_text
 from stepscope.report.livegpus import gpu_blocks
+from stepscope.report.outcomes import OUTCOMES, Tone
 from stepscope.report.panels import network, roles_in_order
 from stepscope.report.progress import Pace, Told
 from stepscope.report.traces import (
@@ -25,7 +26,6 @@ from stepscope.report.traces import (
     ranked,
     trace,
 )
-from stepscope.report.view import OUTCOMES, Tone
 
 _COST_S = 10.0
 """What watching costs is a mean over so many seconds."""

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 from typing import Any
 
 from stepscope.analysis.gpus import GpuRow
 from stepscope.metrics import BY_KEY
 from stepscope.records import Statistic
+from stepscope.report.explainjson import plain, verdict_dict
 from stepscope.report.headline import (
     data_wait_share,
     mean_cores,
@@ -25,7 +25,7 @@ def summary_dict(view: View) -> dict[str, Any]:
     """A run as plain values, each in the unit its key names, else as it is stored."""
     summary = view.summary
     ending = view.ending
-    plain = {
+    told = {
         "format": FORMAT,
         "name": view.name,
         "command": view.command,
@@ -35,6 +35,7 @@ def summary_dict(view: View) -> dict[str, Any]:
         "exit_code": ending.exit_code,
         "signal": ending.signal,
         "evidence": ending.evidence,
+        "explained": verdict_dict(view.finding.verdict) if view.finding else None,
         "seconds": summary.seconds,
         "steps": summary.steps,
         "samples": summary.samples,
@@ -57,7 +58,7 @@ def summary_dict(view: View) -> dict[str, Any]:
         "notes": list(view.notes),
         "watcher": summary.watcher,
     }
-    return {key: _without_nan(value) for key, value in plain.items()}
+    return {key: plain(value) for key, value in told.items()}
 
 
 def _gpu(row: GpuRow) -> dict[str, Any]:
@@ -78,13 +79,3 @@ def _gpu(row: GpuRow) -> dict[str, Any]:
 
 def _statistic(found: Statistic) -> dict[str, Any]:
     return {**dataclasses.asdict(found), "unit": BY_KEY[found.metric].unit}
-
-
-def _without_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {str(key): _without_nan(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_without_nan(each) for each in value]
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, str | int) else str(value)

@@ -23,9 +23,6 @@ def print_summary(console: Console, view: View, report: Path | None = None) -> N
     """Write how a run ended, what it used and what watching it cost."""
     console.print(_head(view))
     console.print()
-    if view.finding:
-        console.print(_text(view.finding, "bold"))
-        console.print()
     console.print(_headline(view))
     console.print()
     for table in _tables(view, console.width):

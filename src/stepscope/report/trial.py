@@ -10,9 +10,9 @@ from typing import Any
 from stepscope.analysis.throughput import Combined, combined
 from stepscope.analysis.trial import Measurement, host_cpus, measure, samples_per_step
 from stepscope.records import Ending, Outcome
+from stepscope.report.outcomes import OUTCOMES, Tone
 from stepscope.report.trialadvice import advice_for, when_idle, with_repeats
 from stepscope.report.trialcause import causes
-from stepscope.report.view import OUTCOMES, Tone
 from stepscope.runs.reader import Run, open_run
 from stepscope.runs.trial import known_spread, read_trial
 

@@ -6,35 +6,22 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timezone
-from typing import Any, Literal
+from typing import Any
 
 from stepscope.analysis.epochs import find_phases
 from stepscope.analysis.gpus import GpuUse
 from stepscope.analysis.summary import Recorded, summarise
-from stepscope.records import Ending, Outcome, Span, Summary
+from stepscope.records import Ending, Span, Summary
 from stepscope.report import tables
+from stepscope.report.explain import VerdictView, explained
 from stepscope.report.format import bytes_text, seconds_text, share_text
 from stepscope.report.headline import Headline, headline_of
 from stepscope.report.lines import Panel
 from stepscope.report.notes import notes_of
+from stepscope.report.outcomes import OUTCOMES, Tone
 from stepscope.report.panels import panels_of
 from stepscope.report.tables import Table
 from stepscope.runs.reader import Run
-
-Tone = Literal["good", "bad", "warning", "neutral"]
-
-OUTCOMES: dict[Outcome, tuple[str, Tone]] = {
-    Outcome.OK: ("ok", "good"),
-    Outcome.GPU_OOM: ("out of GPU memory", "bad"),
-    Outcome.HOST_OOM: ("out of memory", "bad"),
-    Outcome.SHM_FULL: ("shared memory full", "bad"),
-    Outcome.TIMEOUT: ("timed out", "warning"),
-    Outcome.CRASHED: ("crashed", "bad"),
-    Outcome.INTERRUPTED: ("interrupted", "warning"),
-    Outcome.LOST: ("lost", "warning"),
-    Outcome.RUNNING: ("running", "neutral"),
-    Outcome.SKIPPED: ("skipped", "neutral"),
-}
 
 
 @dataclass(frozen=True)
@@ -64,7 +51,8 @@ class View:
     ending: Ending
     outcome: str
     tone: Tone
-    finding: str | None
+    finding: VerdictView | None
+    """What holds it back; None where that could not be found out, and a note says why."""
     headline: tuple[Headline, ...]
     seconds: float
     """How far the clock of the panels goes."""
@@ -95,6 +83,7 @@ def view_of(run: Run) -> View:
     summary = summarise(recorded)
     seconds = _clock_end(recorded)
     label, tone = OUTCOMES[run.ending.outcome]
+    finding, trouble = explained(run)
     return View(
         name=run.name,
         command=shlex.join(run.command),
@@ -102,7 +91,7 @@ def view_of(run: Run) -> View:
         ending=run.ending,
         outcome=label,
         tone=tone,
-        finding=None,
+        finding=finding,
         headline=headline_of(summary, recorded.gpu_use),
         seconds=seconds,
         panels=panels_of(recorded, seconds),
@@ -115,7 +104,7 @@ def view_of(run: Run) -> View:
         phase_totals=tables.phases(summary),
         statistics=tables.statistics(summary, {gpu.uuid: gpu.label for gpu in recorded.gpus}),
         environment=tuple(flattened(run.facts.get("environment") or {})),
-        notes=notes_of(run, recorded, seconds),
+        notes=(*notes_of(run, recorded, seconds), *([trouble] if trouble else [])),
         watching=watching_text(summary.watcher, summary.seconds),
         summary=summary,
         gpu_use=recorded.gpu_use,

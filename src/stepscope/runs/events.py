@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,19 @@ class ProcessEvents:
 
     def of(self, *kinds: int) -> Records:
         """The records of these kinds, in the order they were written."""
-        return self.records[np.isin(self.records["kind"], kinds)]
+        places = np.concatenate([self._places(kind) for kind in kinds])
+        return self.records.take(places if len(kinds) == 1 else np.sort(places))
+
+    def _places(self, kind: int) -> npt.NDArray[np.int64]:
+        order, sorted_kinds = self._by_kind
+        return order[slice(*np.searchsorted(sorted_kinds, (kind, kind + 1)))]
+
+    @cached_property
+    def _by_kind(self) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Where the records of every kind are: asked for often, of millions of records."""
+        kinds = self.records["kind"].astype(np.int64)
+        order = np.argsort(kinds.astype(np.uint16), kind="stable")
+        return order, kinds[order]
 
     def named(self, kind: int) -> list[str]:
         """The texts of all records of a kind, without repetition."""
@@ -80,9 +93,15 @@ def parse(data: bytes) -> Records:
     """Whole, plausible records; a torn or zero-filled tail is left out."""
     whole = len(data) // written.SIZE * written.SIZE
     records = np.frombuffer(data[:whole], dtype=RECORD)
-    return records[
-        (records["kind"] > 0) & (records["kind"] <= written.LAST_KIND) & (records["t"] > 0)
-    ]
+    return _those(
+        records,
+        (records["kind"] > 0) & (records["kind"] <= written.LAST_KIND) & (records["t"] > 0),
+    )
+
+
+def _those(records: Records, wanted: npt.NDArray[np.bool_]) -> Records:
+    """By their places: numpy takes five times as long to pick records by a mask."""
+    return records if wanted.all() else records.take(np.flatnonzero(wanted))
 
 
 def _one_process(pid: int, records: Records) -> ProcessEvents:
@@ -93,7 +112,7 @@ def _one_process(pid: int, records: Records) -> ProcessEvents:
     python = _version(int(start["b"][0])) if start.size else None
     dropped = int(records[records["kind"] == written.DROPPED]["a"].sum())
     return ProcessEvents(
-        pid, rank, python, records[records["kind"] != written.NAME], names, dropped
+        pid, rank, python, _those(records, records["kind"] != written.NAME), names, dropped
     )
 
 

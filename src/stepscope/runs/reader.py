@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RunFolderError
-from stepscope.metrics import BY_KEY, SCOPES, Scope
-from stepscope.records import Ending, Gpu, Summary
+from stepscope.metrics import BY_KEY, SCOPES, Scope, of_scope
+from stepscope.records import Ending, Gpu, Summary, Verdict
 from stepscope.runs import runfile
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths
 
@@ -51,6 +51,7 @@ class Run:
         self.path = folder
         self.paths = RunPaths(folder)
         self.facts = facts
+        self._last_ns: dict[Scope, int | None] = {}
 
     @property
     def name(self) -> str:
@@ -75,34 +76,46 @@ class Run:
         if told is not None:
             return int(told)
         last = [int(p.records["t"][-1]) for p in self.processes if len(p.records)]
-        for scope in SCOPES:
-            times = self.samples(scope, ["t_ns"])
-            if times.num_rows:
-                last.append(times.column("t_ns")[-1].as_py())
+        last += [t for t in map(self._last_sample_ns, SCOPES) if t is not None]
         return max(last, default=self.begin_ns)
+
+    def _last_sample_ns(self, scope: Scope) -> int | None:
+        """By what was read before: going through a stream that was never packed takes time."""
+        if scope not in self._last_ns:
+            paths = reversed(self.paths.segments(scope))
+            found = (_last_ns(self._segment(path, ["t_ns"])) for path in paths)
+            self._last_ns[scope] = next((t for t in found if t is not None), None)
+        return self._last_ns[scope]
 
     def samples(self, scope: Scope = "process", columns: list[str] | None = None) -> pa.Table:
         """The samples of a scope as an Arrow table (`.to_pandas()` for pandas)."""
         import pyarrow as pa
 
-        from stepscope.runs.streams import read_segment, schema_of
+        from stepscope.runs.streams import schema_of
 
-        tables = []
-        for path in self.paths.segments(scope):
-            try:
-                tables.append(read_segment(path, columns))
-            except FileNotFoundError:  # rolled to Parquet while we looked
-                tables.append(read_segment(path.with_suffix(".parquet"), columns))
-            except (OSError, pa.ArrowException) as error:
-                raise RunFolderError(
-                    f"{path} cannot be read: {error}", "The folder is damaged: copy it again"
-                ) from None
-        tables = [table for table in tables if table.num_columns]
+        segments = (self._segment(path, columns) for path in self.paths.segments(scope))
+        tables = [table for table in segments if table.num_columns]
         if not tables:
             schema = schema_of(scope)
             empty = schema.empty_table()
             return empty if columns is None else empty.select(columns)
         return pa.concat_tables(tables, promote_options="default")
+
+    def _segment(
+        self, path: Path, columns: Collection[str] | None, *, coded: bool = False
+    ) -> pa.Table:
+        import pyarrow as pa
+
+        from stepscope.runs.streams import read_segment
+
+        try:
+            return read_segment(path, columns, coded=coded)
+        except FileNotFoundError:  # rolled to Parquet while we looked
+            return read_segment(path.with_suffix(".parquet"), columns, coded=coded)
+        except (OSError, pa.ArrowException) as error:
+            raise RunFolderError(
+                f"{path} cannot be read: {error}", "The folder is damaged: copy it again"
+            ) from None
 
     @cached_property
     def processes(self) -> list[ProcessEvents]:
@@ -141,6 +154,10 @@ class Run:
         return steps_table(self.processes)
 
     def timelines(self) -> list[Timeline]:
+        return self._timelines
+
+    @cached_property
+    def _timelines(self) -> list[Timeline]:
         from stepscope.runs.timelines import timeline_of
 
         return [timeline_of(process) for process in self.processes]
@@ -153,24 +170,53 @@ class Run:
         told = (uuid for _, uuid in self._allocators(sampled))
         return gpus_of(self.facts, {*sampled, *told})
 
-    def series(self) -> dict[tuple[str, str], Series]:
-        """Every metric of every entity (single processes left out), the derived ones included."""
-        from stepscope.analysis.summary import with_memory
-        from stepscope.runs.timelines import series_of
+    def series(self, metrics: Collection[str] | None = None) -> dict[tuple[str, str], Series]:
+        """Every metric of every entity (single processes left out), the derived ones included.
 
+        With `metrics`, only these are read from the samples, and those that they are derived from.
+        """
+        from stepscope.analysis.summary import MEMORY_FROM, with_memory
+
+        with_derived = metrics is None or "memory" in metrics
+        if metrics is not None and with_derived:
+            metrics = {*metrics, *MEMORY_FROM}
         found: dict[tuple[str, str], Series] = {}
         for scope in SCOPES:
-            found.update(series_of(self.samples(scope)))
+            found.update(self._sampled(scope, metrics))
         found.update(self._allocators(_gpu_entities(found)))
-        return with_memory(found)
+        return with_memory(found) if with_derived else found
 
-    def recorded(self) -> Recorded:
-        """All that the analysis needs, in memory."""
+    def _sampled(
+        self, scope: Scope, metrics: Collection[str] | None
+    ) -> dict[tuple[str, str], Series]:
+        from stepscope.runs.samples import series_of
+        from stepscope.runs.streams import KEYS
+
+        columns: list[str] | None = None
+        if metrics is not None:
+            wanted = [metric.key for metric in of_scope(scope) if metric.key in metrics]
+            if not wanted:
+                return {}
+            columns = [*KEYS, *wanted]
+        return series_of(self._segments(scope, columns))
+
+    def _segments(self, scope: Scope, columns: list[str] | None) -> Iterator[pa.Table]:
+        """The samples of a scope, segment by segment; each is let go when it was taken in."""
+        last = None
+        for path in self.paths.segments(scope):
+            segment = self._segment(path, columns, coded=True)
+            last = _last_ns(segment) or last
+            yield segment
+            del segment
+        self._last_ns[scope] = last
+
+    def recorded(self, metrics: Collection[str] | None = None) -> Recorded:
+        """All that the analysis needs, in memory; with `metrics`, only these of the samples."""
         from stepscope.analysis.summary import Recorded
         from stepscope.runs.timelines import gpus_of
 
         allowed = (self.facts.get("environment") or {}).get("cpu", {}).get("allowed")
-        series = self.series()
+        series = self.series(metrics)
         gpus = gpus_of(self.facts, _gpu_entities(series))
         return Recorded(series, self.timelines(), self.begin_ns, self.end_ns, allowed, gpus)
 
@@ -180,12 +226,23 @@ class Run:
 
         return summarise(self.recorded())
 
+    def explained(self) -> Verdict:
+        """What holds the run back."""
+        from stepscope.analysis.bottleneck import explain
+        from stepscope.runs.observed import observe
+
+        return explain(observe(self))
+
     def _allocators(self, sampled: Iterable[str]) -> dict[tuple[str, str], Series]:
         """What PyTorch's allocators told, by the names that the facts and samples have for GPUs."""
         from stepscope.runs.timelines import allocator_series, gpus_of
 
         known = gpus_of(self.facts, sampled)
         return allocator_series(self.processes, [gpu.uuid for gpu in known])
+
+
+def _last_ns(segment: pa.Table) -> int | None:
+    return int(segment.column("t_ns")[-1].as_py()) if segment.num_rows else None
 
 
 def _gpu_entities(series: Iterable[tuple[str, str]]) -> set[str]:

@@ -1,4 +1,4 @@
-"""From what is stored to what the analysis takes: timelines and series as plain arrays."""
+"""From what is stored to what the analysis takes: timelines and allocators as plain arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from stepscope.analysis.passes import MarkEvent, Source, Timeline
 from stepscope.analysis.series import Series, sum_of_held
@@ -86,27 +85,6 @@ def steps_table(processes: list[ProcessEvents]) -> pa.Table:
             }
         )
     return pa.concat_tables(tables).sort_by("t_ns")
-
-
-def series_of(samples: pa.Table) -> dict[tuple[str, str], Series]:
-    """(metric, entity) to its values, for rows that are not of a single process."""
-    found: dict[tuple[str, str], Series] = {}
-    if not samples.num_rows:
-        return found
-    whole = samples.filter(pc.is_null(samples.column("pid")))
-    metrics = [name for name in whole.column_names if name in BY_KEY]  # a newer version has more
-    for entity in pc.unique(whole.column("entity")).to_pylist():
-        rows = whole.filter(pc.equal(whole.column("entity"), entity))
-        t = rows.column("t_ns").to_numpy()
-        window = rows.column("window_s").fill_null(0.0).to_numpy()
-        for metric in metrics:
-            column = rows.column(metric)
-            if column.null_count == len(column):
-                continue
-            there = column.is_valid().to_numpy()
-            values = column.filter(column.is_valid()).to_numpy()
-            found[metric, entity] = Series(t[there], window[there], values)
-    return found
 
 
 _ALLOCATOR = {

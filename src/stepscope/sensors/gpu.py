@@ -6,7 +6,6 @@ takes only its own values with it.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from abc import abstractmethod
@@ -22,17 +21,6 @@ Values = dict[str, float | None]
 
 _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 """The kernel gives the machine's own namespace this number; a container has another."""
-
-_ESTIMATED_BY_ARRIVAL = (
-    "process numbers cannot be matched in a container: memory of the processes that came to the "
-    "GPU after the run began"
-)
-_ESTIMATED_BY_RISE = (
-    "the driver does not list processes here: memory in use less what was in use before the run"
-)
-_CANNOT_TELL = (
-    "process numbers cannot be matched in a container, and what was on the GPU before may be ours"
-)
 
 
 @dataclass
@@ -271,72 +259,6 @@ class ErrorsSensor(GpuSensor):
 
     def values_of(self, watched: WatchedGpu) -> Values:
         return self.ask(watched, *self.metrics, by=watched.gpu.ecc_errors)
-
-
-class ProcessesSensor(GpuSensor):
-    """Device memory of the watched processes.
-
-    In a container the driver tells the host's process numbers, which cannot be matched: then the
-    processes that came after the start are taken for ours, and the figure is called an estimate.
-    """
-
-    name = "gpu processes"
-    metrics = ("gpu_memory_tree",)
-    period = 1.0
-    share = 0.0004
-
-    def __init__(
-        self,
-        gpus: Sequence[WatchedGpu],
-        family: Family,
-        numbers_match: bool | None = None,
-    ) -> None:
-        super().__init__(gpus)
-        self._family = family
-        self._numbers_match = in_first_namespace() if numbers_match is None else numbers_match
-        self._before = {watched.facts.uuid: _Before(watched.gpu) for watched in gpus}
-
-    def values_of(self, watched: WatchedGpu) -> Values:
-        return self.ask(watched, "gpu_memory_tree", by=lambda: (self._ours(watched),))
-
-    def _ours(self, watched: WatchedGpu) -> float:
-        processes = watched.gpu.processes()
-        tree = set(self._family.pids())
-        if self._numbers_match:
-            return _sum((pid, size) for pid, size in processes if pid in tree)
-        if self._family.ran_before:
-            self.estimated.clear()
-            raise Unreadable(_CANNOT_TELL, for_good=True)
-        before = self._before[watched.facts.uuid]
-        before.listed |= bool(processes)
-        if not before.listed:
-            self.estimated["gpu_memory_tree"] = _ESTIMATED_BY_RISE
-            return max(0.0, watched.gpu.memory_used() - before.memory)
-        came = [(pid, size) for pid, size in processes if pid not in before.pids]
-        if not {pid for pid, _ in came} <= tree:
-            self.estimated["gpu_memory_tree"] = _ESTIMATED_BY_ARRIVAL
-        return _sum(came)
-
-
-class _Before:
-    """What was on a GPU before the run."""
-
-    def __init__(self, gpu: NvmlGpu) -> None:
-        self.pids: frozenset[int] = frozenset()
-        self.memory = 0.0
-        with contextlib.suppress(Unreadable):
-            self.pids = frozenset(pid for pid, _ in gpu.processes())
-        with contextlib.suppress(Unreadable):
-            self.memory = gpu.memory_used()
-        self.listed = bool(self.pids)
-        """Whether the driver has ever listed a process here."""
-
-
-def _sum(processes: Iterable[tuple[int, float | None]]) -> float:
-    sizes = [size for _, size in processes]
-    if None in sizes:
-        raise Unreadable("the driver does not tell the memory of single processes", for_good=True)
-    return float(sum(size for size in sizes if size is not None))
 
 
 def in_first_namespace() -> bool:

@@ -12,11 +12,11 @@ from stepscope.sensors.gpu import (
     GpuMemorySensor,
     GpuSensor,
     PowerSensor,
-    ProcessesSensor,
     StateSensor,
     UtilisationSensor,
     WatchedGpu,
 )
+from stepscope.sensors.gpuprocesses import OthersSensor, ProcessesSensor, Whose
 from stepscope.sensors.nvml import NvmlGpu
 from stepscope.sensors.pcie import PcieSensor
 
@@ -25,12 +25,14 @@ def gpu_sensors(gpus: Sequence[NvmlGpu], family: Family | None = None) -> list[G
     """All sensors of some GPUs, for the processes of a family."""
     watched = [WatchedGpu(gpu) for gpu in gpus]
     activity = ActivitySensor(watched)
+    whose = Whose(watched, family or Family())
     sensors: list[GpuSensor] = [
         activity,
         PowerSensor(watched),
         GpuMemorySensor(watched),
         UtilisationSensor(watched),
-        ProcessesSensor(watched, family or Family()),
+        ProcessesSensor(watched, whose),
+        OthersSensor(watched, whose),
         StateSensor(watched),
         EnergySensor(watched),
         ErrorsSensor(watched),

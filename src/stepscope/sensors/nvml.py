@@ -93,6 +93,16 @@ class PcieCount:
     wraps_at: int | None
 
 
+@dataclass(frozen=True)
+class ProcessSample:
+    """The share of a short time in which kernels of one process ran; until when it was."""
+
+    pid: int
+    at_us: int
+    """Microseconds since 1970."""
+    share: float
+
+
 class _UnknownName(Unreadable, AttributeError):
     """The installed package is older than what is asked of it."""
 
@@ -216,6 +226,21 @@ class NvmlGpu:
         found = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses)
         return [(p.pid, _bytes_or_none(p.usedGpuMemory)) for p in found]
 
+    def process_samples(self, after_us: int) -> list[ProcessSample]:
+        """What the driver sampled of each process after a time; nothing where none ran."""
+        lib = self._lib
+        try:
+            found = lib.nvmlDeviceGetProcessUtilization(self._handle, after_us)
+        except lib.NVMLError as error:
+            if error.value in (lib.NVML_SUCCESS, lib.NVML_ERROR_NOT_FOUND):  # both: no samples
+                return []
+            raise unreadable(error.value, _words(error)) from None
+        return [
+            ProcessSample(s.pid, s.timeStamp, min(s.smUtil, 100) / 100)
+            for s in found
+            if s.timeStamp > after_us  # the driver leaves some places of its list unfilled
+        ]
+
     def power(self) -> float:
         """Watts right now; where only a mean of the last second is told, that."""
         if self._tells_power_now:
@@ -323,6 +348,7 @@ class Performance:
     than this are means over a longer window than the one between them, and do not add up."""
 
     METRICS: ClassVar[Mapping[str, tuple[str, float]]] = {
+        "gpu_active": ("GRAPHICS_UTIL", 0.01),
         "gpu_sm": ("SM_UTIL", 0.01),
         "gpu_occupancy": ("SM_OCCUPANCY", 0.01),
         "gpu_tensor": ("ANY_TENSOR_UTIL", 0.01),

@@ -132,3 +132,18 @@ def test_side_by_side_a_moment_apart_is_still_the_same_time() -> None:
     mean = together([first, second], np.nanmean)
     assert mean.value.tolist() == [5] * 6
     assert mean.window.sum() == pytest.approx(3.1)
+
+
+@given(
+    times=st.lists(st.integers(0, 20), max_size=12).map(sorted),
+    begin=st.integers(-1, 21),
+    end=st.integers(-1, 21),
+)
+def test_a_stretch_has_what_was_taken_in_it(times: list[int], begin: int, end: int) -> None:
+    """Its edges included; times may repeat, and a stretch may end before it begins."""
+    t = np.array(times, np.int64)
+    series = Series(t, t / 2, t * 3.0).between(begin, end)
+    inside = [each for each in times if begin <= each <= end]
+    assert series.t.tolist() == inside
+    assert series.window.tolist() == [each / 2 for each in inside]
+    assert series.value.tolist() == [each * 3.0 for each in inside]

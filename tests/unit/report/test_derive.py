@@ -9,12 +9,15 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.records import Advice
 from stepscope.report.derive import derive
+from stepscope.report.explain import verdict_view
 from stepscope.report.html import embedded_json, html_of
 from stepscope.report.summary import summary_dict
 from stepscope.report.view import flattened, view_of, watching_text
 from stepscope.runs.reader import open_run
 from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
+from synthetic_verdicts import BAD, WORKERS
 
 NASTY = '</script><script>alert(1)</script> & "x" \u2028'
 
@@ -24,15 +27,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_run(tmp_path_factory.mktemp("runs") / "run").folder
 
 
-def test_both_files_are_written_and_can_be_rebuilt(folder: Path) -> None:
+def test_all_files_are_written_and_can_be_rebuilt(folder: Path) -> None:
     run = open_run(folder)
     view = derive(run)
-    assert json.loads(run.paths.summary_json.read_text()) == summary_dict(view)
+    summary = json.loads(run.paths.summary_json.read_text())
+    assert summary == summary_dict(view)
+    findings = json.loads((run.paths.derived / "findings.json").read_text())
+    assert findings == {**findings, **summary["explained"]}
+    assert findings["outcome"] == "ok"
     first = run.paths.report_html.read_text()
     shutil.rmtree(run.paths.derived)
     derive(open_run(folder))
     assert run.paths.report_html.read_text() == first
     assert sorted(path.name for path in run.paths.derived.iterdir()) == [
+        "findings.json",
         "report.html",
         "summary.json",
     ]
@@ -112,7 +120,8 @@ def test_page_asks_for_nothing_and_escapes_everything(tmp_path: Path) -> None:
     }
     plan = Plan(name=NASTY, command=(NASTY,), seconds=2, ending=ending, facts=facts)
     view = view_of(open_run(write_run(tmp_path / "run", plan).folder))
-    page = html_of(replace(view, finding=NASTY))
+    finding = replace(WORKERS, says=NASTY, advice=(Advice(NASTY, NASTY, NASTY, NASTY),))
+    page = html_of(replace(view, finding=verdict_view(replace(BAD, findings=(finding,)))))
     assert "alert(1)</script>" not in page
     assert page.count("<script") == 3
     assert "alert(1)&lt;/script&gt;" in page

@@ -91,10 +91,9 @@ def test_colours_only_in_a_terminal(view: View) -> None:
 
 
 def test_name_cannot_steer_the_terminal(view: View) -> None:
-    text = printed(replace(view, name="a\x1b[2Jb[red]", command="x " * 500, finding="so it is"))
+    text = printed(replace(view, name="a\x1b[2Jb[red]", command="x " * 500))
     assert "\x1b" not in text
     assert text.startswith("a�[2Jb[red]  ok")
-    assert "so it is" in text
     assert len(text.split("Duration")[0]) < 600
 
 

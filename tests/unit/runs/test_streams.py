@@ -67,11 +67,62 @@ def test_cut_at_every_byte_it_reads_to_the_last_whole_batch(tmp_path: Path) -> N
         assert count == (20 if cut == len(data) else 10 if cut >= first else 0), cut
 
 
+@pytest.mark.parametrize("columns", [["t_ns"], ["host_cpu", "entity"]])
+def test_of_some_columns_no_more_is_read_than_of_all(tmp_path: Path, columns: list[str]) -> None:
+    path, first = two_batches(tmp_path)
+    data = path.read_bytes()
+    for cut in (*range(0, len(data), 97), first - 1, first, len(data) - 1, len(data)):
+        path.write_bytes(data[:cut])
+        everything = read_segment(path)
+        some = read_segment(path, columns)
+        assert some.num_rows == everything.num_rows, cut
+        if everything.num_rows:
+            assert some == everything.select(columns)
+
+
+@pytest.mark.parametrize("columns", [None, ["t_ns"], ["host_cpu"]])
 @pytest.mark.parametrize("zeros", [1, 8, 100, 4096, 100_000])
-def test_a_tail_of_zeros_is_no_sample(tmp_path: Path, zeros: int) -> None:
+def test_a_tail_of_zeros_is_no_sample(
+    tmp_path: Path, zeros: int, columns: list[str] | None
+) -> None:
     path, _ = two_batches(tmp_path)
     path.write_bytes(path.read_bytes() + bytes(zeros))
-    assert read_segment(path).column("t_ns").to_pylist() == list(range(1, 21))
+    table = read_segment(path, columns)
+    assert table.column(0).to_pylist() == list(range(1, 21))
+
+
+@pytest.mark.parametrize("columns", [None, ["t_ns"], ["host_cpu"]])
+def test_a_batch_of_zeros_is_no_sample(tmp_path: Path, columns: list[str] | None) -> None:
+    """The power went when the length of the file was on the disk, and its end was not."""
+    path, first = two_batches(tmp_path)
+    data = path.read_bytes()
+    body = first + 8 + int.from_bytes(data[first + 4 : first + 8], "little")
+    path.write_bytes(data[:body] + bytes(len(data) - body))
+    assert read_segment(path, columns).num_rows == 10
+
+
+def test_columns_come_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
+    path, _ = two_batches(tmp_path)
+    columns = ["host_cpu", "t_ns", "not_there", "entity"]
+    stream = read_segment(path, columns)
+    packed = read_segment(pack(path), columns)
+    coded = read_segment(path.with_suffix(".parquet"), columns, coded=True)
+    assert stream.column_names == packed.column_names == ["host_cpu", "t_ns", "entity"]
+    assert stream == packed
+    assert coded.to_pylist() == packed.to_pylist()
+    assert len(coded.column("entity").chunk(0).dictionary) == 1
+
+
+def test_streams_of_many_batches(tmp_path: Path) -> None:
+    """They are put together some at a time."""
+    paths = RunPaths(tmp_path)
+    writer = StreamWriter(paths, "host")
+    for time in range(1, 151):
+        writer.append(time, None, Entity("host"), {"host_cpu": float(time)})
+        writer.flush()
+    table = read_segment(paths.live_stream("host"), ["t_ns", "host_cpu"])
+    assert table.column("t_ns").to_pylist() == table.column("host_cpu").to_pylist()
+    assert table.column("t_ns").num_chunks == 1 and table.num_rows == 150
 
 
 def test_rolled_segments_read_in_order(tmp_path: Path) -> None:

@@ -22,17 +22,13 @@ from stepscope.metrics import of_scope
 from stepscope.records import Reading
 from stepscope.sensors.gpu import (
     ActivitySensor,
-    Family,
     GpuMemorySensor,
     PowerSensor,
-    ProcessesSensor,
     WatchedGpu,
 )
 from stepscope.sensors.gpus import gpu_sensors, visible_gpus
 from stepscope.sensors.nvml import Nvml
 from stepscope.sensors.pcie import PcieSensor
-
-MINE, FOREIGN = 4100, 77
 
 
 def watched(library: Nvml) -> list[WatchedGpu]:
@@ -253,67 +249,6 @@ def test_where_nothing_better_exists_the_driver_is_looked_at_aside() -> None:
     assert grew["gpu_pcie_sent"] < 0.2 * grew["gpu_pcie_received"]
     assert "20 ms" in pcie.estimated["gpu_pcie_sent"]
     pcie.close()
-
-
-def processes(*listed: dict[str, Any]) -> dict[str, Any]:
-    return one_gpu(processes=list(listed))
-
-
-def test_memory_of_the_tree_is_that_of_its_processes() -> None:
-    scenario = processes({"pid": MINE, "bytes": 3e9}, {"pid": FOREIGN, "bytes": 5e9})
-    sensor = ProcessesSensor(
-        watched(fake_library(scenario)), Family(lambda: {MINE}), numbers_match=True
-    )
-    assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
-    assert sensor.estimated == {}
-
-
-def test_in_a_container_what_came_after_the_start_is_taken_for_ours() -> None:
-    scenario = processes(
-        {"pid": FOREIGN, "bytes": 5e9}, {"pid": 90_001, "bytes": 3e9, "after": 0.1}
-    )
-    sensor = ProcessesSensor(
-        watched(fake_library(scenario)), Family(lambda: {MINE}), numbers_match=False
-    )
-    assert values(sensor.read()) == {"gpu_memory_tree": 0.0}
-    assert sensor.estimated == {}
-    time.sleep(0.22)
-    assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
-    assert "container" in sensor.estimated["gpu_memory_tree"]
-
-
-def test_in_a_container_whose_numbers_do_match_nothing_is_called_an_estimate() -> None:
-    scenario = processes({"pid": MINE, "bytes": 3e9, "after": 0.05})
-    sensor = ProcessesSensor(
-        watched(fake_library(scenario)), Family(lambda: {MINE}), numbers_match=False
-    )
-    time.sleep(0.1)
-    assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
-    assert sensor.estimated == {}
-
-
-def test_where_no_process_is_listed_the_rise_is_taken() -> None:
-    sensor = ProcessesSensor(watched(fake_library()), Family(lambda: {MINE}), numbers_match=False)
-    found = values(sensor.read())["gpu_memory_tree"]
-    assert found is not None and 0 <= found < 1e9
-    assert "less what was in use before" in sensor.estimated["gpu_memory_tree"]
-
-
-def test_in_a_container_nothing_is_claimed_of_what_ran_before() -> None:
-    scenario = processes({"pid": FOREIGN, "bytes": 5e9})
-    family = Family(lambda: {MINE}, ran_before=True)
-    sensor = ProcessesSensor(watched(fake_library(scenario)), family, numbers_match=False)
-    assert sensor.read() == []
-    assert "container" in sensor.missing["gpu_memory_tree"]
-
-
-def test_memory_that_the_driver_does_not_tell_is_missing() -> None:
-    scenario = processes({"pid": MINE, "bytes": None})
-    sensor = ProcessesSensor(
-        watched(fake_library(scenario)), Family(lambda: {MINE}), numbers_match=True
-    )
-    assert sensor.read() == []
-    assert "single processes" in sensor.missing["gpu_memory_tree"]
 
 
 @pytest.mark.parametrize(

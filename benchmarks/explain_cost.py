@@ -1,0 +1,84 @@
+"""What `stepscope explain` costs of a day's run at 10 Hz: seconds, and memory at its peak.
+
+    python benchmarks/explain_cost.py [--quick] [--reading-only]
+
+The day is synthetic: 864,000 samples, as many steps, batches and waits. Once the run ended, and all
+of its samples are packed; once it was killed, and the last were not. The whole command is timed in
+fresh processes, with all files in the page cache; `reading` is the part that reads the folder.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import results_file
+
+TESTS = Path(__file__).parents[1] / "tests"
+READING = """
+import sys
+from stepscope.runs.observed import METRICS
+from stepscope.runs.reader import open_run
+open_run(sys.argv[1]).recorded(METRICS)
+"""
+PROGRAMS = {
+    "reading": lambda run: ["-c", READING, run],
+    "explain": lambda run: ["-m", "stepscope", "explain", run, "--json"],
+}
+
+
+def cost(program: list[str]) -> tuple[float, float]:
+    """Seconds and peak bytes of one process."""
+    began = time.monotonic()
+    child = subprocess.Popen([sys.executable, *program], stdout=subprocess.DEVNULL)
+    _, status, used = os.wait4(child.pid, 0)
+    seconds = time.monotonic() - began
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise SystemExit(f"{' '.join(program)} failed")
+    return seconds, used.ru_maxrss * 1024.0
+
+
+def figures_of(program: list[str], repeats: int) -> dict[str, Any]:
+    cost(program)  # into the page cache
+    found = [cost(program) for _ in range(repeats)]
+    seconds = [each for each, _ in found]
+    return {
+        "seconds_best": round(min(seconds), 2),
+        "seconds_median": round(statistics.median(seconds), 2),
+        "peak_rss_mb": round(max(peak for _, peak in found) / 1e6),
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="once each, for a look")
+    parser.add_argument("--reading-only", action="store_true", help="leave the command out")
+    options = parser.parse_args()
+    parts = ["reading"] if options.reading_only else list(PROGRAMS)
+    figures: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as name:
+        for gpus in (0, 1):
+            folder = Path(name) / f"gpus{gpus}"
+            make = [sys.executable, str(TESTS / "synthetic_day.py"), str(folder), str(gpus)]
+            subprocess.run(make, check=True)
+            for ending in ("ended", "killed"):
+                for part in parts:
+                    program = PROGRAMS[part](str(folder / ending))
+                    key = f"{part}_{ending}_{gpus}_gpus"
+                    figures[key] = figures_of(program, 1 if options.quick else 5)
+                    print(key, json.dumps(figures[key]), flush=True)
+    if not options.quick and not options.reading_only:
+        print(results_file.write("explain_cost", figures))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,22 @@
+"""How a run ended, in a word and a tone; light, for whoever shows no more than that."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from stepscope.records import Outcome
+
+Tone = Literal["good", "bad", "warning", "neutral"]
+
+OUTCOMES: dict[Outcome, tuple[str, Tone]] = {
+    Outcome.OK: ("ok", "good"),
+    Outcome.GPU_OOM: ("out of GPU memory", "bad"),
+    Outcome.HOST_OOM: ("out of memory", "bad"),
+    Outcome.SHM_FULL: ("shared memory full", "bad"),
+    Outcome.TIMEOUT: ("timed out", "warning"),
+    Outcome.CRASHED: ("crashed", "bad"),
+    Outcome.INTERRUPTED: ("interrupted", "warning"),
+    Outcome.LOST: ("lost", "warning"),
+    Outcome.RUNNING: ("running", "neutral"),
+    Outcome.SKIPPED: ("skipped", "neutral"),
+}

@@ -1,0 +1,134 @@
+"""The scripts with planted causes, how they are run, and how a run of one is kept for the tests."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import json
+import re
+import subprocess
+import sys
+import tarfile
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "data" / "bottlenecks"
+RECORDED = FOLDER / "recorded"
+"""A run of each script, as `benchmarks/explain.py --record` keeps them."""
+THIEF = FOLDER / "thief.py"
+
+_KEPT_ENVIRONMENT = ("cpu", "memory", "gpus", "driver", "cgroup", "os")
+_SPEED = re.compile(r"^samples/s: ([\d.]+)", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A script, and the one thing that is wrong with it."""
+
+    name: str
+    path: Path
+    cause: str
+    device: str
+    thief: str | None = None
+    ranks: int = 1
+
+    def command(self, *, fixed: bool, seconds: float | None = None) -> list[str]:
+        """How its user would start it."""
+        python = [sys.executable]
+        if self.ranks > 1:
+            python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+            python += [str(self.ranks)]
+        words = ["--fixed"] if fixed else []
+        if seconds is not None:
+            words += ["--seconds", str(seconds)]
+        return [*python, str(self.path), *words]
+
+    @contextlib.contextmanager
+    def disturbed(self, fixed: bool, seconds: float) -> Iterator[None]:
+        """While something outside of the script takes what it needs, where that is the cause."""
+        if self.thief is None or fixed:
+            yield
+            return
+        count = ["2"] if self.thief == "cpu" else []
+        words = [f"--{self.thief}", *count, "--seconds", str(seconds + 60)]
+        thief = subprocess.Popen([sys.executable, str(THIEF), *words], start_new_session=True)
+        try:
+            time.sleep(8.0 if self.thief == "gpu" else 1.0)
+            yield
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                import os
+                import signal
+
+                os.killpg(thief.pid, signal.SIGKILL)
+            thief.wait()
+
+
+def planted_scripts(device: str | None = None) -> list[Planted]:
+    """All of them, by name; what each says of itself is read, not run."""
+    found = []
+    for path in sorted(FOLDER.glob("*pu_*.py")):
+        said = _constants(path)
+        if device in (None, said["DEVICE"]):
+            found.append(
+                Planted(path.stem, path, said["CAUSE"], said["DEVICE"], said.get("NEEDS_THIEF"),
+                        said.get("RANKS", 1))
+            )  # fmt: skip
+    return found
+
+
+def speed_of(output: str) -> float | None:
+    """Samples per second as the script printed them; of ranks, of all together."""
+    found = [float(text) for text in _SPEED.findall(output)]
+    return sum(found) if found else None
+
+
+def _constants(path: Path) -> dict[str, Any]:
+    """What a module assigns to names in capitals, where it is a literal."""
+    found = {}
+    for node in ast.parse(path.read_text()).body:
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            with contextlib.suppress(ValueError):
+                found[node.targets[0].id] = ast.literal_eval(node.value)
+    return found
+
+
+def keep(run: Path, archive: Path) -> None:
+    """Pack a run folder, without what it tells of the machine's folders."""
+    facts = json.loads((run / "run.json").read_text())
+    archive.parent.mkdir(parents=True, exist_ok=True)
+    with tarfile.open(archive, "w:xz", preset=9) as packed:
+        _add(packed, "run.json", json.dumps(_without_paths(facts)).encode())
+        for path in sorted(run.rglob("*")):
+            inside = path.relative_to(run)
+            if path.is_file() and inside.parts[0] != "derived" and path.name != "run.json":
+                _add(packed, str(inside), path.read_bytes())
+
+
+def unpack(archive: Path, into: Path) -> Path:
+    """The run folder again."""
+    folder = into / archive.name.partition(".")[0]
+    with tarfile.open(archive) as packed:
+        packed.extractall(folder, filter="data")
+    return folder
+
+
+def _without_paths(facts: Mapping[str, Any]) -> dict[str, Any]:
+    environment = facts.get("environment") or {}
+    command = [Path(word).name if "/" in word else word for word in facts.get("command") or []]
+    return {
+        **facts,
+        "command": command,
+        "cwd": "/home/user",
+        "environment": {k: environment[k] for k in _KEPT_ENVIRONMENT if k in environment},
+    }
+
+
+def _add(packed: tarfile.TarFile, name: str, data: bytes) -> None:
+    entry = tarfile.TarInfo(name)
+    entry.size = len(data)
+    packed.addfile(entry, io.BytesIO(data))

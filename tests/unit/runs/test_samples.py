@@ -1,0 +1,208 @@
+"""Samples as series: the same however they are stored, and whatever else is not read."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from pyarrow import parquet
+
+from stepscope.metrics import SCOPES, Scope, of_scope
+from stepscope.records import Entity
+from stepscope.runs.paths import RunPaths
+from stepscope.runs.reader import Run, open_run
+from stepscope.runs.runfile import write_facts
+from stepscope.runs.samples import series_of
+from stepscope.runs.streams import StreamWriter, pack
+from synthetic import BEGIN_NS, RUNNING, Plan, facts_of, write_cut_off_run, write_run
+
+Rows = list[tuple[int, float | None, Entity, dict[str, float | None]]]
+Points = dict[tuple[str, str], list[tuple[int, float, float]]]
+
+METRICS = [metric.key for metric in of_scope("process")][:5]
+
+values = st.dictionaries(st.sampled_from(METRICS), st.none() | st.floats(-1e12, 1e12))
+row = st.tuples(
+    st.integers(0, 2),
+    st.none() | st.floats(0, 10),
+    st.sampled_from(["tree", "main", "worker", "", "è"]),
+    st.none() | st.integers(1, 2**22),
+    values,
+)
+segment = st.tuples(st.booleans(), st.lists(st.lists(row, min_size=1, max_size=6), max_size=3))
+"""Whether it is packed, and its batches."""
+
+
+def write_segments(folder: Path, segments: list[tuple[bool, list[list[Any]]]]) -> Rows:
+    """A run without an ending, with these samples; the last segment is the live stream."""
+    paths = RunPaths(folder)
+    paths.events.mkdir(parents=True)
+    write_facts(paths, facts_of(Plan(ending=RUNNING)))
+    writer = StreamWriter(paths, "process")
+    written: Rows = []
+    time = BEGIN_NS
+    for packed, batches in segments:
+        for batch in batches:
+            for later, window, name, pid, given_values in batch:
+                time += later
+                written.append((time, window, Entity(name, pid), given_values))
+                writer.append(*written[-1])
+            writer.flush()
+        closed = writer.roll(at_least=1)
+        if closed and packed:
+            pack(closed)
+    writer.close()
+    return written
+
+
+def expected(rows: Rows) -> Points:
+    """Row by row, as anybody would do it who had the time."""
+    found: Points = {}
+    for t, window, entity, given_values in rows:
+        for metric, value in given_values.items():
+            if entity.pid is None and value is not None:
+                found.setdefault((metric, entity.name), []).append((t, window or 0.0, value))
+    return found
+
+
+def points(series: dict[tuple[str, str], Any]) -> Points:
+    return {
+        key: list(zip(s.t.tolist(), s.window.tolist(), s.value.tolist(), strict=True))
+        for key, s in series.items()
+    }
+
+
+def stored(run: Run) -> Points:
+    return {key: found for key, found in points(run.series()).items() if key[0] != "memory"}
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
+@given(segments=st.lists(segment, min_size=1, max_size=4), wanted=st.sets(st.sampled_from(METRICS)))
+def test_series_are_what_was_written(tmp_path_factory, segments, wanted) -> None:  # type: ignore[no-untyped-def]
+    folder = tmp_path_factory.mktemp("run")
+    rows = write_segments(folder, segments)
+    everything = expected(rows)
+    run = open_run(folder)
+    assert stored(run) == everything
+    assert points(open_run(folder).series(wanted)) == {
+        key: found for key, found in everything.items() if key[0] in wanted
+    }
+    assert open_run(folder).end_ns == run.end_ns == (rows[-1][0] if rows else BEGIN_NS)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(batches=st.lists(st.lists(row, min_size=1, max_size=8), min_size=1, max_size=3))
+def test_pieces_of_a_table_are_read_where_they_lie(tmp_path_factory, batches) -> None:  # type: ignore[no-untyped-def]
+    """Parquet may come in row groups, and a table may be a part of another."""
+    folder = tmp_path_factory.mktemp("run")
+    rows = write_segments(folder, [(True, batches)])
+    table = open_run(folder).samples()
+    small = folder / "small.parquet"
+    parquet.write_table(table, small, row_group_size=3)
+    coded = parquet.ParquetFile(small, read_dictionary=["entity"]).read()
+    halves = [table.slice(0, 5), table.slice(5)]
+    for segments in ([coded], halves):
+        assert points(series_of(segments)) == expected(rows)
+
+
+def test_entities_come_as_they_appear_and_metrics_as_in_the_table(tmp_path: Path) -> None:
+    first = [
+        (1, 0.1, "worker", 7, {"cpu": 1.0}),
+        (1, 0.1, "main", None, {"threads": 1.0}),
+        (1, 0.1, "worker", None, {"threads": 1.0}),
+    ]
+    second = [(1, 0.1, "worker", None, {"rss": 1.0}), (1, 0.1, "main", None, {"cpu": 1.0})]
+    write_segments(tmp_path / "run", [(True, [first]), (False, [second])])
+    assert list(stored(open_run(tmp_path / "run"))) == [
+        ("cpu", "main"),
+        ("threads", "main"),
+        ("rss", "worker"),
+        ("threads", "worker"),
+    ]
+
+
+@pytest.mark.parametrize("write", [write_run, write_cut_off_run])
+def test_of_a_run_with_gpus_only_what_is_asked_for_is_read(
+    tmp_path: Path, write: Callable[..., RunPaths]
+) -> None:
+    plan = Plan(seconds=20, gpus=1, idle_gpus=1)
+    folder = write(tmp_path / "run", plan).folder
+    everything, wanted = open_run(folder).recorded(), {"cpu", "host_cpu", "gpu_power", "memory"}
+    lean = open_run(folder).recorded(wanted)
+    told = {metric for metric, _ in everything.series if metric.startswith(("gpu_al", "gpu_res"))}
+    assert {metric for metric, _ in lean.series} == {*wanted, "rss", "processes", "pss", *told}
+    assert points(dict(lean.series)) == {
+        key: found for key, found in points(dict(everything.series)).items() if key in lean.series
+    }
+    assert (lean.begin_ns, lean.end_ns, lean.gpus) == (
+        everything.begin_ns,
+        everything.end_ns,
+        everything.gpus,
+    )
+    assert open_run(folder).end_ns == everything.end_ns, "without having read the samples"
+
+
+def test_metrics_that_were_read_together_share_their_times(tmp_path: Path) -> None:
+    series = open_run(write_run(tmp_path / "run", Plan(seconds=10)).folder).series()
+    assert series["cpu", "tree"].t is series["rss", "tree"].t
+    assert series["cpu", "tree"].window is series["read", "tree"].window
+    assert len(series["pss", "tree"]) < len(series["rss", "tree"])
+
+
+@pytest.mark.parametrize("kind", ["streams", "packed", "nothing"])
+def test_no_samples_give_no_series(tmp_path: Path, kind: str) -> None:
+    paths = RunPaths(tmp_path / "run")
+    paths.events.mkdir(parents=True)
+    write_facts(paths, facts_of(Plan(ending=RUNNING)))
+    for scope in SCOPES if kind != "nothing" else ():
+        writer = StreamWriter(paths, scope)
+        if kind == "packed":
+            pack(writer.finish())
+        else:
+            writer.close()
+    run = open_run(paths.folder)
+    assert run.series() == run.series({"cpu", "gpu_power"}) == {}
+    assert run.end_ns == run.begin_ns
+    assert run.gpus() == ()
+
+
+def test_columns_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
+    write_segments(tmp_path / "run", [(True, [[(1, 0.1, "tree", None, {"cpu": 2.0})]])])
+    path = RunPaths(tmp_path / "run").parquet("process", 0)
+    table = parquet.read_table(path)
+    parquet.write_table(table.append_column("warp_factor", pa.array([9.5])), path)
+    assert list(stored(open_run(tmp_path / "run"))) == [("cpu", "tree")]
+
+
+def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
+    """It takes longer to import than a day of samples takes to read."""
+    folder = write_cut_off_run(tmp_path / "run", Plan(gpus=1)).folder
+    program = f"""
+import sys
+from stepscope.runs.reader import open_run
+recorded = open_run({str(folder)!r}).recorded()
+print(len(recorded.series) > 20, "pandas" in sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "True False\n", done.stderr
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+def test_what_every_row_has_is_enough(tmp_path: Path, scope: Scope) -> None:
+    """A scope of which no metric is asked for is not read; one of which none was read is empty."""
+    writer = StreamWriter(RunPaths(tmp_path), scope)
+    writer.append(1, None, Entity("tree"), {})
+    writer.flush()
+    writer.close()
+    write_facts(RunPaths(tmp_path), facts_of(Plan(ending=RUNNING)))
+    run = open_run(tmp_path)
+    assert run.series() == {}
+    assert run.series(set()) == {}
+    assert run.samples(scope, ["t_ns"]).column("t_ns").to_pylist() == [1]
