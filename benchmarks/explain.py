@@ -81,7 +81,7 @@ def watch(script: Planted, runs: Path, fixed: bool, seconds: float | None) -> tu
         )  # fmt: skip
     speed = speed_of(done.stdout)
     if done.returncode or (speed is None and script.cause != "short"):
-        raise SystemExit(f"{script.name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
+        raise RuntimeError(f"{script.name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return max(out.iterdir(), key=lambda folder: folder.stat().st_mtime), speed or 0.0
 
 
@@ -180,7 +180,12 @@ def main() -> None:
     cases = []
     with tempfile.TemporaryDirectory() as runs:
         for script in scripts:
-            cases.append(try_script(script, Runs(Path(runs), args), args.pairs))
+            try:
+                cases.append(try_script(script, Runs(Path(runs), args), args.pairs))
+            except (RuntimeError, OSError, KeyError, subprocess.SubprocessError) as error:
+                print(f"FAILED {script.name}: {error}", flush=True)
+                cases.append(Case(script.name, script.cause, named=["failed"]))
+                continue
             print(show(cases[-1], goal), flush=True)
     print("\n" + matrix(cases))
     right = sum(case.right for case in cases)

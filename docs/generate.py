@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of the docs: metrics, sensors, commands, codes, knobs, JSON keys.
+"""Rewrites the generated parts of the docs: metrics, commands, knobs, causes, JSON keys and more.
 
     python docs/generate.py            rewrite the pages that have generated parts
     python docs/generate.py --check    change nothing; exit code 1 where a page is stale
@@ -23,16 +23,21 @@ from typing import Any
 import typer.main
 
 import stepscope.sensors
+from stepscope.analysis.causes.names import CAUSES
+from stepscope.analysis.causes.thresholds import THRESHOLDS
 from stepscope.cli.app import app
 from stepscope.cli.trial import EXIT_CODES
 from stepscope.errors import StepscopeError
 from stepscope.metrics import DERIVED, Metric, Scope, of_scope
-from stepscope.report.trialjson import KEYS
+from stepscope.report import explainjson, trialjson
+from stepscope.report.explain import quantity_text
 from stepscope.sensors.contract import Sensor
 from stepscope.workloads.spec import KNOBS, Knob, knob_default, knob_type
 
 DOCS = Path(__file__).parent
-PAGES = tuple(DOCS / name for name in ("measurement.md", "cli.md", "trials.md", "workloads.md"))
+PAGES = tuple(
+    DOCS / f"{name}.md" for name in ("measurement", "cli", "trials", "workloads", "explain")
+)
 
 METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
 PLAIN_CODES = (
@@ -131,8 +136,38 @@ def trial_keys() -> str:
     """A row for every key of a trial's JSON."""
     return table(
         ("key", "content"),
-        ((f"`{key}`", meaning or "the 95th percentile of the same") for key, _, meaning in KEYS),
+        (
+            (f"`{key}`", meaning or "the 95th percentile of the same")
+            for key, _, meaning in trialjson.KEYS
+        ),
     )
+
+
+def causes() -> str:
+    """A row for every cause that can be named."""
+    return table(
+        ("cause", "shown as", "meaning"),
+        (
+            (f"`{each.key}`", each.title, f"{'Healthy. ' if each.healthy else ''}{each.meaning}")
+            for each in CAUSES.values()
+        ),
+    )
+
+
+def thresholds() -> str:
+    """A row for every number that decides."""
+    return table(
+        ("threshold", "value", "why"),
+        (
+            (f"`{each.key}`", quantity_text(each.value, each.unit), each.reason)
+            for each in THRESHOLDS.values()
+        ),
+    )
+
+
+def plain_keys(keys: Iterable[tuple[str, str]]) -> str:
+    """A row for every key of a JSON object."""
+    return table(("key", "content"), ((f"`{key}`", meaning) for key, meaning in keys))
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -145,6 +180,10 @@ PARTS: dict[str, Callable[[], str]] = {
     "exit-codes": exit_codes,
     "knobs": knobs,
     "trial-keys": trial_keys,
+    "causes": causes,
+    "thresholds": thresholds,
+    "explained-keys": lambda: plain_keys(explainjson.KEYS),
+    "finding-keys": lambda: plain_keys(explainjson.FINDING_KEYS),
 }
 
 

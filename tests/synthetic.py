@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
-import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from stepscope.inject import events
 from stepscope.metrics import SCOPES
 from stepscope.records import Entity
+from stepscope.runs.events import RECORD, Records
 from stepscope.runs.paths import FORMAT, RunPaths
 from stepscope.runs.runfile import write_facts
 from stepscope.runs.streams import StreamWriter, pack
 from synthetic_gpus import (
     allocations,
-    allocator_names,
     gpu_facts,
     gpu_rows,
+    gpu_uuid,
     missing_gpu_metrics,
 )
 
@@ -172,6 +174,9 @@ def _write_samples(paths: RunPaths, plan: Plan) -> None:
         t_ns = BEGIN_NS + int(at * 1e9)
         for entity, values in _process_rows(plan, at, random, with_pss=number % (2 * every) == 0):
             process.append(t_ns, window, entity, values)
+        if number % (2 * every) == 0:
+            for entity, values in _waits_for_cpus(plan, at):
+                process.append(t_ns, 2 * window * every, entity, values)
         while of_gpus and of_gpus[-1][0] <= at:
             when, over, entity, values = of_gpus.pop()
             gpu.append(BEGIN_NS + int(when * 1e9), over, entity, values)
@@ -227,6 +232,17 @@ def _whole_row(values: dict[str, float], count: int, with_pss: bool) -> dict[str
     }
 
 
+def _waits_for_cpus(
+    plan: Plan, at: float
+) -> Iterator[tuple[Entity, dict[str, float | None]]]:
+    busy, _ = plan.activity(at)
+    waits = {"main": 0.01 + 0.03 * busy, "worker": 0.05 * plan.workers * busy}
+    if not busy:
+        del waits["worker"]
+    for role, wait in (*waits.items(), ("tree", sum(waits.values()))):
+        yield Entity(role), {"cpu_wait": wait}
+
+
 def _host_rows(
     plan: Plan, at: float, random: np.random.Generator
 ) -> Iterator[tuple[Entity, dict[str, float | None]]]:
@@ -254,41 +270,143 @@ def _host_rows(
     yield Entity("watcher"), {"watcher_cpu": 0.006, "watcher_rss": 48e6, "watcher_late": 0.002}
 
 
-def _write_events(paths: RunPaths, plan: Plan) -> None:
-    """What the hook would have seen in the training process."""
-    data = [_record(0, events.START, number=1, a=-1, b=0x030B07F0)]
-    for what in ("DataLoader", "optimizer"):
-        data += [events.name_records(what), _record(0.1, events.ATTACHED, a=events.name_id(what))]
-    data += allocator_names(plan, _record)
+_ATTACHED = ("DataLoader", "optimizer")
+_MADE_AT = {
+    1: "train.py:41\ttrain_loader = DataLoader(train_set, batch_size=128, num_workers=workers)",
+    2: "train.py:42\ttest_loader = DataLoader(test_set, batch_size=128, num_workers=workers)",
+}
+_PLACES = {
+    "train.py:50\tfor x, y in train_loader\tthreading.py:wait\twaiter.acquire()\tloader": 0.12,
+    "train.py:51\tx.to(device)\ttrain.py:epoch\t\t": 0.06,
+    "train.py:52\tmodel(x)\ttorch/nn/modules/conv.py:forward\tF.conv2d(\tforward": 0.27,
+    "train.py:54\tloss.backward()\ttorch/autograd/graph.py:run\tengine(\tbackward": 0.45,
+    "train.py:55\toptimizer.step()\ttorch/optim/sgd.py:step\tsgd(\toptimizer": 0.10,
+}
+"""Where the training thread is found, and in which share of the looks."""
+_LOOKS_TOLD_EVERY = 2.0
+_DEVICE_TIMED_EVERY = 0.25
+_SETTINGS = json.dumps({"threads": 4, "optimizer": "SGD", "dtype": "float32", "device": "cpu"})
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """One pass over a loader; `wait` is the share of the time spent waiting for batches."""
+
+    begin: float
+    seconds: float
+    batches: int
+    wait: float
+    loader: int
+    trains: bool
+
+    @property
+    def each(self) -> float:
+        """Seconds from batch to batch."""
+        return self.seconds / (self.batches + 1)
+
+    @property
+    def arrivals(self) -> npt.NDArray[np.float64]:
+        return self.begin + self.each * (np.arange(self.batches) + 0.5)
+
+
+def _passes(plan: Plan) -> Iterator[_Pass]:
     training = plan.epoch_seconds - plan.evaluation_seconds
+    quiet, evaluation = plan.evaluation_seconds * 0.3, plan.evaluation_seconds * 0.6
     for epoch in range(plan.epochs):
         begin = plan.start_up + epoch * plan.epoch_seconds
         wait = 0.4 if epoch == 0 else 0.12
-        data += _pass(begin, training, plan.batches, wait=wait, loader=1, steps=True)
-        data += allocations(plan, begin, training, _record)
-        quiet = plan.evaluation_seconds * 0.3
-        evaluation = plan.evaluation_seconds * 0.6
-        data += _pass(
-            begin + training + quiet, evaluation, plan.batches // 4, wait=0.5, loader=2, steps=False
-        )
-    (paths.events / f"{MAIN_PID}.bin").write_bytes(b"".join(data))
+        yield _Pass(begin, training, plan.batches, wait, loader=1, trains=True)
+        evaluated = begin + training + quiet
+        yield _Pass(evaluated, evaluation, plan.batches // 4, 0.5, loader=2, trains=False)
 
 
-def _pass(
-    begin: float, seconds: float, batches: int, *, wait: float, loader: int, steps: bool
-) -> Iterator[bytes]:
-    """One pass over a loader; `wait` is the share of the time spent waiting for batches."""
-    each = seconds / (batches + 1)
-    waited = int(each * wait * 1e9)
-    yield _record(begin, events.LOADER_BEGIN, number=loader, a=waited, b=batches)
-    for index in range(batches):
-        at = begin + each * (index + 0.5)
-        yield _record(at, events.BATCH, number=loader, a=waited, b=128)
-        if steps:
-            yield _record(at + each * 0.4, events.STEP, number=1, a=1)
-    yield _record(begin + seconds, events.LOADER_END, number=loader, a=waited)
+def _write_events(paths: RunPaths, plan: Plan) -> None:
+    """What the hook would have told of the training process."""
+    uuids = [gpu_uuid(index) for index in range(plan.gpus if plan.allocator else 0)]
+    found = [*_told_once(plan, uuids), *_looks(plan)]
+    for each in _passes(plan):
+        found += _seen(plan, each)
+        if not plan.workers:
+            found += _prepared(plan, each)
+    texts = (*_ATTACHED, *_MADE_AT.values(), *_PLACES, _SETTINGS, *uuids)
+    _write_file(paths.events / f"{MAIN_PID}.bin", texts, found)
 
 
-def _record(at: float, kind: int, *, number: int = 0, a: int = 0, b: int = 0) -> bytes:
-    record: struct.Struct = events.RECORD
-    return record.pack(BEGIN_NS + int(at * 1e9), kind, 0, number, a, b)
+def write_workers(paths: RunPaths, plan: Plan) -> None:
+    """What the workers of the loaders would have told, in the file that they share."""
+    found = []
+    for each in _passes(plan):
+        begins = np.full(plan.workers, each.begin)
+        found += [_records(begins, events.START, number=MAIN_PID, a=-1, b=0x030B07F0)]
+        found += _prepared(plan, each)
+    _write_file(paths.events / f"workers-{MAIN_PID}.bin", (), found)
+
+
+def _write_file(path: Path, texts: Iterable[str], records: Iterable[Records]) -> None:
+    """The start of a process, the texts that it uses, and its records in the order of time."""
+    start = _records(0, events.START, number=1, a=-1, b=0x030B07F0)
+    names = b"".join(events.name_records(text) for text in texts)
+    found = np.concatenate(list(records))
+    found = found.take(np.argsort(found["t"], kind="stable"))
+    path.write_bytes(start.tobytes() + names + found.tobytes())
+
+
+def _told_once(plan: Plan, uuids: Iterable[str]) -> Iterator[Records]:
+    for what in _ATTACHED:
+        yield _records(0.1, events.ATTACHED, a=events.name_id(what))
+    for index, uuid in enumerate(uuids):
+        yield _records(0.6 * plan.start_up, events.GPU, number=index, a=events.name_id(uuid))
+    settings = plan.workers | 2 << 16 if plan.workers else 0
+    for loader, line in _MADE_AT.items():
+        at = 0.9 * plan.start_up
+        yield _records(at, events.LOADER, number=loader, a=settings, b=128)
+        yield _records(at, events.LOADER_MADE, number=loader, a=events.name_id(line))
+    yield _records(plan.start_up, events.SETTINGS, a=events.name_id(_SETTINGS))
+
+
+def _looks(plan: Plan) -> Iterator[Records]:
+    end = plan.start_up + plan.epochs * plan.epoch_seconds
+    at = np.arange(plan.start_up, end - _LOOKS_TOLD_EVERY, _LOOKS_TOLD_EVERY) + _LOOKS_TOLD_EVERY
+    for text, share in _PLACES.items():
+        microseconds = int(share * _LOOKS_TOLD_EVERY * 1e6)
+        yield _records(at, events.WHERE, a=events.name_id(text), b=microseconds)
+
+
+def _seen(plan: Plan, each: _Pass) -> Iterator[Records]:
+    """Batches and steps of a pass, and what the device took for some of them."""
+    waited, loader = int(each.each * each.wait * 1e9), each.loader
+    yield _records(each.begin, events.LOADER_BEGIN, number=loader, a=waited, b=each.batches)
+    yield _records(each.arrivals, events.BATCH, number=loader, a=waited, b=128)
+    yield _records(each.begin + each.seconds, events.LOADER_END, number=loader, a=waited)
+    if not each.trains:
+        return
+    steps = each.arrivals + each.each * 0.4
+    yield _records(steps, events.STEP, number=1, a=1)
+    yield from allocations(plan, each.begin, each.seconds, _records)
+    if plan.gpus:
+        timed = steps[:: math.ceil(_DEVICE_TIMED_EVERY / each.each)]
+        took, queued = int(0.55e9 * each.each), int(0.3e9 * each.each)
+        ahead = np.arange(len(timed)) % 3 == 0
+        yield _records(timed, events.DEVICE_STEP, flags=ahead, a=took, b=queued)
+
+
+def _prepared(plan: Plan, each: _Pass) -> Iterator[Records]:
+    """How long each batch of a pass took to prepare."""
+    random = np.random.default_rng(int(each.begin * 1000) + plan.seed)
+    own = each.each * max(1, plan.workers) * 1e9 * (1 + 0.1 * random.uniform(size=each.batches))
+    at = each.arrivals - 0.3 * each.each
+    for kind, share in ((events.PREPARED, 0.8), (events.COLLATED, 0.05)):
+        wall = share * own
+        starved = (0.02 * wall / 1e3).astype(np.uint32)
+        yield _records(at, kind, number=starved, a=wall, b=0.9 * wall)
+
+
+def _records(at: npt.ArrayLike, kind: int, **fields: npt.ArrayLike) -> Records:
+    """Records at these seconds of the run."""
+    seconds = np.atleast_1d(np.asarray(at, np.float64))
+    found = np.zeros(len(seconds), RECORD)
+    found["t"] = BEGIN_NS + (seconds * 1e9).astype(np.int64)
+    found["kind"] = kind
+    for name, value in fields.items():
+        found[name] = value
+    return found

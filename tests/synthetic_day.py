@@ -11,7 +11,7 @@ from stepscope.metrics import SCOPES
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.runfile import write_facts
 from stepscope.runs.streams import pack
-from synthetic import OK, RUNNING, Plan, facts_of, write_run
+from synthetic import OK, RUNNING, Plan, facts_of, write_run, write_workers
 
 DAY = Plan(seconds=86400.0, epochs=90, batches=9600)
 
@@ -20,6 +20,7 @@ def write_day(folder: Path, plan: Plan = DAY) -> None:
     """`folder/killed`, whose last samples were never packed, and the same as `folder/ended`."""
     folder.mkdir(parents=True, exist_ok=True)
     killed = write_run(folder / "killed", replace(plan, ending=RUNNING))
+    write_workers(killed, plan)
     paths = RunPaths(shutil.copytree(killed.folder, folder / "ended"))
     write_facts(paths, facts_of(replace(plan, ending=OK)))
     for scope in SCOPES:
@@ -27,7 +28,5 @@ def write_day(folder: Path, plan: Plan = DAY) -> None:
         pack(paths.live_stream(scope).rename(closed))
 
 
-if (
-    __name__ == "__main__"
-):  # in a process of its own: it takes memory, which children count as theirs
+if __name__ == "__main__":  # a process of its own: what it takes, its children would begin with
     write_day(Path(sys.argv[1]), replace(DAY, gpus=int(sys.argv[2])))

@@ -11,6 +11,7 @@ import numpy as np
 from stepscope.inject import events
 from stepscope.metrics import is_counter
 from stepscope.records import Entity
+from stepscope.runs.events import Records
 
 if TYPE_CHECKING:
     from synthetic import Plan
@@ -25,6 +26,8 @@ GPM_SHARES = (
 COUNTER_OVER_READINGS = 1.03
 """How much more the energy counter tells than the power readings do."""
 ENERGY_EVERY = 10.0
+_ALLOCATOR_EVERY = 0.15
+"""The first step after a tenth of a second."""
 
 
 def gpu_uuid(index: int) -> str:
@@ -79,24 +82,19 @@ def gpu_rows(plan: Plan) -> Iterator[Row]:
         yield at, over, entity, values
 
 
-def allocator_names(plan: Plan, record: Callable[..., bytes]) -> Iterator[bytes]:
-    """Which device is which GPU, as soon as the model is there."""
-    for index in range(plan.gpus if plan.allocator else 0):
-        uuid = gpu_uuid(index)
-        yield events.name_records(uuid)
-        yield record(0.6 * plan.start_up, events.GPU, number=index, a=events.name_id(uuid))
-
-
 def allocations(
-    plan: Plan, begin: float, seconds: float, record: Callable[..., bytes]
-) -> Iterator[bytes]:
-    """What the allocator tells at the ends of some steps."""
-    for at in np.linspace(begin, begin + seconds, 21)[1:].tolist():
-        reserved = int(_reserved(plan, at))
-        for index in range(plan.gpus if plan.allocator else 0):
-            yield record(at, events.GPU_MEMORY, number=index, a=int(0.3 * reserved), b=reserved)
-            yield record(at, events.GPU_PEAK, number=index, a=int(0.93 * reserved), b=reserved)
-            yield record(at, events.GPU_RETRIES, number=index)
+    plan: Plan, begin: float, seconds: float, records: Callable[..., Records]
+) -> Iterator[Records]:
+    """What the allocator tells at the ends of some steps; of its peaks only the news."""
+    count = max(20, int(seconds / _ALLOCATOR_EVERY))
+    at = np.linspace(begin, begin + seconds, count + 1)[1:]
+    reserved = np.array([int(_reserved(plan, moment)) for moment in at.tolist()])
+    new = np.flatnonzero(np.diff(reserved, prepend=-1))
+    held, most = (0.3 * reserved).astype(np.int64), (0.93 * reserved[new]).astype(np.int64)
+    for index in range(plan.gpus if plan.allocator else 0):
+        yield records(at, events.GPU_MEMORY, number=index, a=held, b=reserved)
+        yield records(at[new], events.GPU_PEAK, number=index, a=most, b=reserved[new])
+        yield records(at[new], events.GPU_RETRIES, number=index)
 
 
 Read = Callable[["Plan", float, int, float], Values]

@@ -67,7 +67,7 @@ def test_a_gpu_that_multiplies_is_active(library: Nvml) -> None:
         time.sleep(WATCHED_S)
         last, seconds = most(activity, "gpu_active"), time.monotonic() - at
     activity.close()
-    assert (last - first) / seconds == pytest.approx(1, abs=0.05)
+    assert (last - first) / seconds > 0.9
 
 
 def test_a_gpu_at_rest_is_not_active(library: Nvml) -> None:

@@ -7,11 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 from conftest import STEPSCOPE, trial_environment
+from stepscope.analysis.causes.names import CAUSES
 from stepscope.cli.trial import EXIT_CODES
 from stepscope.inject import events
 from stepscope.records import Outcome
@@ -30,6 +32,8 @@ _CODE = re.compile(r"`[^`\n]*`")
 _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _HTML_LINK = re.compile(r'(?:src|srcset|href)="([^"\s]+)"')
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
+
+JUDGED_WITHOUT_STEPS = {"io.bound", "gpu.idle", "short", "unclear"}
 
 MARKS = """
 import time, stepscope
@@ -105,6 +109,7 @@ def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
         ("cli.md", "`trial`: `host_oom`"),
         ("trials.md", "`between_dof`"),
         ("workloads.md", "`batch_size`"),
+        ("explain.md", "`host_ahead`"),
     ):
         text = (tmp_path / page).read_text()
         row = text.index(f"| {word} |")
@@ -114,7 +119,7 @@ def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
     done = subprocess.run(check, capture_output=True, text=True)
 
     assert done.returncode == 1
-    assert "stale: measurement.md, cli.md, trials.md, workloads.md;" in done.stderr
+    assert "stale: measurement.md, cli.md, trials.md, workloads.md, explain.md;" in done.stderr
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -139,6 +144,15 @@ def test_every_kind_of_event_is_described() -> None:
     described = {name: int(kind) for kind, name in re.findall(r"^\| (\d+) \| `(\w+)`", text, re.M)}
     assert described == {name: getattr(events, name) for name in described}
     assert sorted(described.values()) == list(range(1, events.LAST_KIND + 1))
+
+
+def test_what_is_left_without_each_cause_is_described() -> None:
+    text = (DOCS / "explain.md").read_text(encoding="utf-8")
+    part = text[text.index("## The ceiling") : text.index("What it does not promise")]
+    named = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", part, re.M)))
+    blamed = {key for key, cause in CAUSES.items() if not cause.healthy} - JUDGED_WITHOUT_STEPS
+    assert {key for key in blamed if not any(fnmatch(key, name) for name in named)} == set()
+    assert [name for name in named if not any(fnmatch(key, name) for key in blamed)] == []
 
 
 def test_every_outcome_is_described() -> None:

@@ -27,7 +27,7 @@ _WITH_STEPS = (
 )  # fmt: skip
 _WITHOUT_STEPS = (resource_findings, host_findings, memory_findings)
 
-_WORTH = 1.05
+_WORTH = 1.1
 """A ceiling below it is nothing to fix."""
 _SURENESS = {"high": 2, "medium": 1, "low": 0}
 _EXPLAINS: dict[str, tuple[str, ...]] = {
@@ -84,7 +84,9 @@ def _holds_back(found: Finding) -> bool:
     """Whether there is speed to gain, or the run is at risk."""
     if found.healthy or found.cause == "throttle.power":
         return False
-    return found.ceiling is None or found.ceiling >= _WORTH or found.cause.startswith("leak.")
+    if found.cause.startswith("leak."):
+        return found.confidence == "high"
+    return found.ceiling is None or found.ceiling >= _WORTH
 
 
 def _without_consequences(found: Sequence[Finding]) -> list[Finding]:
@@ -176,6 +178,4 @@ def _computes(case: Case) -> bool:
         return False
     threads = case.lead.trainer.settings.get("threads") if case.lead else None
     wanted = min(float(threads), cores.allowed) if isinstance(threads, int) else cores.allowed
-    return cores.saturated or cores.main >= limit("cores_saturated") * wanted * max(
-        1, len(case.ranks)
-    )
+    return cores.saturated or cores.main >= limit("computing") * wanted * max(1, len(case.ranks))

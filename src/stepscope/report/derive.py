@@ -18,8 +18,6 @@ from stepscope.runs.paths import replace_atomically
 from stepscope.runs.reader import Run
 from stepscope.runs.trial import is_trial
 
-FINDINGS = "findings.json"
-
 
 def _with_trial(view: View, trial: TrialView) -> View:
     """The report of a trial shows the rate of its steady steps, not that of all of the run."""
@@ -38,7 +36,7 @@ def derive(run: Run) -> View:
         view = _with_trial(view, trial_view(run))
     run.paths.derived.mkdir(exist_ok=True)
     told = explained_dict(run, view.finding.verdict) if view.finding else None
-    replace_atomically(run.paths.derived / FINDINGS, _json(told))
+    replace_atomically(run.paths.findings_json, _json(told))
     replace_atomically(run.paths.summary_json, _json(summary_dict(view)))
     replace_atomically(run.paths.report_html, html_of(view))
     return view

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from stepscope.analysis.observed import (
-    NO_RECORDS,
     NO_WORK,
     Loader,
     Looks,
@@ -20,9 +19,9 @@ from stepscope.analysis.observed import (
     Trainer,
     Work,
 )
-from stepscope.analysis.passes import Records, Timeline
+from stepscope.analysis.passes import Timeline
 from stepscope.inject import events as written
-from stepscope.runs.events import ProcessEvents, parse
+from stepscope.runs.events import ProcessEvents, read_records
 
 if TYPE_CHECKING:
     from stepscope.runs.reader import Run
@@ -48,12 +47,12 @@ def observe(run: Run) -> Observed:
         for process, timeline in zip(processes, timelines, strict=True)
         if len(timeline.batches) or len(timeline.steps) or timeline.marks
     )
-    shared = _of_workers(run.paths.events)
+    told = [*processes, *_of_workers(run.paths.events)]
     return Observed(
         recorded=run.recorded(METRICS),
         trainers=trainers,
-        samples=_work(written.PREPARED, processes, shared),
-        collation=_work(written.COLLATED, processes, shared),
+        samples=_work(written.PREPARED, told),
+        collation=_work(written.COLLATED, told),
         machine=_machine(run.facts),
         ending=run.ending,
         hook=str((run.facts.get("hook") or {}).get("message") or ""),
@@ -114,24 +113,24 @@ def _settings(process: ProcessEvents) -> Mapping[str, Any]:
     return {}
 
 
-def _of_workers(folder: Path) -> list[Records]:
-    """What loader workers wrote into the files that they share."""
+def _of_workers(folder: Path) -> list[ProcessEvents]:
+    """What loader workers wrote into the files that they share, as if each file were a process."""
     found = []
     for path in sorted(folder.glob("workers-*.bin")):
         try:
-            found.append(parse(path.read_bytes()))
+            found.append(ProcessEvents(0, None, None, read_records(path), {}))
         except OSError:
             continue
     return found
 
 
-def _work(kind: int, processes: Iterable[ProcessEvents], shared: Iterable[Records]) -> Work:
-    pieces = [process.of(kind) for process in processes]
-    pieces += [records[records["kind"] == kind] for records in shared]
-    records = np.concatenate([piece for piece in pieces if len(piece)] or [NO_RECORDS])
-    if not len(records):
+def _work(kind: int, told: Iterable[ProcessEvents]) -> Work:
+    pieces = [piece for piece in (process.of(kind) for process in told) if len(piece)]
+    if not pieces:
         return NO_WORK
-    records = records[np.argsort(records["t"], kind="stable")]
+    records = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
+    if (np.diff(records["t"]) < 0).any():
+        records = records.take(np.argsort(records["t"], kind="stable"))
     return Work(
         records["t"].astype(np.int64),
         records["a"] / 1e9,

@@ -81,6 +81,10 @@ class RunPaths:
         return self.derived / "summary.json"
 
     @property
+    def findings_json(self) -> Path:
+        return self.derived / "findings.json"
+
+    @property
     def report_html(self) -> Path:
         return self.derived / "report.html"
 

@@ -28,7 +28,7 @@ def main() -> None:
     options = parse_options(__doc__)
     torch.set_num_threads(1)
     data = TensorDataset(torch.randn(20_000, WIDTH), torch.randint(0, 10, (20_000,)))
-    loader = DataLoader(data, batch_size=64 if options.fixed else 1, shuffle=True)
+    loader = DataLoader(data, batch_size=8 if options.fixed else 1, shuffle=True)
     model = deep_network()
     optimizer = torch.optim.Adam(model.parameters(), lr=0.001)
     clock = Clock(options.seconds)

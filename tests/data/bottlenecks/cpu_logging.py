@@ -29,7 +29,7 @@ def small_network() -> nn.Module:
 
 def log_histograms(log: TextIO, step: int, loss: torch.Tensor, model: nn.Module) -> None:
     histograms = {
-        name: torch.histc(weights.detach(), bins=1024).tolist()
+        name: torch.histc(weights.detach(), bins=4096).tolist()
         for name, weights in model.named_parameters()
     }
     log.write(json.dumps({"step": step, "loss": loss.item(), "weights": histograms}) + "\n")

@@ -1,4 +1,4 @@
-"""Planted: one loader worker where the preparation takes three times as long as a step.
+"""Planted: one loader worker where the preparation takes about five times as long as a step.
 
 How one comes to it: `num_workers=1` from an example. The one worker keeps a core busy, training
 waits for it, and most of the second core has nothing to do.

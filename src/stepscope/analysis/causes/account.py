@@ -56,7 +56,8 @@ class Account:
     """Of each step in it, in seconds."""
     own: Floats
     """Of each step without the waits for data in it."""
-    warmup: int
+    before: Floats
+    """Of the steps before the stretch: the warm-up."""
     batches: Records
     """Those of training loaders, in the stretch."""
     passes: tuple[Pass, ...]
@@ -74,6 +75,10 @@ class Account:
     @property
     def seconds(self) -> float:
         return self.stretch.seconds
+
+    @property
+    def warmup(self) -> int:
+        return len(self.before)
 
     @property
     def wait_share(self) -> float:
@@ -135,7 +140,7 @@ def account_of(trainer: Trainer) -> Account | None:
         steps=len(times) - 1 - warmup,
         lengths=lengths[warmup:],
         own=np.clip(lengths[warmup:] - waits, 0.0, None),
-        warmup=warmup,
+        before=lengths[:warmup],
         batches=batches,
         passes=own,
         waited=float(waits.sum()),

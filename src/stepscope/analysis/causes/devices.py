@@ -48,7 +48,7 @@ def _interference(case: Case) -> Finding | None:
     if others is None or others < limit("others_gpu"):
         return None
     busy_others = others >= limit("others_busy")
-    ceiling = 2.0 if busy_others else 1.0 / (1.0 - others)
+    ceiling = limit("takes_turns") if busy_others else 1.0 / (1.0 - others)
     return finding(
         "interference.gpu",
         f"Another process computes on the same GPU {pct(others)} of the time; the two take turns.",
@@ -262,18 +262,18 @@ def _launch(case: Case, account: Account) -> Finding | None:
 
 def _small_batch(case: Case, account: Account, batch: int) -> Finding:
     device = case.device
-    times = 1.0 / max(device.sm or 0.01, 0.002)
+    times = min(_room(1.0 / max(device.sm or 0.01, 0.002)), int(limit("safe_growth")))
     return finding(
         "batch.small",
-        f"A batch of {batch} does not fill the GPU: {pct(device.sm)} of its multiprocessors "
-        f"have work, and a step takes {account.step_seconds * 1e3:.0f} ms at any size.",
-        "high", "the GPU's own counters, and the host is never ahead of the GPU", times,
+        f"A batch of {batch} does not fill the GPU: {pct(device.sm)} of its multiprocessors have "
+        f"work, and a step takes {account.step_seconds * 1e3:.0f} ms at any size.",
+        "high", "the GPU's own counters, and the host is never ahead of the GPU", float(times),
         [
             number("samples in a batch", batch, "count", "small_batch", "loader"),
             number("multiprocessors with work", device.sm, "share", "gpu_filled", "GPM"),
             _ran(case), _queued(case),
         ],
-        [_batch_advice(account, batch, _room(times))],
+        [_batch_advice(account, batch, times)],
     )  # fmt: skip
 
 
@@ -286,8 +286,8 @@ def _batch_advice(account: Account, batch: int | None, times: int) -> Advice:
     loader = account.loader
     return Advice(
         f"batch_size={(batch or 1) * times}",
-        f"about {times} times as many samples in the time of a step; check the learning rate, and "
-        "that it fits",
+        f"up to {times} times as many samples in the time of a step, and more beyond until the GPU "
+        "is filled; check the learning rate, and that it fits",
         loader.where if loader else None, loader.line if loader else None,
     )  # fmt: skip
 

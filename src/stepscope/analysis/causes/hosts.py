@@ -129,7 +129,7 @@ def _threads(case: Case) -> Finding | None:
         f"{cores.wanted:.0f} threads want to run on {cores.allowed:g} cores: {processes:.0f} "
         "processes have pools of threads that fight each other.",
         "high", "the scheduler counts how long threads wait for a core",
-        _without_fighting(case, processes),
+        _without_fighting(case),
         [
             number("threads per core that want to run", crowd, "times", "oversubscribed", "/proc"),
             _waiting(case),
@@ -152,13 +152,18 @@ def _processes(case: Case) -> float:
     return count + max(1, len(case.ranks))
 
 
-def _without_fighting(case: Case, processes: float) -> float | None:
-    """Without the fight each process waits only for the others' one thread."""
-    cores = case.cores
-    lead = case.lead
-    if lead is None or cores.allowed is None:
+def _without_fighting(case: Case) -> float | None:
+    """What is left is what the threads compute that prepare and train, spread over the cores.
+
+    What the others of a pool do beside them is mostly waiting for each other, at full speed.
+    """
+    cores, lead = case.cores, case.lead
+    prepared = float(case.samples.cpu.sum() + case.collation.cpu.sum())
+    if lead is None or cores.allowed is None or not prepared:
         return None
-    return None
+    trained = (cores.main or 0.0) * lead.seconds
+    usable = limit("cores_saturated") * cores.allowed
+    return lead.seconds * usable / max(prepared + trained, 1e-6)
 
 
 def _few(case: Case) -> Finding | None:
@@ -209,7 +214,7 @@ def _serial(case: Case) -> Finding | None:
         "cpu.serial",
         f"The model is computed by {threads} thread{'s' if threads > 1 else ''} while "
         f"{idle:.1f} of {allowed:g} cores are idle.",
-        "medium", "how well the model's operations split over threads is not known",
+        "low", "how well the model's operations split over threads is not known",
         allowed / max(1.0, allowed - idle),
         [number("cores idle", idle, "cores", "idle_cores", "/proc"),
          number("threads of PyTorch", threads, "count", source="hook")],

@@ -183,13 +183,17 @@ def _preparation(case: Case, account: Account, batches: Batches) -> Finding:
 
 
 def _without_preparing(case: Case, account: Account) -> float:
-    """Without the work of preparing: the wait is gone, and the cores are free for training."""
-    whole = without_waiting(case, account)
-    queued = (case.cores.wait_main or 0.0) * account.seconds
-    left = account.seconds / whole
+    """Without the work of preparing: the wait is gone, and the cores are free for training.
+
+    What stays is what the training thread computes, and what the GPU does.
+    """
+    now = case.cores
+    left = account.seconds / without_waiting(case, account)
     if case.on_gpu:
-        return whole
-    return account.seconds / max(left - queued, 0.3 * left)
+        left = account.seconds - account.waited
+    left -= (now.wait_main or 0.0) * account.seconds
+    stays = max(min(now.main or 0.0, 1.0), case.device.busy or 0.0 if case.on_gpu else 0.0)
+    return account.seconds / max(left, stays * account.seconds, 1e-2 * account.seconds)
 
 
 def _fetch(case: Case, account: Account, batches: Batches) -> Finding:

@@ -11,12 +11,14 @@ from stepscope.analysis.causes.case import Case, finding, number, pct
 from stepscope.analysis.causes.thresholds import limit
 from stepscope.analysis.series import Series
 from stepscope.analysis.steady import find_steady, trend
-from stepscope.records import Advice, Finding
+from stepscope.records import Advice, Confidence, Finding
 
 _BUCKETS = 24
 _LEAST_BUCKETS = 8
 _SURE = 3.3
 """Standard deviations of Mann and Kendall's count: chance does it once in a thousand."""
+_FIRST_STEPS = 5
+"""They allocate, compile and autotune: no step is like them."""
 _GOES_ON = 0.35
 """A leak grows in the second half as well: by this part of what it did in the first, at least."""
 
@@ -57,6 +59,17 @@ def growth(series: Series, stretch: Stretch) -> tuple[float, float] | None:
     return float(np.median(slopes)), float(values[0])
 
 
+def pace(rate: float) -> str:
+    """Bytes a second in a unit that shows them."""
+    return f"{rate / 1e6:.1f} MB/s" if rate >= 1e5 else f"{rate * 3600 / 1e6:.1f} MB an hour"
+
+
+def sure(left: float | None, rate: float) -> Confidence:
+    """Growth that takes a week to matter is told, but is not what holds a run back."""
+    soon = left is None or left < rate * limit("leak_horizon")
+    return "high" if soon else "low"
+
+
 def until(left: float | None, rate: float) -> str:
     """When memory that grows will be gone, in words."""
     if left is None or rate <= 0:
@@ -81,9 +94,8 @@ def _host_leak(case: Case) -> Finding | None:
     loader = case.lead.loader if case.lead else None
     return finding(
         "leak.host",
-        f"Host memory grows by {rate / 1e6:.1f} MB/s{f' in {who}' if who else ''} "
-        f"{until(left, rate)}.",
-        "high", "it grew in every part of the run, in the second half as in the first", 1.0,
+        f"Host memory grows by {pace(rate)}{f' in {who}' if who else ''} {until(left, rate)}.",
+        sure(left, rate), "it grew in every part of the run, in the second half as in the first", 1.0,
         [
             number("grows by", rate, "bytes/s", source="/proc"),
             number("grew in all", rate * case.stretch.seconds, "bytes", "growth_bytes", "/proc"),
@@ -126,8 +138,8 @@ def _device_leak(case: Case) -> Finding | None:
         left = size - held if size is not None and held is not None else None
         return finding(
             "leak.gpu",
-            f"Memory of {gpu.gpu.label} grows by {rate / 1e6:.0f} MB/s {until(left, rate)}.",
-            "high", "tensors held at the ends of steps grew in every part of the run", 1.0,
+            f"Memory of {gpu.gpu.label} grows by {pace(rate)} {until(left, rate)}.",
+            sure(left, rate), "tensors held at the ends of steps grew in every part of the run", 1.0,
             [
                 number("grows by", rate, "bytes/s", source="allocator"),
                 number("grew in all", rate * case.stretch.seconds, "bytes", "growth_bytes",
@@ -155,8 +167,9 @@ def _drift(case: Case) -> Finding | None:
     long = account.seconds >= limit("drift_seconds")
     if steady.steady or drift is None or drift < limit("drift") or not long:
         return None
-    tenth = max(1, len(lengths) // 10)
-    first, last = float(np.median(lengths[:tenth])), float(np.median(lengths[-tenth:]))
+    every = np.concatenate([account.before, lengths])[_FIRST_STEPS:]
+    tenth = max(1, len(every) // 10)
+    first, last = float(np.median(every[:tenth])), float(np.median(every[-tenth:]))
     if last < (1 + limit("drift")) * first:
         return None
     rate = (last / first - 1) / max(account.seconds, 1e-9)

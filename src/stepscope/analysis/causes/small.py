@@ -12,9 +12,12 @@ def small_findings(case: Case) -> list[Finding]:
     if account is None or case.on_gpu:
         return []
     batch = account.batch_size
-    if batch is None or batch > limit("small_batch") or account.rest > limit("overhead_step"):
+    waits = account.wait_share >= limit("input_wait_sure")
+    if batch is None or batch > limit("small_batch_cpu") or waits:
         return []
-    times = int(limit("safe_growth"))
+    if account.rest > limit("overhead_step"):
+        return []
+    times = int(limit("safe_growth_cpu"))
     loader = account.loader
     return [
         finding(
@@ -24,7 +27,7 @@ def small_findings(case: Case) -> list[Finding]:
             "high" if batch == 1 else "medium",
             "steps this short cost about the same with more samples", float(times),
             [
-                number("samples in a batch", batch, "count", "small_batch", "loader"),
+                number("samples in a batch", batch, "count", "small_batch_cpu", "loader"),
                 number("a step takes", account.rest, "s", "overhead_step", "steps"),
             ],
             [Advice(f"batch_size={batch * times}",

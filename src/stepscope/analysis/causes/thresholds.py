@@ -32,6 +32,9 @@ _TABLE = (
               "last tenth goes to the watcher, the kernel and uneven load"),
     Threshold("idle_cores", 0.4, "cores",
               "Less is not enough for another worker to gain anything"),
+    Threshold("computing", 0.7, "share",
+              "Of the time that its threads could compute, a training process does on a CPU: the "
+              "rest is what does not split over threads"),
     Threshold("oversubscribed", 2.5, "times",
               "Threads that want to run, per core. One process per core and a training thread "
               "beside them are below 2; what is above comes from thread pools in several "
@@ -66,6 +69,10 @@ _TABLE = (
     Threshold("others_busy", 0.3, "share",
               "The driver shares a GPU by time slices, equally among those that always have work: "
               "a process seen this often takes every other turn"),
+    Threshold("takes_turns", 2.2, "times",
+              "Two processes that always have work get less than half of a GPU each: on an H200 "
+              "43 to 46 %, since changing between them takes time "
+              "(benchmarks/results/*_explain_gpu_*)"),
     Threshold("copy_rate", 0.5e9, "bytes/s",
               "A hundredth of what PCIe carries: below it copies cannot be what takes long"),
     Threshold("fp32_in_products", 0.78, "share",
@@ -79,19 +86,25 @@ _TABLE = (
     Threshold("overhead_step", 0.02, "s",
               "A few hundred operations at 10 to 50 µs each: what calling them costs on a CPU"),
     Threshold("safe_growth", 16, "times",
-              "A batch of one leaves vector units and caches so empty that 16 samples cost little "
-              "more"),
+              "One sample leaves vector units, caches and multiprocessors so empty that 16 cost "
+              "little more; how much more than 16 pays cannot be told from one batch size"),
+    Threshold("small_batch_cpu", 2, "count",
+              "On a CPU a few samples are work already"),
+    Threshold("safe_growth_cpu", 8, "times",
+              "As on a GPU, but a CPU is filled sooner"),
     Threshold("straggler", 0.10, "share", "Of the step, that the other ranks wait for the last"),
     Threshold("communication", 0.15, "share", "Of the step; overlapped communication is below"),
     Threshold("growth_share", 0.03, "share",
               "Of the memory at the beginning: less growth over a run is noise"),
     Threshold("growth_bytes", 48e6, "bytes", "Caches and arenas of allocators grow by as much"),
+    Threshold("leak_horizon", 7 * 86400.0, "s",
+              "Memory that lasts for another week of this run will not end it"),
     Threshold("memory_full", 0.95, "share",
               "Beyond it the next larger batch, evaluation or a neighbour ends the run"),
     Threshold("retries", 0.05, "count",
               "Allocator retries per step: each frees the cache and waits for the device"),
     Threshold("slowed", 0.3, "share", "Of the readings that found the clocks held down"),
-    Threshold("drift", 0.15, "share",
+    Threshold("drift", 0.25, "share",
               "Change of the step time over the run that Mann and Kendall's test is sure of"),
     Threshold("drift_seconds", 8.0, "s",
               "Caches fill and clocks settle in the first seconds: that is no drift"),

@@ -1,0 +1,75 @@
+"""`stepscope run` of scripts with a planted cause, end to end: what the user is told."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from conftest import STEPSCOPE, Finished
+from planted import planted_scripts
+
+SCRIPTS = {script.name: script for script in planted_scripts("cpu")}
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "line"),
+    [
+        ("cpu_throttled_reads", "local disk", "DataLoader("),
+        ("cpu_slow_checkpoints", "save less often", "torch.save"),
+        ("cpu_slow_collate", "collate_fn", "DataLoader("),
+        ("cpu_no_workers", "num_workers=", "DataLoader("),
+    ],
+)
+def test_a_planted_cause_is_told_at_the_end_of_the_run(
+    name: str, change: str, line: str, watch: Callable[..., Finished]
+) -> None:
+    script = SCRIPTS[name]
+    done = watch(*script.command(fixed=False, seconds=8), timeout=110)
+    assert done.code == 0, done.err
+    told = json.loads((done.run.path / "derived" / "findings.json").read_text())
+    found = [each for each in told["findings"] if each["cause"] == script.cause]
+    others = {"interference.cpu"}  # tests run beside others, and that is told first
+    first = [each["cause"] for each in told["findings"] if each["cause"] not in others][0]
+    assert first == script.cause, told["says"]
+    assert found[0]["ceiling"] > 1.1
+    advice = found[0]["advice"]
+    assert any(change in each["change"] for each in advice)
+    lines = [each for each in advice if each["line"]]
+    assert any(line in each["line"] for each in lines)
+    assert any(each["where"].partition(":")[0].endswith(script.path.name) for each in lines)
+    assert "stepscope explain" in done.err
+    page = done.run.paths.report_html.read_text()
+    assert told["says"].split(":")[0][:40] in page
+
+
+def test_explain_of_a_run_that_was_watched_without_the_hook_says_so(
+    watch: Callable[..., Finished],
+) -> None:
+    script = SCRIPTS["cpu_healthy"]
+    done = watch(*script.command(fixed=False, seconds=5), options=["--no-hook", "--quiet"])
+    explained = subprocess.run(
+        [*STEPSCOPE, "explain", str(done.run.path), "--json"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    told = json.loads(explained.stdout)
+    assert told["weak"]
+    assert told["confidence"] != "high"
+    assert "no steps were seen" in told["basis"]
+
+
+def test_a_run_too_short_says_so(watch: Callable[..., Finished]) -> None:
+    done = watch(*SCRIPTS["cpu_too_short"].command(fixed=False), options=["--json"])
+    assert json.loads(done.out)["explained"]["cause"] == "short"
+
+
+def test_explain_of_what_is_no_run_is_one_line(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*STEPSCOPE, "explain", str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 3
+    assert "Traceback" not in done.stderr
+    assert done.stderr.count("\n") <= 2

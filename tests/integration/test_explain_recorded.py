@@ -1,0 +1,83 @@
+"""Runs of the scripts with planted causes, kept by `benchmarks/explain.py --record`: the analysis
+must name what was planted, and must not name it once it was removed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from planted import RECORDED, Planted, planted_scripts, unpack
+from stepscope.records import Verdict
+from stepscope.runs.reader import open_run
+
+HEALTHY = ("cpu.compute", "gpu.compute", "gpu.bandwidth")
+CEILING_OFF = {"cpu": 0.25, "gpu": 0.15}
+SCRIPTS = {script.name: script for script in planted_scripts()}
+FIXED = [name for name in SCRIPTS if (RECORDED / f"{name}-fixed.tar.xz").exists()]
+
+
+def explained(name: str, folder: Path) -> Verdict:
+    return open_run(unpack(RECORDED / f"{name}.tar.xz", folder)).explained()
+
+
+def expected(script: Planted) -> tuple[str, ...]:
+    return HEALTHY if script.cause == "healthy" else (script.cause,)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_the_planted_cause_is_named_first(name: str, tmp_path: Path) -> None:
+    script = SCRIPTS[name]
+    verdict = explained(name, tmp_path)
+    assert verdict.first.cause in expected(script), verdict.first.says
+    assert verdict.first.healthy == (script.cause in HEALTHY or script.cause == "healthy")
+    assert verdict.first.evidence
+    assert verdict.first.advice
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_nothing_else_is_named_with_high_confidence_and_a_higher_ceiling(
+    name: str, tmp_path: Path
+) -> None:
+    first, *others = explained(name, tmp_path).findings
+    for other in others:
+        sure = other.confidence == "high" and not other.healthy
+        assert not sure or (other.ceiling or 1.0) <= max(first.ceiling or 1.0, 1.2), other.says
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_a_cause_that_was_removed_is_not_named_for_sure(name: str, tmp_path: Path) -> None:
+    script = SCRIPTS[name]
+    first = explained(f"{name}-fixed", tmp_path).first
+    still = first.cause == script.cause and first.confidence == "high"
+    assert not still or script.name in LESS_NOT_NONE, first.says
+
+
+LESS_NOT_NONE = ("cpu_communication",)
+"""Gradients are exchanged less often once fixed, but exchanged they are."""
+
+
+@pytest.mark.parametrize("name", FIXED)
+def test_the_ceiling_is_what_removing_the_cause_gave(name: str, tmp_path: Path) -> None:
+    script = SCRIPTS[name]
+    speeds = json.loads((RECORDED / "speeds.json").read_text())
+    measured = speeds[f"{name}-fixed"] / speeds[name]
+    predicted = explained(name, tmp_path).first.ceiling
+    assert predicted is not None
+    assert measured == pytest.approx(predicted, rel=CEILING_OFF[script.device])
+
+
+def test_every_script_has_a_kept_run() -> None:
+    assert len(SCRIPTS) >= 18
+    assert {path.name.partition(".")[0].removesuffix("-fixed") for path in RECORDED.glob("*.xz")} \
+        == set(SCRIPTS)  # fmt: skip
+
+
+def test_kept_runs_tell_nothing_of_the_machine_they_came_from(tmp_path: Path) -> None:
+    for name in SCRIPTS:
+        folder = unpack(RECORDED / f"{name}.tar.xz", tmp_path)
+        for path in folder.rglob("*"):
+            if path.is_file():
+                data = path.read_bytes()
+                assert not any(word in data for word in (b"/work/", b"/root/", b"/tmp/")), path
