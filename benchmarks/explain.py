@@ -164,6 +164,15 @@ def matrix(cases: list[Case]) -> str:
     return "\n".join(lines)
 
 
+def kept_on(scripts: list[Planted], folder: Path) -> dict[str, Any]:
+    """The machine that kept runs come from, and the versions that trained there."""
+    with tempfile.TemporaryDirectory() as place:
+        run = unpack(folder / f"{scripts[-1].name}.tar.xz", Path(place))
+        facts = json.loads((run / "run.json").read_text())
+    frameworks = (facts.get("hook") or {}).get("frameworks")
+    return {**facts["environment"], "frameworks": frameworks}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", choices=["cpu", "gpu"], default="cpu")
@@ -206,7 +215,9 @@ def main() -> None:
             for case in cases
         ],
     }
-    print(results_file.write(f"explain_{args.device}", figures, args.out))
+    kept = kept_on(scripts, Path(args.record or RECORDED)) if args.again else None
+    figures["recorded_with"] = kept["frameworks"] if kept else None
+    print(results_file.write(f"explain_{args.device}", figures, args.out, kept))
 
 
 if __name__ == "__main__":

@@ -27,9 +27,18 @@ PACKAGES = (
 )
 
 
-def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
-    """`<folder>/<date>_<name>_<cores>c.json`, by default in `results/`."""
-    environment = environment_record([], Path.cwd(), None)
+def write(
+    name: str,
+    figures: dict[str, Any],
+    folder: Path = RESULTS,
+    measured_on: dict[str, Any] | None = None,
+) -> Path:
+    """`<folder>/<date>_<name>_<cores>c.json`, by default in `results/`.
+
+    `measured_on` is the environment of the machine that measured, where it is not this one.
+    """
+    environment = measured_on or environment_record([], Path.cwd(), None)
+    cores = (environment.get("cpu") or {}).get("logical") or os.cpu_count()
     result = {
         "benchmark": name,
         "date": date.today().isoformat(),
@@ -42,11 +51,11 @@ def write(name: str, figures: dict[str, Any], folder: Path = RESULTS) -> Path:
             "gpus": environment.get("gpus"),
         },
         "versions": {"python": platform.python_version(), **_versions()},
-        "git": (environment.get("git") or {}).get("commit"),
+        "git": (environment_record([], Path.cwd(), None).get("git") or {}).get("commit"),
         "figures": figures,
     }  # fmt: skip
     folder.mkdir(exist_ok=True)
-    path = folder / f"{result['date']}_{name}_{os.cpu_count()}c.json"
+    path = folder / f"{result['date']}_{name}_{cores}c.json"
     path.write_text(json.dumps(result, indent=1) + "\n")
     return path
 

@@ -10,6 +10,7 @@ a page is written by hand and stays as it is.
 from __future__ import annotations
 
 import re
+import json
 import sys
 import types
 import typing
@@ -165,6 +166,25 @@ def thresholds() -> str:
     )
 
 
+def proofs() -> str:
+    """What the scripts with planted causes gave, from the results of benchmarks/explain.py."""
+    rows = []
+    for path in sorted((DOCS.parent / "benchmarks" / "results").glob("*_explain_[cg]pu_*.json")):
+        figures = json.loads(path.read_text())["figures"]
+        for case in figures["cases"]:
+            told, got = case["predicted"], case["measured"]
+            rows.append(
+                (
+                    f"`{case['script']}`", f"`{case['planted']}`",
+                    ", ".join(f"`{name}`" for name in dict.fromkeys(case["named"])),
+                    f"{told:.2f}×" if told and got else "", f"{got:.2f}×" if got else "",
+                    f"{got / told - 1:+.0%}".replace("%", " %") if told and got else "",
+                )
+            )  # fmt: skip
+    head = ("script", "planted", "named first", "predicted at most", "measured once removed", "off")
+    return table(head, rows)
+
+
 def plain_keys(keys: Iterable[tuple[str, str]]) -> str:
     """A row for every key of a JSON object."""
     return table(("key", "content"), ((f"`{key}`", meaning) for key, meaning in keys))
@@ -182,6 +202,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "trial-keys": trial_keys,
     "causes": causes,
     "thresholds": thresholds,
+    "proofs": proofs,
     "explained-keys": lambda: plain_keys(explainjson.KEYS),
     "finding-keys": lambda: plain_keys(explainjson.FINDING_KEYS),
 }

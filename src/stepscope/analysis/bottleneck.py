@@ -27,8 +27,6 @@ _WITH_STEPS = (
 )  # fmt: skip
 _WITHOUT_STEPS = (resource_findings, host_findings, memory_findings)
 
-_WORTH = 1.1
-"""A ceiling below it is nothing to fix."""
 _SURENESS = {"high": 2, "medium": 1, "low": 0}
 _EXPLAINS: dict[str, tuple[str, ...]] = {
     "cpu.quota": ("input.preparation", "input.workers", "cpu.serial", "launch"),
@@ -86,7 +84,7 @@ def _holds_back(found: Finding) -> bool:
         return False
     if found.cause.startswith("leak."):
         return found.confidence == "high"
-    return found.ceiling is None or found.ceiling >= _WORTH
+    return found.ceiling is None or found.ceiling >= limit("worth")
 
 
 def _without_consequences(found: Sequence[Finding]) -> list[Finding]:

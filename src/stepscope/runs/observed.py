@@ -21,7 +21,7 @@ from stepscope.analysis.observed import (
 )
 from stepscope.analysis.passes import Timeline
 from stepscope.inject import events as written
-from stepscope.runs.events import ProcessEvents, read_records
+from stepscope.runs.events import ProcessEvents, in_time, read_records
 
 if TYPE_CHECKING:
     from stepscope.runs.reader import Run
@@ -128,9 +128,7 @@ def _work(kind: int, told: Iterable[ProcessEvents]) -> Work:
     pieces = [piece for piece in (process.of(kind) for process in told) if len(piece)]
     if not pieces:
         return NO_WORK
-    records = pieces[0] if len(pieces) == 1 else np.concatenate(pieces)
-    if (np.diff(records["t"]) < 0).any():
-        records = records.take(np.argsort(records["t"], kind="stable"))
+    records = in_time(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
     return Work(
         records["t"].astype(np.int64),
         records["a"] / 1e9,

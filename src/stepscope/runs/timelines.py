@@ -13,6 +13,7 @@ from stepscope.analysis.series import Series, sum_of_held
 from stepscope.inject import events as written
 from stepscope.metrics import BY_KEY
 from stepscope.records import Gpu
+from stepscope.runs.events import in_time
 
 if TYPE_CHECKING:
     from stepscope.runs.events import ProcessEvents
@@ -127,7 +128,7 @@ def _allocator_of(process: ProcessEvents) -> dict[tuple[str, str], Series]:
     for kind, metrics in _ALLOCATOR.items():
         records = process.of(kind)
         for number, uuid in uuids.items():
-            own = np.sort(records[records["number"] == number], order="t", kind="stable")
+            own = in_time(records.take(np.flatnonzero(records["number"] == number)))
             for metric, field in zip(metrics, "ab", strict=True):
                 if len(own):
                     found[metric, uuid] = Series(

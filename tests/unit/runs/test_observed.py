@@ -107,9 +107,9 @@ def test_where_the_training_thread_was_is_known(trained: Observed) -> None:
 
 def test_a_main_that_torchrun_records_is_not_communication(trained: Observed) -> None:
     """`@record` of torch.distributed stands below everything that such a script does."""
-    account = account_of(trained.trainers[0])
-    assert account is not None
-    assert account.share("ranks") < 0.01
+    assert {place.part for place in trained.trainers[0].looks.places} <= {
+        "", "loader", "forward", "backward", "optimizer",
+    }  # fmt: skip
 
 
 def test_what_pytorch_is_set_to_is_known(trained: Observed) -> None:

@@ -15,8 +15,6 @@ from stepscope.analysis.observed import Ints, Observed, Work
 from stepscope.analysis.series import Series
 from stepscope.records import Advice, Confidence, Evidence, Finding
 
-_FAR_LONGER = 2.0
-
 
 @dataclass(frozen=True)
 class Cores:
@@ -203,7 +201,7 @@ class Case:
 
 def _usual_mean(values: Ints) -> float:
     """The mean of what is usual: a step with an evaluation in it is none."""
-    return float(values[values <= _FAR_LONGER * np.median(values)].mean())
+    return float(values[values <= THRESHOLDS["far_longer"].value * np.median(values)].mean())
 
 
 def _mean(values: Sequence[float | None]) -> float | None:

@@ -165,9 +165,10 @@ def _waits(case: Case, account: Account) -> Finding | None:
     idle = 1.0 - busy
     copies, syncs = account.share("copy"), account.share("sync")
     moved = case.device.received or 0.0
-    if copies >= max(limit("copy_share"), 0.4 * idle) and moved >= limit("copy_rate"):
+    part = limit("explains_idle") * idle
+    if copies >= max(limit("copy_share"), part) and moved >= limit("copy_rate"):
         return _transfer(case, account, copies)
-    if syncs >= max(limit("sync_share"), 0.4 * idle):
+    if syncs >= max(limit("sync_share"), part):
         return _sync(case, account, syncs)
     return _launch(case, account)
 
@@ -231,7 +232,11 @@ def _launch(case: Case, account: Account) -> Finding | None:
     if inside >= limit("gpu_busy") or starved:
         return None
     batch = account.batch_size
-    if batch is not None and batch <= limit("small_batch") and (device.sm or 0.0) < 0.3:
+    if (
+        batch is not None
+        and batch <= limit("small_batch")
+        and (device.sm or 0.0) < limit("gpu_filled")
+    ):
         return _small_batch(case, account, batch)
     left = 1.0 - share * (1.0 - max(inside - limit("launch_overhead") / max(share, 1e-3), 0.02))
     confidence: Confidence = "high" if inside < limit("gpu_filled") else "medium"

@@ -119,7 +119,11 @@ def _threads(case: Case) -> Finding | None:
     busy_all = (cores.used or 0.0) + (cores.others or 0.0)
     full = cores.saturated or busy_all >= limit("cores_saturated") * (cores.machine or 1e9)
     processes = _processes(case)
-    if crowd < limit("oversubscribed") or not full or cores.wanted < 1.5 * processes:
+    if (
+        crowd < limit("oversubscribed")
+        or not full
+        or cores.wanted < limit("threads_each") * processes
+    ):
         return None
     workers = case.lead.loader.workers if case.lead and case.lead.loader else 0
     threads = max(1, math.floor(cores.allowed / max(1, processes)))
@@ -172,7 +176,7 @@ def _few(case: Case) -> Finding | None:
     if machine is None or cores.allowed is None or cores.allowed >= machine:
         return None
     wanted, used = cores.wanted, cores.used or 0.0
-    if not cores.saturated or (wanted is not None and wanted < 1.1 * used):
+    if not cores.saturated or (wanted is not None and wanted < limit("worth") * used):
         return None
     return finding(
         "cpu.cores",

@@ -19,8 +19,6 @@ _SURE = 3.3
 """Standard deviations of Mann and Kendall's count: chance does it once in a thousand."""
 _FIRST_STEPS = 5
 """They allocate, compile and autotune: no step is like them."""
-_GOES_ON = 0.35
-"""A leak grows in the second half as well: by this part of what it did in the first, at least."""
 
 
 def memory_findings(case: Case) -> list[Finding]:
@@ -52,7 +50,7 @@ def growth(series: Series, stretch: Stretch) -> tuple[float, float] | None:
     first, second = values[half] - values[0], values[-1] - values[half]
     total = float(values[-1] - values[0])
     enough = total >= max(limit("growth_bytes"), limit("growth_share") * float(values[0]))
-    if sureness < _SURE or not enough or second < _GOES_ON * max(first, 0.0) or second <= 0:
+    if sureness < _SURE or not enough or second < limit("goes_on") * max(first, 0.0) or second <= 0:
         return None
     pairs = np.triu_indices(len(values), 1)
     slopes = (values[pairs[1]] - values[pairs[0]]) / (seconds[pairs[1]] - seconds[pairs[0]])
@@ -95,7 +93,8 @@ def _host_leak(case: Case) -> Finding | None:
     return finding(
         "leak.host",
         f"Host memory grows by {pace(rate)}{f' in {who}' if who else ''} {until(left, rate)}.",
-        sure(left, rate), "it grew in every part of the run, in the second half as in the first", 1.0,
+        sure(left, rate),
+        "it grew in every part of the run, in the second half as in the first", 1.0,
         [
             number("grows by", rate, "bytes/s", source="/proc"),
             number("grew in all", rate * case.stretch.seconds, "bytes", "growth_bytes", "/proc"),
@@ -139,7 +138,8 @@ def _device_leak(case: Case) -> Finding | None:
         return finding(
             "leak.gpu",
             f"Memory of {gpu.gpu.label} grows by {pace(rate)} {until(left, rate)}.",
-            sure(left, rate), "tensors held at the ends of steps grew in every part of the run", 1.0,
+            sure(left, rate),
+            "tensors held at the ends of steps grew in every part of the run", 1.0,
             [
                 number("grows by", rate, "bytes/s", source="allocator"),
                 number("grew in all", rate * case.stretch.seconds, "bytes", "growth_bytes",

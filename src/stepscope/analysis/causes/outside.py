@@ -9,9 +9,6 @@ from stepscope.analysis.causes.case import Case, finding, number, pct
 from stepscope.analysis.causes.thresholds import limit
 from stepscope.records import Advice, Finding
 
-_FAR_LONGER = 2.0
-"""A step that takes this many times as long as the median one did something else besides."""
-
 
 def outside_findings(case: Case) -> list[Finding]:
     account = case.lead
@@ -24,7 +21,7 @@ def outside_findings(case: Case) -> list[Finding]:
 def gaps(account: Account) -> float:
     """Seconds that some steps took beyond what steps usually take, waits and evaluation aside."""
     usual = float(np.median(account.own))
-    excess = float((account.own[account.own > _FAR_LONGER * usual] - usual).sum())
+    excess = float((account.own[account.own > limit("far_longer") * usual] - usual).sum())
     return max(0.0, excess - account.evaluated)
 
 

@@ -11,8 +11,6 @@ from stepscope.records import Advice, Finding
 
 _TOGETHER = ("backward", "ranks")
 """Where ranks wait for each other: gradients are exchanged in the backward pass."""
-_BACKWARD_PER_FORWARD = 2.0
-"""A backward pass computes two products for each one of the forward pass."""
 
 
 def rank_findings(case: Case) -> list[Finding]:
@@ -77,7 +75,7 @@ def _what_differs(slowest: Account, others: Sequence[Account]) -> tuple[str, Spe
 def _communication(case: Case, ranks: Sequence[Account]) -> Finding | None:
     together = min(account.share(*_TOGETHER) for account in ranks)
     forward = max(account.share("forward") for account in ranks)
-    share = together - _BACKWARD_PER_FORWARD * forward
+    share = together - limit("backward_per_forward") * forward
     moved = _moved(case)
     if share < limit("communication") or moved is None or not case.lead:
         return None
@@ -86,7 +84,7 @@ def _communication(case: Case, ranks: Sequence[Account]) -> Finding | None:
     return finding(
         "ranks.communication",
         f"{len(ranks)} ranks spend {pct(share)} of each step exchanging {size}.",
-        "high" if share >= 2 * limit("communication") and moved > 1e6 else "medium",
+        "high" if _sure(share, moved) else "medium",
         "what the backward pass takes beyond twice the forward pass, and bytes between ranks",
         1.0 / max(1.0 - share, 0.02),
         [
@@ -101,6 +99,10 @@ def _communication(case: Case, ranks: Sequence[Account]) -> Finding | None:
             Advice("a larger batch per rank", "as many bytes for more samples"),
         ],
     )  # fmt: skip
+
+
+def _sure(share: float, moved: float) -> bool:
+    return share >= 2 * limit("communication") and moved >= limit("rank_traffic")
 
 
 def _moved(case: Case) -> float | None:

@@ -26,6 +26,11 @@ _TABLE = (
               "input-bound"),
     Threshold("input_wait_sure", 0.20, "share",
               "TensorFlow's profiler calls a step that waits longer than this highly input-bound"),
+    Threshold("worth", 1.1, "times",
+              "A ceiling below it is nothing to fix: the same training differs as much from one "
+              "process to the next"),
+    Threshold("far_longer", 2.0, "times",
+              "A step that takes this many medians did something else besides"),
     Threshold("most_of_it", 0.5, "share", "More than half of a whole is what it is named after"),
     Threshold("cores_saturated", 0.85, "share",
               "Above this share of the allowed cores in use, queueing for a core dominates; the "
@@ -39,6 +44,8 @@ _TABLE = (
               "Threads that want to run, per core. One process per core and a training thread "
               "beside them are below 2; what is above comes from thread pools in several "
               "processes"),
+    Threshold("threads_each", 1.5, "times",
+              "Threads that want to run, per process: fewer means many processes, not pools"),
     Threshold("throttled", 0.05, "seconds/s",
               "Below this a quota was met now and then, and hardly delays a step"),
     Threshold("others_cores", 0.25, "cores",
@@ -50,6 +57,8 @@ _TABLE = (
     Threshold("copy_share", 0.10, "share", "Of the step; less cannot be gained back measurably"),
     Threshold("sync_share", 0.10, "share", "Of the training thread's time, as for copies"),
     Threshold("logging_share", 0.10, "share", "Of the training thread's time, as for copies"),
+    Threshold("explains_idle", 0.4, "share",
+              "Of the GPU's idle time: what takes as much of the training thread's time is why"),
     Threshold("outside_share", 0.10, "share",
               "Evaluation and checkpoints are needed; below a tenth nobody would notice"),
     Threshold("gpu_busy", 0.85, "share",
@@ -94,6 +103,12 @@ _TABLE = (
               "As on a GPU, but a CPU is filled sooner"),
     Threshold("straggler", 0.10, "share", "Of the step, that the other ranks wait for the last"),
     Threshold("communication", 0.15, "share", "Of the step; overlapped communication is below"),
+    Threshold("backward_per_forward", 2.0, "times",
+              "A backward pass computes two products for each one of the forward pass"),
+    Threshold("rank_traffic", 1e6, "bytes/s", "Heartbeats and barriers move less"),
+    Threshold("goes_on", 0.35, "share",
+              "A leak grows in the second half of a run as well: by this part of what it did in "
+              "the first, at least; caches that fill do not"),
     Threshold("growth_share", 0.03, "share",
               "Of the memory at the beginning: less growth over a run is noise"),
     Threshold("growth_bytes", 48e6, "bytes", "Caches and arenas of allocators grow by as much"),
