@@ -9,8 +9,8 @@ a page is written by hand and stays as it is.
 
 from __future__ import annotations
 
-import re
 import json
+import re
 import sys
 import types
 import typing

@@ -138,6 +138,47 @@ def on_gpu(**different: Value) -> dict[str, Value]:
     }  # fmt: skip
 
 
+BUSY = cores(3.8)
+"""All four cores compute the model."""
+IDLE = cores(1.0)
+COMPUTES = {FORWARD: 0.6, BACKWARD: 0.4}
+HALF_IDLE = {"gpu_active": 0.5, "gpu_sm": 0.4}
+
+
+def on_cpu(training: Training | None = None, more: Table | None = None, **of_run: Any) -> Observed:
+    return observed(training or Training(), series={**BUSY, **(more or {})}, **of_run)
+
+
+def waits_for(wait: float, series: Table | None = None, **loader: Any) -> Observed:
+    return observed(Training(wait=wait, **loader), series=series or cores(2.0, main=0.8))
+
+
+def on_device(
+    looks: Mapping[Place, float] = COMPUTES, ahead: float = 0.0, training: Any = None, **gpu: Any
+) -> Observed:
+    """The device takes 90 of the 100 ms of a step, from batch to end."""
+    one = Training(looks=looks, device=(0.09, 0.05, ahead), **(training or {}))
+    return observed(one, series=IDLE, gpu=on_gpu(**gpu))
+
+
+def two_ranks(one: Mapping[Place, float], other: Mapping[Place, float]) -> Observed:
+    """Two processes that step together."""
+    trainings = (Training(rank=0, looks=one), Training(rank=1, looks=other))
+    return observed(*trainings, series={**BUSY, ("loopback", "net:1"): 1e8})
+
+
+def without_steps(gpu: Any = None, more: Table | None = None, **of_run: Any) -> Observed:
+    return observed(series={**IDLE, **(more or {})}, gpu=gpu, **of_run)
+
+
+def growing(rate: float) -> Any:
+    return lambda seconds: 2e9 + rate * seconds
+
+
+def slowing(last: float) -> Observed:
+    return on_cpu(Training(lengths=np.linspace(0.1, last, 201).tolist()))
+
+
 def ns(seconds: float) -> int:
     """On the clock of the run."""
     return BEGIN_NS + _ns(seconds)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
-from functools import cached_property
+from collections import deque
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -203,8 +204,8 @@ class Run:
     def _segments(self, scope: Scope, columns: list[str] | None) -> Iterator[pa.Table]:
         """The samples of a scope, segment by segment; each is let go when it was taken in."""
         last = None
-        for path in self.paths.segments(scope):
-            segment = self._segment(path, columns, coded=True)
+        read = partial(self._segment, columns=columns, coded=True)
+        for segment in _one_ahead(read, self.paths.segments(scope)):
             last = _last_ns(segment) or last
             yield segment
             del segment
@@ -239,6 +240,21 @@ class Run:
 
         known = gpus_of(self.facts, sampled)
         return allocator_series(self.processes, [gpu.uuid for gpu in known])
+
+
+def _one_ahead(read: Callable[[Path], pa.Table], paths: Iterable[Path]) -> Iterator[pa.Table]:
+    """What is read of each path. The next one is read while one is looked at: most of the time goes
+    to unpacking it, outside of the interpreter."""
+    from concurrent.futures import Future, ThreadPoolExecutor
+
+    ahead: deque[Future[pa.Table]] = deque()
+    with ThreadPoolExecutor(1) as aside:
+        for path in paths:
+            ahead.append(aside.submit(read, path))
+            if len(ahead) > 1:
+                yield ahead.popleft().result()
+        while ahead:
+            yield ahead.popleft().result()
 
 
 def _last_ns(segment: pa.Table) -> int | None:
