@@ -2,9 +2,10 @@
 
     python benchmarks/explain_cost.py [--quick] [--reading-only]
 
-The day is synthetic: 864,000 samples, as many steps, batches and waits. Once the run ended, and all
-of its samples are packed; once it was killed, and the last were not. The whole command is timed in
-fresh processes, with all files in the page cache; `reading` is the part that reads the folder.
+The day is synthetic: 864,000 samples, as many steps, and all that the hook and the loader's workers
+tell of them, five million records. Once the run ended, and all of its samples are packed; once it
+was killed, and the last were not. The whole command is timed in fresh processes, with all files in
+the page cache; `reading` is the part that reads the folder.
 """
 
 from __future__ import annotations
@@ -25,9 +26,9 @@ import results_file
 TESTS = Path(__file__).parents[1] / "tests"
 READING = """
 import sys
-from stepscope.runs.observed import METRICS
+from stepscope.runs.observed import observe
 from stepscope.runs.reader import open_run
-open_run(sys.argv[1]).recorded(METRICS)
+observe(open_run(sys.argv[1]))
 """
 PROGRAMS = {
     "reading": lambda run: ["-c", READING, run],

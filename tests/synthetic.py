@@ -232,9 +232,7 @@ def _whole_row(values: dict[str, float], count: int, with_pss: bool) -> dict[str
     }
 
 
-def _waits_for_cpus(
-    plan: Plan, at: float
-) -> Iterator[tuple[Entity, dict[str, float | None]]]:
+def _waits_for_cpus(plan: Plan, at: float) -> Iterator[tuple[Entity, dict[str, float | None]]]:
     busy, _ = plan.activity(at)
     waits = {"main": 0.01 + 0.03 * busy, "worker": 0.05 * plan.workers * busy}
     if not busy:

@@ -142,7 +142,7 @@ BUSY = cores(3.8)
 """All four cores compute the model."""
 IDLE = cores(1.0)
 COMPUTES = {FORWARD: 0.6, BACKWARD: 0.4}
-HALF_IDLE = {"gpu_active": 0.5, "gpu_sm": 0.4}
+HALF_IDLE: dict[str, Any] = {"gpu_active": 0.5, "gpu_sm": 0.4}
 
 
 def on_cpu(training: Training | None = None, more: Table | None = None, **of_run: Any) -> Observed:

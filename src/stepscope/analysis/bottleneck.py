@@ -71,6 +71,8 @@ def _rank(found: Finding) -> tuple[int, int, float]:
         return 0, 0, 0.0
     if found.healthy:
         return 2, 0, 0.0
+    if found.cause == "unclear":
+        return 5, 0, 0.0
     if found.cause == "throttle.power":
         return 3, 0, -gain
     if _holds_back(found):
@@ -161,7 +163,10 @@ def _otherwise(case: Case, weak: bool) -> Finding:
             f"The CPU is the limit, as it should be: the model is computed on {cores.used:.1f} of "
             f"{cores.allowed:g} cores, and nothing is waited for.",
             "high", "waits were measured, and the cores are busy with the training process", None,
-            evidence, [Advice("a GPU, or a smaller model", "nothing in the script holds it back")],
+            evidence,
+            [Advice("with torch.autocast('cpu', dtype=torch.bfloat16): around the forward pass",
+                    "on CPUs with AMX or AVX512-BF16 products take half the time; nothing else in "
+                    "the script holds it back")],
         )  # fmt: skip
     return finding(
         "unclear", "Nothing stands out: no part of the machine is near its limit for long.",

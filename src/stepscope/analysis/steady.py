@@ -67,6 +67,15 @@ def find_steady(durations: npt.ArrayLike, workers: int = 0) -> Steady:
     return Steady(warmup, False, _drifts(drift, at_cap=warmup >= len(steps) // 2), drift)
 
 
+def drift_of(durations: Floats) -> float | None:
+    """By how much of itself the step time changes from the first of these steps to the last; None
+    where chance could do it, or where there are too few."""
+    if len(durations) < LEAST_JUDGED:
+        return None
+    sureness, drift = trend(batch_means(_clipped(durations, durations), _DRIFT_BATCHES))
+    return drift if sureness >= _SURE else None
+
+
 def batch_means(values: Floats, at_most: int, size: int | None = None) -> Floats:
     """Means of values that follow each other, by default as few together as make `at_most` means;
     the first ones are left out where they fill no batch."""
@@ -119,7 +128,8 @@ def trend(means: Floats) -> tuple[float, float]:
     tendency = abs(float(np.sign(change).sum()))
     deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
     slope = float(np.median(change / (later - first)))
-    return max(0.0, tendency - 1) / deviation, slope * (count - 1) / float(np.median(means))
+    usual = float(np.median(means))
+    return max(0.0, tendency - 1) / deviation, slope * (count - 1) / usual if usual else 0.0
 
 
 def _drifts(drift: float, at_cap: bool) -> str:

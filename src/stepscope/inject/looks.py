@@ -44,31 +44,37 @@ def begin(thread):
 
 
 def _look_on(thread):
+    global _running
+    try:
+        _look_until_gone(thread)
+    except Exception:
+        pass
+    _running = None  # another thread may train next
+
+
+def _look_until_gone(thread):
     times, every = {}, EVERY_S
     last = told = time.monotonic()
     cost = time.thread_time()
     dice = os.getpid()
-    try:
-        while True:
-            dice = (dice * 1103515245 + 12345) & 0x7FFFFFFF
-            time.sleep(every * (0.5 + dice / float(0x7FFFFFFF)))  # not in step with the steps
-            frame = sys._current_frames().get(thread)
-            now = time.monotonic()
-            if frame is None:
-                break
-            place = _place(frame)
-            times[place] = times.get(place, 0.0) + now - last
-            last = now
-            del frame
-            if now - told >= TELL_S:
-                tell(times)
-                times = {}
-                spent = time.thread_time() - cost
-                if spent > MOST_COST * (now - told):
-                    every = min(LONGEST_S, every * 2)
-                told, cost = now, time.thread_time()
-    except Exception:
-        pass
+    while True:
+        dice = (dice * 1103515245 + 12345) & 0x7FFFFFFF
+        time.sleep(every * (0.5 + dice / float(0x7FFFFFFF)))  # not in step with the steps
+        frame = sys._current_frames().get(thread)
+        now = time.monotonic()
+        if frame is None:
+            break
+        place = _place(frame)
+        times[place] = times.get(place, 0.0) + now - last
+        last = now
+        del frame
+        if now - told >= TELL_S:
+            tell(times)
+            times = {}
+            spent = time.thread_time() - cost
+            if spent > MOST_COST * (now - told):
+                every = min(LONGEST_S, every * 2)
+            told, cost = now, time.thread_time()
 
 
 def tell(times):
@@ -105,6 +111,8 @@ _PARTS = (
 )
 """By the folder of a frame; of several the highest counts: what a loader calls is loading."""
 
+_LAUNCHER = os.path.join("torch", "distributed", "elastic")
+"""It wraps all of a script's `main`, and says nothing of what that does."""
 _DEEPEST = 200
 _parts = {}
 
@@ -114,7 +122,7 @@ def _part_of(path):
     if known is None:
         known = ""
         for folder, part in _PARTS:
-            if os.sep + folder in path:
+            if os.sep + folder in path and _LAUNCHER not in path:
                 known = part
         _parts[path] = known
     return known
@@ -128,7 +136,7 @@ def describe(place):
             "%s:%d" % (short_path(outer[0].co_filename), outer[2] or 0),
             code_at(outer),
             "%s:%s" % (short_path(inner[0].co_filename), inner[0].co_name),
-            "" if inner is outer else code_at(inner),
+            "" if inner == outer else code_at(inner),
             part[2:],
         )
     )

@@ -47,12 +47,12 @@ def observe(run: Run) -> Observed:
         for process, timeline in zip(processes, timelines, strict=True)
         if len(timeline.batches) or len(timeline.steps) or timeline.marks
     )
-    told = [*processes, *_of_workers(run.paths.events)]
+    samples, collation = _prepared(run)
     return Observed(
         recorded=run.recorded(METRICS),
         trainers=trainers,
-        samples=_work(written.PREPARED, told),
-        collation=_work(written.COLLATED, told),
+        samples=samples,
+        collation=collation,
         machine=_machine(run.facts),
         ending=run.ending,
         hook=str((run.facts.get("hook") or {}).get("message") or ""),
@@ -111,6 +111,12 @@ def _settings(process: ProcessEvents) -> Mapping[str, Any]:
         if isinstance(told, dict):
             return told
     return {}
+
+
+def _prepared(run: Run) -> tuple[Work, Work]:
+    """What samples and collation took. The workers' records are let go before samples are read."""
+    told = [*run.processes, *_of_workers(run.paths.events)]
+    return _work(written.PREPARED, told), _work(written.COLLATED, told)
 
 
 def _of_workers(folder: Path) -> list[ProcessEvents]:

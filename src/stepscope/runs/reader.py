@@ -230,9 +230,11 @@ class Run:
     def explained(self) -> Verdict:
         """What holds the run back."""
         from stepscope.analysis.bottleneck import explain
+        from stepscope.analysis.causes.knobs import in_options
         from stepscope.runs.observed import observe
 
-        return explain(observe(self))
+        verdict = explain(observe(self))
+        return in_options(verdict) if isinstance(self.facts.get("workload"), dict) else verdict
 
     def _allocators(self, sampled: Iterable[str]) -> dict[tuple[str, str], Series]:
         """What PyTorch's allocators told, by the names that the facts and samples have for GPUs."""

@@ -34,6 +34,7 @@ def series_of(segments: Iterable[pa.Table]) -> dict[tuple[str, str], Series]:
         for key, (when, what) in pieces.items():
             times.setdefault(key, []).append(when)
             values.setdefault(key, []).append(what)
+    pa.default_memory_pool().release_unused()  # of a day Arrow keeps 140 MB for the next
     joined: dict[tuple[int, ...], _Times] = {}
     found: dict[tuple[str, str], Series] = {}
     for entity, metric in _in_order(values):

@@ -1,11 +1,9 @@
-"""Each cause is named first where it was planted, with the ceiling that a person would work out,
-and not where it is just too small; and whatever is seen, there is a verdict that can be read."""
+"""Causes are put in order, and whatever was seen of a run, there is a verdict that can be read."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import hypothesis.strategies as st
@@ -15,13 +13,15 @@ from hypothesis import given, settings
 
 from stepscope.analysis.bottleneck import explain
 from stepscope.analysis.causes.names import CAUSES
-from stepscope.analysis.causes.thresholds import THRESHOLDS, limit
+from stepscope.analysis.causes.thresholds import THRESHOLDS
 from stepscope.analysis.observed import Observed
 from stepscope.records import Finding, Verdict
 from synthetic_cases import (
     BACKWARD,
+    COMPUTES,
     COPY,
     FORWARD,
+    HALF_IDLE,
     LOADING,
     LOGGING,
     OTHER,
@@ -31,9 +31,19 @@ from synthetic_cases import (
     Table,
     Training,
     cores,
+    growing,
     observed,
+    on_cpu,
+    on_device,
     on_gpu,
+    slowing,
+    two_ranks,
+    waits_for,
+    without_steps,
 )
+
+WORTH = 1.1
+"""What is gained below it is not called holding back."""
 
 # What else is found when steps were not seen, or little is known
 
@@ -66,9 +76,7 @@ def test_nothing_at_all_is_too_short_or_unclear() -> None:
     assert explain(observed(allowed=None, cpus=None, seconds=0.01)).first.cause == "short"
 
 
-@pytest.mark.parametrize(
-    "training", [Training(steps=19, step=1.0), Training(steps=290, step=0.01)]
-)
+@pytest.mark.parametrize("training", [Training(steps=19, step=1.0), Training(steps=290, step=0.01)])
 def test_few_steps_and_few_seconds_are_both_too_short(training: Training) -> None:
     verdict = explain(on_cpu(training))
     assert [found.cause for found in verdict.findings] == ["short"]
@@ -77,7 +85,7 @@ def test_few_steps_and_few_seconds_are_both_too_short(training: Training) -> Non
 
 @pytest.mark.parametrize("by", ["marks", "loader"])
 def test_steps_may_be_told_by_marks_or_by_the_loader_alone(by: str) -> None:
-    verdict = explain(waits_for(WAITS, by=by, workers=1, samples=(0.1, 0.095, 0.0)))
+    verdict = explain(waits_for(0.04, by=by, workers=1, samples=(0.1, 0.095, 0.0)))
     assert verdict.first.cause == "input.workers"
     assert verdict.first.ceiling == pytest.approx(1 / 0.6, rel=0.02)
 
@@ -98,7 +106,7 @@ def test_the_stretch_is_on_the_clock_of_the_run() -> None:
 def test_what_a_cause_brings_about_is_not_named_beside_it() -> None:
     """A quota makes workers slow: that preparation takes long is no finding of its own."""
     run = observed(
-        Training(wait=WAITS, **PREPARES),
+        Training(wait=0.04, samples=(0.35, 0.34, 0.0)),
         series={**cores(1.95, main=0.3, wait=1.0), ("cgroup_throttled", "cgroup"): 0.5},
         allowed=2.0, cpus=8,
     )  # fmt: skip
@@ -171,35 +179,33 @@ trainings = st.builds(
     rank=st.none() | st.integers(0, 3),
     by=st.sampled_from(("optimizer", "marks", "loader")),
 )
-waiting = st.builds(lambda training, share: _waiting(training, share), trainings, shares)
-BYTES = ("gpu_memory_tree", "gpu_memory", "gpu_allocated", "gpu_reserved")
+waiting = st.builds(
+    lambda training, share: replace(training, wait=share * training.step), trainings, shares
+)
 gpus = st.fixed_dictionaries(
     {},
     optional={
-        **{metric: shares for metric in (
-            "gpu_utilization", "gpu_active", "gpu_sm", "gpu_tensor", "gpu_fp32", "gpu_dram",
-            "gpu_others", "gpu_slowed_power", "gpu_slowed_heat")},
-        **{metric: numbers(200e9) for metric in BYTES},
+        **dict.fromkeys(("gpu_utilization", "gpu_active", "gpu_sm", "gpu_tensor", "gpu_fp32",
+                         "gpu_dram", "gpu_others", "gpu_slowed_power", "gpu_slowed_heat"), shares),
+        **dict.fromkeys(("gpu_memory_tree", "gpu_memory", "gpu_allocated", "gpu_reserved"),
+                        numbers(200e9)),
         "gpu_pcie_received": numbers(60e9),
         "gpu_sm_clock": numbers(2000.0),
         "gpu_power": numbers(700.0),
-        "gpu_alloc_retries": st.sampled_from((lambda s: np.floor(s), lambda s: np.zeros(len(s)))),
+        "gpu_alloc_retries": st.sampled_from((np.floor, lambda s: np.zeros(len(s)))),
     },
 )  # fmt: skip
-amounts = numbers(16.0)
 tables = st.fixed_dictionaries(
     {},
     optional={
-        **{(metric, entity): amounts for metric, entity in (
-            ("cpu", "tree"), ("cpu", "main"), ("cpu", "rank0"), ("cpu", "worker"),
-            ("cpu_wait", "tree"), ("cpu_wait", "main"), ("host_cpu", "host"),
-            ("watcher_cpu", "watcher"), ("processes", "worker"))},
-        **{(metric, entity): shares for metric, entity in (
-            ("cgroup_throttled", "cgroup"), ("pressure_memory", "host"), ("pressure_io", "host"))},
-        **{(metric, entity): numbers(64e9) for metric, entity in (
-            ("host_available", "host"), ("cgroup_memory", "cgroup"),
-            ("cgroup_memory_limit", "cgroup"), ("shm_used", "shm"),
-            ("read", "tree"), ("net_received", "net:1"), ("loopback", "net:1"))},
+        **dict.fromkeys((("cpu", "tree"), ("cpu", "main"), ("cpu", "rank0"), ("cpu", "worker"),
+                         ("cpu_wait", "tree"), ("cpu_wait", "main"), ("host_cpu", "host"),
+                         ("watcher_cpu", "watcher"), ("processes", "worker")), numbers(16.0)),
+        **dict.fromkeys((("cgroup_throttled", "cgroup"), ("pressure_memory", "host"),
+                         ("pressure_io", "host")), shares),
+        **dict.fromkeys((("host_available", "host"), ("cgroup_memory", "cgroup"),
+                         ("cgroup_memory_limit", "cgroup"), ("shm_used", "shm"), ("read", "tree"),
+                         ("net_received", "net:1"), ("loopback", "net:1")), numbers(64e9)),
         ("shm_size", "shm"): st.sampled_from((0.0, 64e6, 8e9)),
         ("memory", "tree"): numbers(1e9).map(growing),
         ("memory", "worker"): numbers(1e9).map(growing),
@@ -207,13 +213,10 @@ tables = st.fixed_dictionaries(
 )  # fmt: skip
 
 
-def _waiting(training: Training, share: float) -> Training:
-    return replace(training, wait=share * training.step)
-
-
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(
-    st.lists(waiting, max_size=3), tables, st.none() | gpus, st.none() | numbers(16.0).map(lambda count: count + 0.5),
+    st.lists(waiting, max_size=3), tables, st.none() | gpus,
+    st.none() | numbers(16.0).map(lambda count: count + 0.5),
     st.none() | st.integers(1, 16), st.none() | numbers(1e12), numbers(30.0),
 )  # fmt: skip
 def test_whatever_was_seen_there_is_a_verdict(

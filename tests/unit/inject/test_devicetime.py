@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 
 from stepscope.inject import events, finder
-from stepscope.runs.events import Records, read_folder
+from stepscope.runs.events import read_folder
 
 
 @dataclass
 class Cuda:
-    """A device with a queue. Events happen when `done` says so; `breaks` raises where it is told."""
+    """A device with a queue: events happen once it is `done`, and calls of `breaks` raise."""
 
     initialized: bool = True
     capturing: bool = False
@@ -91,13 +91,8 @@ def step(timer: Any, seconds: float = 0.0) -> None:
     timer.step_is_queued()
 
 
-def told(folder: Path) -> Records:
-    found = read_folder(folder)
-    return found[0].of(events.DEVICE_STEP) if found else events_of_nobody()
-
-
-def events_of_nobody() -> Any:
-    return []
+def told(folder: Path) -> list[Any]:
+    return [record for process in read_folder(folder) for record in process.of(events.DEVICE_STEP)]
 
 
 def test_the_device_s_time_and_the_time_to_queue_it_are_told(timer: Any, tmp_path: Path) -> None:
@@ -113,7 +108,7 @@ def test_a_host_that_queued_all_before_the_device_began_is_ahead(
 ) -> None:
     cuda.done = False
     step(timer)
-    assert not len(told(tmp_path)), "nobody waits for the device"
+    assert not told(tmp_path), "nobody waits for the device"
     cuda.done = True
     step(timer)
     first, second = told(tmp_path)
@@ -134,7 +129,7 @@ def test_without_cuda_nothing_happens(timer: Any, tmp_path: Path, monkeypatch: A
         monkeypatch.setitem(sys.modules, "torch", torch)
         step(timer)
         assert timer.due > time.monotonic_ns() + 100_000_000, "and is not asked again at once"
-    assert not len(told(tmp_path))
+    assert not told(tmp_path)
 
 
 def test_a_stream_that_is_captured_is_left_alone(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
@@ -160,14 +155,14 @@ def test_what_began_before_the_end_of_a_pass_is_forgotten(
     timer.batch_is_here()
     timer.pass_is_over()
     timer.step_is_queued()
-    assert not len(told(tmp_path))
+    assert not told(tmp_path)
     step(timer)
     assert len(told(tmp_path)) == 1
 
 
 def test_a_step_without_a_batch_is_not_measured(timer: Any, tmp_path: Path) -> None:
     timer.step_is_queued()
-    assert not len(told(tmp_path))
+    assert not told(tmp_path)
 
 
 def test_with_several_batches_in_a_step_the_first_one_begins_it(
@@ -187,7 +182,7 @@ def test_a_device_that_never_comes_back_is_not_waited_for(
     cuda.done = False
     for _ in range(50):
         step(timer)
-    assert not len(told(tmp_path))
+    assert not told(tmp_path)
     cuda.done = True
     step(timer)
     assert len(told(tmp_path)) <= 18, "and what is kept for it is bounded"
@@ -202,7 +197,7 @@ def test_whatever_breaks_stays_there_and_is_left_alone(
 ) -> None:
     cuda.breaks = where
     step(timer)
-    assert not len(told(tmp_path))
+    assert not told(tmp_path)
     assert timer.due > time.monotonic_ns() + 100_000_000
     cuda.breaks = ""
     step(timer)
@@ -212,4 +207,4 @@ def test_whatever_breaks_stays_there_and_is_left_alone(
 def test_nothing_is_told_when_nobody_watches(timer: Any, tmp_path: Path) -> None:
     events.report_to(None)
     step(timer)
-    assert not len(told(tmp_path))
+    assert not told(tmp_path)

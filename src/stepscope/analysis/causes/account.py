@@ -17,8 +17,9 @@ _SYNC = (".item(", ".cpu(", ".tolist(", ".numpy(", "synchronize(", ".nonzero(", 
 _COPY = (".to(", ".cuda(", ".copy_(", "device_put(")
 _RANKS = ("all_reduce(", "barrier(", "all_gather(", "broadcast(", "reduce_scatter(")
 _LOGGING = (
-    "write(", "flush(", "fsync(", "dump(", "dumps(", "log(", "log_", "print(", "add_scalar(",
-    "add_histogram(", "histc(", "histogram(", "savefig(", "logger.", "wandb.", "mlflow.",
+    "write(", "flush(", "fsync(", "dump(", "dumps(", "print(", "logger.", "logging.", "self.log(",
+    "self.log_dict(", "log_metrics(", "add_scalar(", "add_histogram(", "histc(", "histogram(",
+    "savefig(", "wandb.", "mlflow.",
 )  # fmt: skip
 _LOGGING_FILES = ("json/", "logging/", "tensorboard", "wandb/", "mlflow/", "csv.py")
 _SAVES = ("torch.save(", "save_pretrained(", "save_checkpoint(", "pickle.dump(", "np.save(")
@@ -57,7 +58,7 @@ class Account:
     own: Floats
     """Of each step without the waits for data in it."""
     before: Floats
-    """Of the steps before the stretch: the warm-up."""
+    """Of the steps before the stretch, the warm-up, without their waits."""
     batches: Records
     """Those of training loaders, in the stretch."""
     passes: tuple[Pass, ...]
@@ -131,19 +132,17 @@ def account_of(trainer: Trainer) -> Account | None:
     others = [p for p in passes if p.number not in training]
     looks = trainer.looks.between(stretch.begin_ns, stretch.end_ns)
     starting = _starting(trainer, own, batches)
-    begins = _inside(trainer.timeline.loader_begins, stretch, training)
-    ends = _inside(trainer.timeline.loader_ends, stretch, training)
-    waits = _by_step(times[warmup:], (batches, begins, ends))
+    own_lengths, waited = _without_waits(trainer, times, training)
     return Account(
         trainer=trainer,
         stretch=stretch,
         steps=len(times) - 1 - warmup,
         lengths=lengths[warmup:],
-        own=np.clip(lengths[warmup:] - waits, 0.0, None),
-        before=lengths[:warmup],
+        own=own_lengths[warmup:],
+        before=own_lengths[:warmup],
         batches=batches,
         passes=own,
-        waited=float(waits.sum()),
+        waited=float(waited[warmup:].sum()),
         starting=starting,
         evaluated=_evaluated(others, stretch),
         spent=_by_kind(looks),
@@ -169,13 +168,21 @@ def _inside(records: Records, stretch: Stretch, numbers: Sequence[int]) -> Recor
     return records.take(np.flatnonzero(keep & np.isin(records["number"], numbers)))
 
 
+def _without_waits(trainer: Trainer, times: Ints, training: Sequence[int]) -> tuple[Floats, Floats]:
+    """The length of each step without its waits for data, and those waits."""
+    whole, timeline = Stretch(int(times[0]), int(times[-1])), trainer.timeline
+    told = (timeline.batches, timeline.loader_begins, timeline.loader_ends)
+    waits = _by_step(times, [_inside(records, whole, training) for records in told])
+    return np.clip(np.diff(times) / 1e9 - waits, 0.0, None), waits
+
+
 def _by_step(times: Ints, waits: Sequence[Records]) -> Floats:
     """Seconds that were waited within each step."""
-    ended = np.concatenate([records["t"] for records in waits])
-    waited = np.concatenate([records["a"] for records in waits]) / 1e9
-    steps = len(times) - 1
-    places = np.clip(np.searchsorted(times, ended, side="left") - 1, 0, steps - 1)
-    return np.bincount(places, waited, steps)
+    found = np.zeros(len(times) - 1)
+    for records in waits:
+        places = np.searchsorted(times, records["t"], side="left") - 1
+        np.add.at(found, np.clip(places, 0, len(found) - 1), records["a"] / 1e9)
+    return found
 
 
 def _starting(trainer: Trainer, passes: Sequence[Pass], batches: Records) -> float:
@@ -249,7 +256,7 @@ def kind_of(place: Place) -> str:
         return "ranks" if place.part != "forward" else "forward"
     if place.part in ("backward", "optimizer"):
         return place.part
-    if _has(code, _COPY):
+    if _has(code, _COPY) or _has(place.inner_code, _COPY):
         return "copy"
     if _has(code, _LOGGING) or inner.startswith(_LOGGING_FILES):
         return "logging"

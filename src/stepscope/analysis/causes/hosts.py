@@ -63,7 +63,7 @@ def _interference(case: Case) -> Finding | None:
     if others is None or machine is None or others < limit("others_cores"):
         return None
     busy = others + (cores.used or 0.0) >= limit("cores_saturated") * machine
-    wanted, used = cores.wanted or 0.0, cores.used or 1e-6
+    wanted, used = cores.wanted or 0.0, max(cores.used or 0.0, 0.05)
     if not busy or wanted < used + limit("others_cores"):
         return None
     ceiling = min(wanted / used, (used + others) / used)

@@ -121,7 +121,7 @@ def _made_by(loader: Loader | None, change: str, why: str = "") -> Advice:
 
 def _needed(account: Account, batches: Batches) -> int:
     """Workers that it takes to have a batch ready for every step, beyond those that there are."""
-    per_step = batches.count / max(1, account.steps)
+    per_step = len(account.batches) / max(1, account.steps)
     rest = max(account.rest, 1e-6) / max(per_step, 1e-6)
     return max(0, math.ceil(batches.whole / rest) - batches.workers)
 
@@ -244,7 +244,7 @@ def _rate(disk: float | None, network: float | None) -> str:
 def _collation(case: Case, account: Account, batches: Batches) -> Finding:
     confidence, because = _sure(account)
     made_anyway = batches.samples / max(1, batches.workers)
-    per_step = batches.count / max(1, account.steps)
+    per_step = len(account.batches) / max(1, account.steps)
     left = max(account.rest, made_anyway * per_step) * account.steps
     ceiling = min(without_waiting(case, account), account.seconds / max(left, 1e-6))
     return finding(

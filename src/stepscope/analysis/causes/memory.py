@@ -10,7 +10,7 @@ from stepscope.analysis.causes.account import Account, Stretch, reading_in
 from stepscope.analysis.causes.case import Case, finding, number, pct
 from stepscope.analysis.causes.thresholds import limit
 from stepscope.analysis.series import Series
-from stepscope.analysis.steady import find_steady, trend
+from stepscope.analysis.steady import drift_of, trend
 from stepscope.records import Advice, Confidence, Finding
 
 _BUCKETS = 24
@@ -161,16 +161,14 @@ def _drift(case: Case) -> Finding | None:
     account = case.lead
     if account is None:
         return None
-    lengths = account.own
-    steady = find_steady(lengths)
-    drift = steady.drift
+    lengths = np.concatenate([account.before, account.own])[_FIRST_STEPS:]
+    drift = drift_of(lengths)
     long = account.seconds >= limit("drift_seconds")
-    if steady.steady or drift is None or drift < limit("drift") or not long:
+    if drift is None or drift < limit("drift") or not long:
         return None
-    every = np.concatenate([account.before, lengths])[_FIRST_STEPS:]
-    tenth = max(1, len(every) // 10)
-    first, last = float(np.median(every[:tenth])), float(np.median(every[-tenth:]))
-    if last < (1 + limit("drift")) * first:
+    tenth = max(1, len(lengths) // 10)
+    first, last = float(np.median(lengths[:tenth])), float(np.median(lengths[-tenth:]))
+    if last < (1 + limit("drift")) * first or not first:
         return None
     rate = (last / first - 1) / max(account.seconds, 1e-9)
     line = max(account.spent.values(), key=lambda spent: spent.seconds, default=None)
@@ -179,7 +177,7 @@ def _drift(case: Case) -> Finding | None:
         f"Steps get slower: {first * 1e3:.0f} ms at the beginning, {last * 1e3:.0f} ms at the end; "
         f"at this pace they take twice as long every {_doubling(rate)}.",
         "high", "Mann and Kendall's test is sure of the trend",
-        float(lengths.mean()) / first,
+        float(account.lengths.mean()) / (first + float((account.lengths - account.own).mean())),
         [
             number("change of the step time", drift, "share", "drift", "steps"),
             number("a step at the beginning", first, "s", source="steps"),

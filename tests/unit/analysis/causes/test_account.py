@@ -1,4 +1,4 @@
-"""Where the time of steps went: waits in the right steps, evaluation once, lines by what they do."""
+"""Where the time of steps went: waits by step, evaluation once, lines by what they do."""
 
 from __future__ import annotations
 

@@ -12,7 +12,17 @@ from hypothesis import given, settings
 from stepscope.analysis.bottleneck import explain
 from stepscope.analysis.observed import Place
 from stepscope.records import Verdict
-from synthetic_cases import BACKWARD, COPY, FORWARD, LOADING, SYNC, Training, cores, observed, on_gpu
+from synthetic_cases import (
+    BACKWARD,
+    COPY,
+    FORWARD,
+    LOADING,
+    SYNC,
+    Training,
+    cores,
+    observed,
+    on_gpu,
+)
 
 COUNTERS = ("gpu_active", "gpu_sm", "gpu_tensor", "gpu_fp32", "gpu_dram")
 COMPUTES = {FORWARD: 0.6, BACKWARD: 0.4}
@@ -84,7 +94,7 @@ def test_a_small_batch_may_grow_into_the_room_that_there_is(sm: float, times: fl
 
 @pytest.mark.parametrize("received", [0.4e9, None])
 def test_a_copy_that_moves_little_is_not_what_takes_long(received: float | None) -> None:
-    gpu = {"gpu_active": 0.5, "gpu_sm": 0.4, "gpu_pcie_received": received or 0.0}
+    gpu: dict[str, Any] = {"gpu_active": 0.5, "gpu_sm": 0.4, "gpu_pcie_received": received or 0.0}
     causes = [each.cause for each in judged({COPY: 0.4, FORWARD: 0.6}, **gpu).findings]
     assert "transfer" not in causes
 
@@ -97,11 +107,12 @@ def test_the_line_that_reads_results_back_is_told() -> None:
 
 def test_pinned_memory_is_advised_only_where_it_is_not_used() -> None:
     verdict = judged({COPY: 0.4, FORWARD: 0.6}, gpu_active=0.5, gpu_pcie_received=5e9)
-    assert [each.change for each in verdict.first.advice][0] == "pin_memory=True"
-    assert verdict.first.advice[0].where == "train.py:41"
+    advice = verdict.first.advice[0]
+    assert (advice.change, advice.where) == ("pin_memory=True", "train.py:41")
 
 
 @pytest.mark.parametrize(("others", "ceiling"), [(0.1, 1 / 0.9), (0.29, 1 / 0.71), (0.5, 2.2)])
 def test_two_that_always_have_work_take_turns(others: float, ceiling: float) -> None:
     first = judged(gpu_others=others).first
-    assert (first.cause, first.ceiling) == ("interference.gpu", pytest.approx(ceiling))
+    assert first.cause == "interference.gpu"
+    assert first.ceiling == pytest.approx(ceiling)

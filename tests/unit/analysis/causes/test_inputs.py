@@ -59,7 +59,19 @@ def test_no_more_can_be_gained_than_there_are_cores() -> None:
 def test_samples_still_have_to_be_read_when_collation_is_free() -> None:
     """4 workers take 0.28 s for the samples of a batch: one every 0.07 s at best."""
     found = told(0.05, samples=(0.28, 0.28, 0.0), collation=(0.3, 0.3, 0.0))
-    assert (found.cause, found.ceiling) == ("input.collation", pytest.approx(0.1 / 0.07))
+    assert found.cause == "input.collation"
+    assert found.ceiling == pytest.approx(0.1 / 0.07)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_of_two_ranks_that_wait_alike_the_same_is_said(kind: str) -> None:
+    """Each rank has workers of its own: two of them are as fast as one alone."""
+    one, two = ([Training(wait=0.05, rank=rank, **KINDS[kind]) for rank in range(count)]
+                for count in (1, 2))  # fmt: skip
+    alone, both = (explain(observed(*each, series=cores(1.0))).first for each in (one, two))
+    assert (alone.cause, both.cause) == (kind, kind)
+    assert both.ceiling == pytest.approx(alone.ceiling)
+    assert [each.change for each in both.advice] == [each.change for each in alone.advice]
 
 
 def test_on_a_gpu_what_the_device_takes_stays() -> None:

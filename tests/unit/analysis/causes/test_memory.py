@@ -63,11 +63,12 @@ def test_growth_below_the_thresholds_is_no_leak(base: float, times: float) -> No
 
 @pytest.mark.parametrize("amplitude", [0.05, 0.3, 2.0])
 def test_noise_is_no_leak(amplitude: float) -> None:
-    found = [
-        growth(gauge(lambda part, s=seed: 2e9 * (1 + amplitude * noise(s, len(part)))), STRETCH)
-        for seed in range(200)
-    ]
+    found = [growth(gauge(_noisy(amplitude, seed)), STRETCH) for seed in range(200)]
     assert sum(each is not None for each in found) <= 1
+
+
+def _noisy(amplitude: float, seed: int) -> Callable[[Floats], Floats]:
+    return lambda part: 2e9 * (1 + amplitude * noise(seed, len(part)))
 
 
 @given(BASES, st.floats(0.05, 5), st.floats(3, 400), st.floats(0, 1))

@@ -4,16 +4,38 @@ and not where it is just too small."""
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pytest
 
 from stepscope.analysis.bottleneck import explain
 from stepscope.analysis.causes.names import CAUSES
-from stepscope.analysis.causes.thresholds import THRESHOLDS, limit
+from stepscope.analysis.causes.thresholds import limit
 from stepscope.analysis.observed import Floats, Observed
 from stepscope.records import Finding, Verdict
-from synthetic_cases import *
+from synthetic_cases import (
+    BACKWARD,
+    COMPUTES,
+    COPY,
+    FORWARD,
+    HALF_IDLE,
+    LOGGING,
+    OTHER,
+    SAVE,
+    SLEEP,
+    SYNC,
+    Training,
+    cores,
+    growing,
+    on_cpu,
+    on_device,
+    on_gpu,
+    slowing,
+    two_ranks,
+    waits_for,
+    without_steps,
+)
 
 WAITS = 0.04
 """Of a step of 0.1 s: without it, it would be 1/0.6 times as fast."""
@@ -49,7 +71,7 @@ def fighting(crowd: float) -> Observed:
     return on_cpu(Training(samples=(0.3, 0.05, 0.2)), series)
 
 
-def clocks(seconds: Any) -> Any:
+def clocks(seconds: Floats) -> Floats:
     """1800 MHz for a moment, then 1500."""
     return np.where(seconds < 0.15, 1800.0, 1500.0)
 
@@ -67,7 +89,7 @@ def edge_of_shm(used: float) -> Observed:
     return on_cpu(more={("shm_used", "shm"): used * 8e9, ("shm_size", "shm"): 8e9})
 
 
-COPIES = {**HALF_IDLE, "gpu_pcie_received": 5e9}
+COPIES: dict[str, Any] = {**HALF_IDLE, "gpu_pcie_received": 5e9}
 PREPARES = {"samples": (0.35, 0.34, 0.0)}
 READS = (0.4, 0.05, 0.0)
 
@@ -84,7 +106,8 @@ PLANTED = (
     Planted("input.handover", waits_for(WAITS, samples=(0.19, 0.18, 0.0)),
             waits_for(WAITS, samples=(0.2, 0.19, 0.0)), 1 / 0.6, "medium"),
     Planted("input.startup", starting(0.95), starting(0.85), (39.9 + 9 * 0.95) / 39.9, "medium"),
-    Planted("cpu.quota", too_few_cores(1.0, 0.5), too_few_cores(1.0, below("throttled")), 2.95 / 1.95),
+    Planted("cpu.quota", too_few_cores(1.0, 0.5), too_few_cores(1.0, below("throttled")),
+            2.95 / 1.95),
     Planted("cpu.cores", too_few_cores(1.0), too_few_cores(0.19), 2.95 / 1.95),
     Planted("cpu.threads", fighting(below("oversubscribed", 1.2)),
             fighting(below("oversubscribed")), 0.85 * 4 / (0.51 + 0.5)),
@@ -105,8 +128,10 @@ PLANTED = (
     Planted("gpu.precision", on_device(gpu_fp32=0.6, gpu_tensor=0.01),
             on_device(gpu_fp32=below("fp32_busy"), gpu_tensor=0.01), 1 / (1 - 0.6 / 0.78 * 6 / 7)),
     Planted("gpu.underfilled", on_device(gpu_sm=0.19), on_device(gpu_sm=0.48), 5.0, "medium"),
-    Planted("gpu.compute", on_device(), on_device(gpu_active=below("gpu_busy"), ahead=below("host_ahead")), None),
-    Planted("gpu.bandwidth", on_device(gpu_dram=0.6), on_device(gpu_dram=below("dram_bound")), None),
+    Planted("gpu.compute", on_device(),
+            on_device(gpu_active=below("gpu_busy"), ahead=below("host_ahead")), None),
+    Planted("gpu.bandwidth", on_device(gpu_dram=0.6),
+            on_device(gpu_dram=below("dram_bound")), None),
     Planted("cpu.compute", on_cpu(), on_cpu(more=cores(4 * below("computing"))), None),
     Planted("ranks.straggler", two_ranks(COMPUTES, {SLEEP: 0.3, FORWARD: 0.6, BACKWARD: 0.1}),
             two_ranks(COMPUTES, {SLEEP: 0.09, FORWARD: 0.6, BACKWARD: 0.31}), 1 / 0.7),
@@ -118,24 +143,28 @@ PLANTED = (
             on_cpu(Training(evaluates=(40, 0.4))), 30 / 20),
     Planted("outside.other", on_cpu(Training(looks={SLEEP: 0.3, FORWARD: 0.7})),
             on_cpu(Training(looks={SLEEP: below("outside_share"), FORWARD: 0.91})), 1 / 0.7),
-    Planted("memory.gpu", on_device(gpu_alloc_retries=lambda s: np.floor(s), **HALF_IDLE),
+    Planted("memory.gpu", on_device(gpu_alloc_retries=np.floor, **HALF_IDLE),
             on_device(gpu_alloc_retries=lambda s: np.floor(s * 0.4), **HALF_IDLE), 1 / 0.5),
     Planted("memory.host", on_cpu(more={("pressure_memory", "host"): 0.3}),
             on_cpu(more={("pressure_memory", "host"): below("outside_share")}), 1 / 0.7),
-    Planted("memory.shm", edge_of_shm(0.96), edge_of_shm(below("memory_full")), 1.0, "medium", first=False),
+    Planted("memory.shm", edge_of_shm(0.96), edge_of_shm(below("memory_full")), 1.0, "medium",
+            first=False),
     Planted("leak.host", leaking(10e6), leaking(2e6), 1.0),
     Planted("leak.gpu", on_device(gpu_allocated=growing(10e6)),
             on_device(gpu_allocated=growing(2e6)), 1.0),
     Planted("drift.steps", slowing(2.0), slowing(0.12), 1.525 / 0.2425),
     Planted("throttle.power", on_device(gpu_slowed_power=0.5, gpu_sm_clock=clocks),
-            on_device(gpu_slowed_power=below("slowed"), gpu_sm_clock=clocks), 1.2, "medium", first=False),
+            on_device(gpu_slowed_power=below("slowed"), gpu_sm_clock=clocks), 1.2, "medium",
+            first=False),
     Planted("throttle.heat", on_device(gpu_slowed_heat=0.5, gpu_sm_clock=clocks),
             on_device(gpu_slowed_heat=below("slowed"), gpu_sm_clock=clocks), 1.2),
     Planted("interference.cpu", on_cpu(more=cores(1.5, wait=1.5, host=3.5)),
             on_cpu(more=cores(1.5, wait=1.5, host=1.74)), 2.0),
-    Planted("interference.gpu", on_device(gpu_others=0.2), on_device(gpu_others=below("others_gpu")), 1 / 0.8),
+    Planted("interference.gpu", on_device(gpu_others=0.2),
+            on_device(gpu_others=below("others_gpu")), 1 / 0.8),
     Planted("io.bound", without_steps(more={("pressure_io", "host"): 0.3}),
-            without_steps(more={("pressure_io", "host"): below("input_wait_sure")}), 1 / 0.7, "low"),
+            without_steps(more={("pressure_io", "host"): below("input_wait_sure")}), 1 / 0.7,
+            "low"),
     Planted("gpu.idle", without_steps(on_gpu(**HALF_IDLE)), without_steps(on_gpu(gpu_active=0.86)),
             2.0, "low"),
     Planted("short", on_cpu(Training(steps=19, step=0.2)), on_cpu(Training(steps=20, step=0.2)),
