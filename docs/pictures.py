@@ -1,6 +1,7 @@
-"""Makes the README's pictures from real runs: python docs/pictures.py runs/<run>.
+"""Makes the README's pictures from real runs: python docs/pictures.py runs/<run> [explain].
 
-Of a trial it makes `trial.svg`, of any other run `report.png` (needs Chromium) and `summary.svg`.
+Of a trial it makes `trial.svg`, of any other run `report.png` (needs Chromium) and `summary.svg`;
+with the word `explain` it makes `explain.svg` instead.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from playwright.sync_api import sync_playwright
 from rich.console import Console
 
 from stepscope.report.derive import derive
+from stepscope.report.explain import verdict_view
+from stepscope.report.explaintext import print_explained
 from stepscope.report.terminal import print_summary
 from stepscope.report.trial import trial_view
 from stepscope.report.trialtable import print_trial
@@ -63,10 +66,30 @@ def draw_run(run: Run) -> None:
     )
 
 
+def draw_explained(run: Run) -> None:
+    verdict = run.explained()
+    advice = (replace(each, where=_short(each.where)) for each in verdict.first.advice)
+    first = replace(verdict.first, advice=tuple(advice))
+    view = verdict_view(replace(verdict, findings=(first, *verdict.findings[1:])))
+    draw_terminal(
+        lambda console: print_explained(console, "train", run.ending, view),
+        "stepscope explain",
+        IMAGES / "explain.svg",
+    )
+
+
+def _short(where: str | None) -> str | None:
+    """The line of a script, whatever it is called."""
+    return "train.py:" + where.rpartition(":")[2] if where else None
+
+
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
     run = open_run(sys.argv[1])
-    (draw_trial if is_trial(run) else draw_run)(run)
+    if sys.argv[2:] == ["explain"]:
+        draw_explained(run)
+    else:
+        (draw_trial if is_trial(run) else draw_run)(run)
 
 
 if __name__ == "__main__":
