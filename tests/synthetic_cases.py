@@ -171,8 +171,8 @@ def without_steps(gpu: Any = None, more: Table | None = None, **of_run: Any) -> 
     return observed(series={**IDLE, **(more or {})}, gpu=gpu, **of_run)
 
 
-def growing(rate: float) -> Any:
-    return lambda seconds: 2e9 + rate * seconds
+def growing(rate: float, begin: float = 2e9) -> Any:
+    return lambda seconds: begin + rate * seconds
 
 
 def slowing(last: float) -> Observed:

@@ -146,7 +146,8 @@ def _short(case: Case) -> Finding:
         "high", "fewer steps or seconds than a judgement needs", None,
         [number("steps", steps, "count", "least_steps", "steps"),
          number("seconds", case.stretch.seconds, "s", "least_seconds", "steps")],
-        [Advice("let it train for half a minute", "a hundred steps are plenty")],
+        [Advice("let it train for half a minute, and for a hundred steps at least",
+                "after the warm-up")],
     )  # fmt: skip
 
 
@@ -161,7 +162,7 @@ def _otherwise(case: Case, weak: bool) -> Finding:
         return finding(
             "cpu.compute",
             f"The CPU is the limit, as it should be: the model is computed on {cores.used:.1f} of "
-            f"{cores.allowed:g} cores, and nothing is waited for.",
+            f"{cores.allowed:g} cores, and hardly anything is waited for.",
             "high", "waits were measured, and the cores are busy with the training process", None,
             evidence,
             [Advice("with torch.autocast('cpu', dtype=torch.bfloat16): around the forward pass",
@@ -177,7 +178,8 @@ def _otherwise(case: Case, weak: bool) -> Finding:
 
 def _computes(case: Case) -> bool:
     cores = case.cores
-    if cores.main is None or not cores.allowed:
+    waits = case.lead is not None and case.lead.wait_share >= limit("input_wait_sure")
+    if cores.main is None or not cores.allowed or waits:
         return False
     threads = case.lead.trainer.settings.get("threads") if case.lead else None
     wanted = min(float(threads), cores.allowed) if isinstance(threads, int) else cores.allowed

@@ -46,6 +46,8 @@ class DeviceTimer:
         begin, queued_from = self._begin
         self._begin = None
         try:
+            if _is_captured():  # nothing may be asked of the device while it records a graph
+                return
             now = _now()
             ahead = not begin.query()
             end = self._record()
@@ -65,8 +67,8 @@ class DeviceTimer:
             self._begin = (begin, _now())
 
     def _record(self):
-        cuda = getattr(sys.modules.get("torch"), "cuda", None)
-        if cuda is None or not cuda.is_initialized() or cuda.is_current_stream_capturing():
+        cuda = _cuda()
+        if cuda is None or cuda.is_current_stream_capturing():
             return None
         event = cuda.Event(enable_timing=True)
         event.record()
@@ -80,3 +82,14 @@ class DeviceTimer:
                 flags = events.HOST_AHEAD if ahead else 0
                 took = int(begin.elapsed_time(end) * 1e6)
                 writer.write(events.DEVICE_STEP, flags, 0, took, queued)
+
+
+def _cuda():
+    """PyTorch's CUDA, once it is in use."""
+    cuda = getattr(sys.modules.get("torch"), "cuda", None)
+    return cuda if cuda is not None and cuda.is_initialized() else None
+
+
+def _is_captured():
+    cuda = _cuda()
+    return cuda is not None and cuda.is_current_stream_capturing()

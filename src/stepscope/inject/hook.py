@@ -93,7 +93,7 @@ def _patch_dataloader(module):
             _note_line(self)
 
     timed_next._stepscope = True
-    module.DataLoader.__init__ = _dressed_as(make_loader, noted_init)
+    module.DataLoader.__init__ = _with_signature(make_loader, _dressed_as(make_loader, noted_init))
     base.__next__ = _dressed_as(next_batch, timed_next)
     module.DataLoader.__iter__ = _dressed_as(make_iterator, timed_iter)
     return "DataLoader"
@@ -164,18 +164,27 @@ def _patch_fetch(module):
     return ""
 
 
+_FETCHES_COST = 1000
+_RAREST_FETCH_NS = 250_000_000
+"""Timing a fetch takes some ten microseconds: where batches take less than a thousand times that,
+some of them are timed."""
+
+
 def _timed_fetch(fetch):
+    due = [0]
+
     def timed_fetch(self, possibly_batched_index):
         writer = events.current
-        if writer is None or _cpu_now is None:
+        if writer is None or _now() < due[0] or _cpu_now is None:
             return fetch(self, possibly_batched_index)
         samples = _between_clocks(self)
         started = _clocks()
         batch = fetch(self, possibly_batched_index)
         ready, samples[0] = samples[0], None
         if ready is not None:
-            taken = _passed(started, ready), _passed(ready, _clocks())
-            _writer_of_workers(writer).prepared(*taken)
+            done = _clocks()
+            _writer_of_workers(writer).prepared(_passed(started, ready), _passed(ready, done))
+            due[0] = _now() + min(_RAREST_FETCH_NS, _FETCHES_COST * (_now() - done[0]))
         return batch
 
     timed_fetch._stepscope = True
@@ -305,6 +314,16 @@ def _dressed_as(original, replacement):
         except AttributeError:
             pass
     replacement.__wrapped__ = original
+    return replacement
+
+
+def _with_signature(original, replacement):
+    """For those who look at the parameters without following `__wrapped__`."""
+    try:
+        replacement.__annotations__ = dict(original.__annotations__)
+        replacement.__signature__ = sys.modules["inspect"].signature(original)
+    except Exception:
+        pass
     return replacement
 
 

@@ -7,6 +7,7 @@ raises.
 """
 
 import os
+import signal
 import sys
 import time
 
@@ -38,9 +39,19 @@ def begin(thread):
         return
     _running = os.getpid()
     try:
-        _thread.start_new_thread(_look_on, (thread,))
+        before = _take_no_signals()
+        try:
+            _thread.start_new_thread(_look_on, (thread,))
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
     except Exception:
         pass
+
+
+def _take_no_signals():
+    """What the script blocks for itself must not be taken by a thread it does not know of, which
+    is born with the mask of the one that starts it; the mask as it was."""
+    return signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
 
 
 def _look_on(thread):

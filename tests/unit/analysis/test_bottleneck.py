@@ -123,13 +123,15 @@ def test_the_larger_gain_comes_first_and_the_next_is_said() -> None:
 
 def test_a_leak_comes_before_what_is_only_slow() -> None:
     run = on_cpu(Training(looks={LOGGING: 0.5, FORWARD: 0.5}),
-                 {("memory", "tree"): growing(10e6), ("host_available", "host"): 10e9})  # fmt: skip
+                 {("memory", "tree"): growing(10e6),
+                  ("host_available", "host"): growing(-10e6, 10e9)})  # fmt: skip
     assert [found.cause for found in explain(run).findings] == ["leak.host", "sync.logging"]
 
 
 def test_a_leak_that_takes_weeks_is_told_last() -> None:
     run = on_cpu(Training(looks={LOGGING: 0.5, FORWARD: 0.5}),
-                 {("memory", "tree"): growing(10e6), ("host_available", "host"): 1e14})  # fmt: skip
+                 {("memory", "tree"): growing(10e6),
+                  ("host_available", "host"): growing(-10e6, 1e14)})  # fmt: skip
     first, leak = explain(run).findings
     assert (first.cause, leak.cause, leak.confidence) == ("sync.logging", "leak.host", "low")
 

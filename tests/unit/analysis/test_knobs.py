@@ -32,7 +32,7 @@ def advised(change: str) -> Advice:
 def test_code_becomes_an_option(change: str, option: str) -> None:
     advice = advised(change)
     assert advice == Advice(option, "w")
-    knob = option.split()[0].removeprefix("--").replace("-", "_")
+    knob = option.split(maxsplit=1)[0].removeprefix("--").replace("-", "_")
     assert knob in {field.name for field in dataclasses.fields(Workload)}
 
 

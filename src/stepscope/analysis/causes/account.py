@@ -154,13 +154,25 @@ def _step_times(trainer: Trainer) -> Ints:
     """When steps ended: of the optimizer that stepped most, else of marks named "step"."""
     steps = trainer.timeline.steps
     if len(steps):
-        numbers, counts = np.unique(steps["number"], return_counts=True)
-        busiest = numbers[np.argmax(counts)]
-        return np.ascontiguousarray(steps["t"][steps["number"] == busiest]).astype(np.int64)
+        return _one_after_the_other(steps)
     marks = [m.t for m in trainer.timeline.marks if m.edge is None and m.name == "step"]
     if marks:
         return np.array(marks, np.int64)
     return np.ascontiguousarray(trainer.timeline.batches["t"]).astype(np.int64)
+
+
+def _one_after_the_other(steps: Records) -> Ints:
+    """The steps of the busiest optimizer, and of those that stepped before or after it: a loop
+    over settings makes a new one for each. One that steps beside it belongs to the same step."""
+    streams = [
+        np.asarray(steps["t"][steps["number"] == number], np.int64)
+        for number in np.unique(steps["number"])
+    ]
+    taken: list[Ints] = []
+    for stream in sorted(streams, key=len, reverse=True):
+        if all(stream[0] > other[-1] or stream[-1] < other[0] for other in taken):
+            taken.append(stream)
+    return np.sort(np.concatenate(taken))
 
 
 def _inside(records: Records, stretch: Stretch, numbers: Sequence[int]) -> Records:

@@ -290,7 +290,7 @@ def _room(times: float) -> int:
 def _batch_advice(account: Account, batch: int | None, times: int) -> Advice:
     loader = account.loader
     return Advice(
-        f"batch_size={(batch or 1) * times}",
+        f"batch_size={batch * times}" if batch else f"a batch {times} times as large",
         f"up to {times} times as many samples in the time of a step, and more beyond until the GPU "
         "is filled; check the learning rate, and that it fits",
         loader.where if loader else None, loader.line if loader else None,

@@ -162,9 +162,10 @@ def _without_fighting(case: Case) -> float | None:
     What the others of a pool do beside them is mostly waiting for each other, at full speed.
     """
     cores, lead = case.cores, case.lead
-    prepared = float(case.samples.cpu.sum() + case.collation.cpu.sum())
-    if lead is None or cores.allowed is None or not prepared:
+    if lead is None or cores.allowed is None or not len(case.samples):
         return None
+    each = float(case.samples.cpu.mean() + case.collation.cpu.mean())
+    prepared = each * len(lead.batches) * max(1, len(case.ranks))
     trained = (cores.main or 0.0) * lead.seconds
     usable = limit("cores_saturated") * cores.allowed
     return lead.seconds * usable / max(prepared + trained, 1e-6)

@@ -14,9 +14,8 @@ from stepscope.records import Advice, Confidence, Evidence, Finding
 
 @dataclass(frozen=True)
 class Batches:
-    """How batches of a run are made: seconds per batch, means over the stretch."""
+    """How batches of a run are made: seconds per batch, means over those that were timed."""
 
-    count: int
     workers: int
     samples: float
     collation: float
@@ -41,17 +40,16 @@ def batches_of(case: Case, account: Account) -> Batches | None:
     if not count:
         return None
     workers = account.loader.workers if account.loader else 0
-    parties = max(1, workers) * max(1, len(case.ranks))
-    whole = float(samples.wall.sum() + collation.wall.sum())
+    whole = float(samples.wall.mean() + collation.wall.mean())
+    trained = max(account.seconds - account.evaluated, 1e-6)
     return Batches(
-        count=count,
         workers=workers,
         samples=float(samples.wall.mean()),
         collation=float(collation.wall.mean()),
         cpu=float((samples.cpu.sum() + collation.cpu.sum()) / count),
         without_cpu=float((samples.without_cpu.sum() + collation.without_cpu.sum()) / count),
         blocked=float((samples.blocked.sum() + collation.blocked.sum()) / count),
-        busy=min(1.0, whole / (parties * account.seconds)),
+        busy=min(1.0, whole * len(account.batches) / (max(1, workers) * trained)),
     )
 
 
@@ -64,18 +62,19 @@ def input_findings(case: Case) -> list[Finding]:
     if batches is None:
         return [_unknown(case, account)]
     starts = account.starting > limit("most_of_it") * account.waited
-    if starts and account.passes and batches.workers:
+    stay = account.loader is not None and account.loader.persists
+    if starts and account.passes and batches.workers and not stay:
         return [_startup(case, account)]
     if batches.workers and batches.busy < limit("most_of_it"):
         return [_handover(case, account, batches)]
     if batches.share(batches.collation) > limit("most_of_it"):
         return [_collation(case, account, batches)]
-    if batches.workers == 0:
-        return [_workers(case, account, batches)]
-    if batches.share(batches.blocked) > limit("most_of_it"):
-        return [_fetch(case, account, batches)]
     idle = case.cores.idle
-    room = idle is not None and idle >= limit("idle_cores") and not case.cores.saturated
+    room = idle is None or (idle >= limit("idle_cores") and not case.cores.saturated)
+    if batches.workers == 0 and room:
+        return [_workers(case, account, batches)]
+    if batches.workers and batches.share(batches.blocked) > limit("most_of_it"):
+        return [_fetch(case, account, batches)]
     if room and _needed(account, batches) > 0:
         return [_workers(case, account, batches)]
     return [_preparation(case, account, batches)]
@@ -140,8 +139,8 @@ def _workers(case: Case, account: Account, batches: Batches) -> Finding:
     )
     return finding(
         "input.workers",
-        f"Training waits for data {pct(account.wait_share)} of the time: {who}, "
-        f"while {idle or 0:.1f} cores are idle.",
+        f"Training waits for data {pct(account.wait_share)} of the time: {who}"
+        + (f", while {idle:.1f} cores are idle." if idle is not None else "."),
         confidence, because, ceiling,
         [
             _waited(account),
@@ -161,7 +160,7 @@ def _preparation(case: Case, account: Account, batches: Batches) -> Finding:
     return finding(
         "input.preparation",
         f"Training waits for data {pct(account.wait_share)} of the time: preparing a batch takes "
-        f"{batches.cpu * 1e3:.0f} ms of CPU, and {batches.workers} workers have the cores busy.",
+        f"{batches.cpu * 1e3:.0f} ms of CPU, and {_who(batches.workers)} cannot do it faster.",
         confidence, because, _without_preparing(case, account),
         [
             _waited(account),
@@ -174,8 +173,8 @@ def _preparation(case: Case, account: Account, batches: Batches) -> Finding:
         [
             Advice("make the transform cheaper: vectorise it, decode to the size that is needed, "
                    "or move it to the GPU",
-                   f"one sample's share of {batches.cpu * 1e3:.0f} ms per batch must shrink to "
-                   f"{account.rest * max(1, batches.workers) * 1e3:.0f} ms"),
+                   f"a batch takes {batches.cpu * 1e3:.0f} ms of CPU, and the training needs one "
+                   f"every {account.rest * 1e3:.0f} ms"),
             Advice("prepare the data set once and store the result", "every epoch does the same "
                    "work again"),
         ],
@@ -199,15 +198,14 @@ def _without_preparing(case: Case, account: Account) -> float:
 def _fetch(case: Case, account: Account, batches: Batches) -> Finding:
     confidence, because = _sure(account)
     disk, network = case.mean("read"), _network(case)
-    source = "storage or network"
-    if disk and disk > 2 * (network or 0.0):
-        source = "storage"
-    elif network and network > 2 * (disk or 0.0):
-        source = "the network"
+    source = _source(disk or 0.0, network or 0.0)
+    if source is None and confidence == "high":
+        confidence, because = "medium", f"{because}; what for does not show in bytes"
+    source = source or "storage, the network, a lock or another process"
     return finding(
         "input.fetch",
-        f"Training waits for data {pct(account.wait_share)} of the time: {batches.workers} workers "
-        f"spend {pct(batches.share(batches.blocked))} of theirs standing still for {source}.",
+        f"Training waits for data {pct(account.wait_share)} of the time: preparing a batch is "
+        f"standing still for {source}, {pct(batches.share(batches.blocked))} of it.",
         confidence, because, min(without_waiting(case, account), by_cores(case)),
         [
             _waited(account),
@@ -229,10 +227,26 @@ def _fetch(case: Case, account: Account, batches: Batches) -> Finding:
     )  # fmt: skip
 
 
+def _who(workers: int) -> str:
+    if workers == 0:
+        return "the training process"
+    return f"{workers} workers" if workers > 1 else "one worker"
+
+
+def _source(disk: float, network: float) -> str | None:
+    """Where the bytes come from, if they do."""
+    if max(disk, network) < limit("fetch_rate"):
+        return None
+    if disk > 2 * network:
+        return "storage"
+    return "the network" if network > 2 * disk else "storage or the network"
+
+
 def _network(case: Case) -> float | None:
-    """Bytes a second that came in, from other machines or from this one."""
+    """Bytes a second that came in, from other machines or, unless ranks talk there, from this."""
+    metrics = ("net_received",) if len(case.ranks) > 1 else ("net_received", "loopback")
     found = [case.mean(metric, entity) for metric, entity in case.recorded.series
-             if metric in ("net_received", "loopback")]  # fmt: skip
+             if metric in metrics]  # fmt: skip
     known = [each for each in found if each is not None]
     return max(known) if known else None
 
@@ -275,11 +289,16 @@ def _handover(case: Case, account: Account, batches: Batches) -> Finding:
         because + "; what the hand-over does was not seen", without_waiting(case, account),
         [_waited(account), number("workers busy", batches.busy, "share", "most_of_it", "workers")],
         [
-            _made_by(account.loader, "prefetch_factor=4", "more batches on their way"),
+            _made_by(account.loader, f"prefetch_factor={_twice_the_prefetch(account)}",
+                     "more batches on their way"),
             _made_by(account.loader, "return one tensor per field from the data set, not many "
                      "small ones", "each tensor is a file descriptor to hand over"),
         ],
     )  # fmt: skip
+
+
+def _twice_the_prefetch(account: Account) -> int:
+    return max(4, 2 * account.loader.prefetch) if account.loader else 4
 
 
 def _startup(case: Case, account: Account) -> Finding:
@@ -311,5 +330,11 @@ def _unknown(case: Case, account: Account) -> Finding:
         "not seen.",
         "low", "the preparation itself was not seen", without_waiting(case, account),
         [_waited(account)],
-        [_made_by(account.loader, f"num_workers={max(1, math.ceil(case.cores.idle or 1))}")],
+        [_made_by(account.loader, f"num_workers={_one_more(case, account)}")],
     )  # fmt: skip
+
+
+def _one_more(case: Case, account: Account) -> int:
+    """More workers than there are, by what is idle."""
+    now = account.loader.workers if account.loader else 0
+    return now + max(1, math.ceil(case.cores.idle or 1))

@@ -84,6 +84,8 @@ def _host_leak(case: Case) -> Finding | None:
     if found is None:
         return None
     rate, began = found
+    if not _is_lost(case, rate):
+        return None
     roles = [role for metric, role in case.recorded.series if metric == "memory" and role != "tree"]
     rates = {role: growth(case.recorded.of("memory", role), case.stretch) for role in roles}
     guilty = max((r for r in roles if rates[r]), key=lambda r: (rates[r] or (0.0,))[0], default="")
@@ -110,6 +112,18 @@ def _host_leak(case: Case) -> Finding | None:
                         "keep loss.item() or loss.detach(), not loss"),
         ],
     )  # fmt: skip
+
+
+def _is_lost(case: Case, rate: float) -> bool:
+    """Whether the machine loses what the run takes: pages of files that are read through a map
+    count as the run's, and are given back when anybody needs them."""
+    available = case.recorded.of("host_available", "host")
+    inside = available.between(case.stretch.begin_ns, case.stretch.end_ns)
+    if len(inside) < _LEAST_BUCKETS:
+        return True
+    third = max(1, len(inside) // 3)
+    lost = float(np.median(inside.value[:third]) - np.median(inside.value[-third:]))
+    return lost >= limit("most_of_it") * rate * case.stretch.seconds * 2 / 3
 
 
 def _left_on_host(case: Case) -> float | None:
@@ -216,7 +230,7 @@ def _retries(case: Case) -> Finding | None:
                 number("kernels ran", busy, "share", source="GPM"),
             ],
             [
-                Advice(f"batch_size={max(1, int((account.batch_size or 2) * 0.85))}",
+                Advice(_a_little_less(account.batch_size),
                        "a little less, and nothing has to be freed",
                        account.loader.where if account.loader else None,
                        account.loader.line if account.loader else None),
@@ -225,6 +239,10 @@ def _retries(case: Case) -> Finding | None:
             ],
         )  # fmt: skip
     return None
+
+
+def _a_little_less(batch: int | None) -> str:
+    return f"batch_size={int(batch * 0.85)}" if batch and batch > 1 else "a smaller batch"
 
 
 def _device_full(case: Case) -> Finding | None:

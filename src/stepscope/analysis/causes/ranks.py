@@ -34,6 +34,8 @@ def _straggler(ranks: Sequence[Account]) -> Finding | None:
     if excess < limit("straggler"):
         return None
     kind, spent = _what_differs(slowest, others)
+    if kind == "loader":  # the others' loaders may be as slow: the first rank waits for them all
+        return None
     where = f", most of it at {spent.where}" if spent.where else ""
     return finding(
         "ranks.straggler",

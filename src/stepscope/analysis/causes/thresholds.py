@@ -84,6 +84,8 @@ _TABLE = (
               "(benchmarks/results/*_explain_gpu_*)"),
     Threshold("copy_rate", 0.5e9, "bytes/s",
               "A hundredth of what PCIe carries: below it copies cannot be what takes long"),
+    Threshold("fetch_rate", 1e6, "bytes/s",
+              "Logs, pipes and heartbeats move less: below it nothing says where data comes from"),
     Threshold("fp32_in_products", 0.78, "share",
               "How busy the float32 units are in a product of float32 matrices on an H200"),
     Threshold("tf32_gain", 7.0, "times",

@@ -106,7 +106,11 @@ def test_no_more_workers_are_advised_than_cores_are_idle() -> None:
 
 @pytest.mark.parametrize(
     ("disk", "network", "said"),
-    [(50e6, 1e3, "for storage"), (0.0, 50e6, "for the network"), (0.0, 0.0, "storage or network")],
+    [
+        (50e6, 1e3, "for storage"),
+        (0.0, 50e6, "for the network"),
+        (0.0, 0.0, "a lock or another process"),
+    ],
 )
 def test_what_is_read_from_is_told(disk: float, network: float, said: str) -> None:
     table = {**cores(1.0), ("read", "tree"): disk, ("net_received", "net:1"): network}

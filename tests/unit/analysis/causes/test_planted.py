@@ -77,7 +77,8 @@ def clocks(seconds: Floats) -> Floats:
 
 
 def leaking(rate: float) -> Observed:
-    return on_cpu(more={("memory", "tree"): growing(rate), ("host_available", "host"): 10e9})
+    left = growing(-rate, 10e9)
+    return on_cpu(more={("memory", "tree"): growing(rate), ("host_available", "host"): left})
 
 
 def starting(startup: float) -> Observed:
@@ -98,7 +99,8 @@ PLANTED = (
             waits_for(0.1 * below("input_wait"), workers=1, samples=(0.1, 0.095, 0.0)), 1 / 0.6),
     Planted("input.preparation", waits_for(WAITS, cores(3.9, main=0.5), **PREPARES),
             waits_for(0.1 * below("input_wait"), cores(3.9, main=0.5), **PREPARES), 1 / 0.6),
-    Planted("input.fetch", waits_for(WAITS, cores(1.0, main=0.8), samples=READS),
+    Planted("input.fetch",
+            waits_for(WAITS, {**cores(1.0, main=0.8), ("read", "tree"): 50e6}, samples=READS),
             waits_for(WAITS, cores(1.0, main=0.8), samples=(0.4, 0.21, 0.0)), 1 / 0.6),
     Planted("input.collation", waits_for(WAITS, samples=(0.05, 0.05, 0.0),
                                          collation=(0.3, 0.3, 0.0)),
