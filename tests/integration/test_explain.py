@@ -33,7 +33,7 @@ def test_a_planted_cause_is_told_at_the_end_of_the_run(
     told = json.loads((done.run.path / "derived" / "findings.json").read_text())
     found = [each for each in told["findings"] if each["cause"] == script.cause]
     others = {"interference.cpu"}  # tests run beside others, and that is told first
-    first = [each["cause"] for each in told["findings"] if each["cause"] not in others][0]
+    first = next(each["cause"] for each in told["findings"] if each["cause"] not in others)
     assert first == script.cause, told["says"]
     assert found[0]["ceiling"] > 1.1
     advice = found[0]["advice"]

@@ -1,8 +1,8 @@
 """Planted: how many bytes of each value were told right is read with `.item()`, value by value.
 
-How one comes to it: a table of accuracies by class. The first `.item()` waits until the GPU has done
-all its work, and from then on the GPU waits for the host, 256 times in every step. `--fixed` counts
-on the device, and reads the counts every 100 steps.
+How one comes to it: a table of accuracies by class. The first `.item()` waits until the GPU has
+done all its work, and from then on the GPU waits for the host, 256 times in every step. `--fixed`
+counts on the device, and reads the counts every 100 steps.
 """
 
 import os
