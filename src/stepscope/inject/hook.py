@@ -1,7 +1,7 @@
 """Sees batches, steps and epochs in a script that knows nothing of us.
 
 Loaded by path, under the name `_stepscope_hook`, when a framework is imported. What it attaches
-takes a few microseconds per step, and whatever goes wrong in it stays in it.
+takes some ten microseconds per step, and whatever goes wrong in it stays in it.
 """
 
 import atexit
@@ -164,6 +164,7 @@ def _patch_fetch(module):
     return ""
 
 
+_WANTED = object()
 _FETCHES_COST = 1000
 _RAREST_FETCH_NS = 250_000_000
 """Timing a fetch takes some ten microseconds: where batches take less than a thousand times that,
@@ -178,10 +179,10 @@ def _timed_fetch(fetch):
         if writer is None or _now() < due[0] or _cpu_now is None:
             return fetch(self, possibly_batched_index)
         samples = _between_clocks(self)
-        started = _clocks()
+        started, samples[0] = _clocks(), _WANTED
         batch = fetch(self, possibly_batched_index)
         ready, samples[0] = samples[0], None
-        if ready is not None:
+        if ready is not _WANTED:
             done = _clocks()
             _writer_of_workers(writer).prepared(_passed(started, ready), _passed(ready, done))
             due[0] = _now() + min(_RAREST_FETCH_NS, _FETCHES_COST * (_now() - done[0]))
@@ -216,7 +217,8 @@ def _between_clocks(fetcher):
         collate = fetcher.collate_fn
 
         def noted_collate(data):
-            found[0] = _clocks()
+            if found[0] is _WANTED:
+                found[0] = _clocks()
             return collate(data)
 
         fetcher.collate_fn = noted_collate
