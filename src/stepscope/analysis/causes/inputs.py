@@ -191,8 +191,16 @@ def _without_preparing(case: Case, account: Account) -> float:
     if case.on_gpu:
         left = account.seconds - account.waited
     left -= (now.wait_main or 0.0) * account.seconds
-    stays = max(min(now.main or 0.0, 1.0), case.device.busy or 0.0 if case.on_gpu else 0.0)
-    return account.seconds / max(left, stays * account.seconds, 1e-2 * account.seconds)
+    return account.seconds / max(left, _stays(case, account) * account.seconds, 1e-2)
+
+
+def _stays(case: Case, account: Account) -> float:
+    """The share of the time in which the training itself computes, whoever prepares its data."""
+    main = case.cores.main or 0.0
+    if case.on_gpu:
+        return max(min(main, 1.0), case.device.busy or 0.0)
+    threads = account.trainer.settings.get("threads")
+    return main / max(1.0, threads if isinstance(threads, int) else case.cores.allowed or 1.0)
 
 
 def _fetch(case: Case, account: Account, batches: Batches) -> Finding:
@@ -257,10 +265,8 @@ def _rate(disk: float | None, network: float | None) -> str:
 
 def _collation(case: Case, account: Account, batches: Batches) -> Finding:
     confidence, because = _sure(account)
-    made_anyway = batches.samples / max(1, batches.workers)
-    per_step = len(account.batches) / max(1, account.steps)
-    left = max(account.rest, made_anyway * per_step) * account.steps
-    ceiling = min(without_waiting(case, account), account.seconds / max(left, 1e-6))
+    read = batches.samples / max(1, batches.workers) * len(account.batches)
+    ceiling = min(_without_preparing(case, account), account.seconds / max(read, 1e-6))
     return finding(
         "input.collation",
         f"Training waits for data {pct(account.wait_share)} of the time: putting a batch together "
