@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.analysis.causes.case import Case, finding, number
+from stepscope.analysis.causes.case import Case, finding, number, pct
 from stepscope.analysis.causes.devices import device_findings
 from stepscope.analysis.causes.hosts import host_findings
 from stepscope.analysis.causes.inputs import input_findings
@@ -155,14 +155,14 @@ def _otherwise(case: Case, weak: bool) -> Finding:
     """Nothing stands out: on a CPU that is busy, it computes, as it should."""
     cores = case.cores
     evidence = [number("of the time, waited for data", case.lead.wait_share if case.lead else None,
-                       "share", "input_wait", "loader"),
+                       "share", "input_wait_sure", "loader"),
                 number("cores used", cores.used, "cores", source="/proc")]  # fmt: skip
     computes = not case.on_gpu and not weak and _computes(case)
     if computes:
         return finding(
             "cpu.compute",
             f"The CPU is the limit, as it should be: the model is computed on {cores.used:.1f} of "
-            f"{cores.allowed:g} cores, and hardly anything is waited for.",
+            f"{cores.allowed:g} cores, and data is waited for {_waits(case)} of the time.",
             "high", "waits were measured, and the cores are busy with the training process", None,
             evidence,
             [Advice("with torch.autocast('cpu', dtype=torch.bfloat16): around the forward pass",
@@ -174,6 +174,10 @@ def _otherwise(case: Case, weak: bool) -> Finding:
         "low", "none of the known causes fits", None, evidence,
         [Advice("look at the panels of the report", "they show what was used over time")],
     )  # fmt: skip
+
+
+def _waits(case: Case) -> str:
+    return pct(case.lead.wait_share if case.lead else None)
 
 
 def _computes(case: Case) -> bool:

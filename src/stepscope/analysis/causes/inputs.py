@@ -292,7 +292,8 @@ def _handover(case: Case, account: Account, batches: Batches) -> Finding:
         f"Training waits for data {pct(account.wait_share)} of the time although the workers are "
         f"busy only {pct(batches.busy)} of theirs: batches are slow to be handed over.",
         "medium" if confidence == "high" else "low",
-        because + "; what the hand-over does was not seen", without_waiting(case, account),
+        because + "; what the hand-over does was not seen",
+        min(without_waiting(case, account), by_cores(case)),
         [_waited(account), number("workers busy", batches.busy, "share", "most_of_it", "workers")],
         [
             _made_by(account.loader, f"prefetch_factor={_twice_the_prefetch(account)}",
