@@ -6,7 +6,9 @@ import ast
 import contextlib
 import io
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tarfile
@@ -22,6 +24,7 @@ RECORDED = FOLDER / "recorded"
 THIEF = FOLDER / "thief.py"
 
 _KEPT_ENVIRONMENT = ("cpu", "memory", "gpus", "driver", "cgroup", "os")
+_GROUP = re.compile(r'/sys/fs/cgroup/[^" ]*')
 _SPEED = re.compile(r"^samples/s: ([\d.]+)", re.MULTILINE)
 
 
@@ -61,9 +64,6 @@ class Planted:
             yield
         finally:
             with contextlib.suppress(ProcessLookupError):
-                import os
-                import signal
-
                 os.killpg(thief.pid, signal.SIGKILL)
             thief.wait()
 
@@ -120,12 +120,14 @@ def unpack(archive: Path, into: Path) -> Path:
 def _without_paths(facts: Mapping[str, Any]) -> dict[str, Any]:
     environment = facts.get("environment") or {}
     command = [Path(word).name if "/" in word else word for word in facts.get("command") or []]
-    return {
+    told = {
         **facts,
         "command": command,
         "cwd": "/home/user",
         "environment": {k: environment[k] for k in _KEPT_ENVIRONMENT if k in environment},
     }
+    plain: dict[str, Any] = json.loads(_GROUP.sub("/sys/fs/cgroup", json.dumps(told)))
+    return plain
 
 
 def _add(packed: tarfile.TarFile, name: str, data: bytes) -> None:
