@@ -87,7 +87,7 @@ def install(folder):
 
 def load_hook():
     """The hook, and what it needs, loaded by path: stepscope need not be installed here."""
-    for part in ("events", "looks", "devicetime", "hook"):
+    for part in ("events", "dress", "looks", "devicetime", "allocator", "preparing", "hook"):
         name = "_stepscope_" + part
         if name not in sys.modules:
             load(name, os.path.join(_HERE, part + ".py"))

@@ -7,7 +7,6 @@ takes some ten microseconds per step, and whatever goes wrong in it stays in it.
 import atexit
 import itertools
 import json
-import os
 import sys
 import threading
 import time
@@ -15,10 +14,12 @@ import weakref
 
 events = sys.modules["_stepscope_events"]
 looks = sys.modules["_stepscope_looks"]
+dress = sys.modules["_stepscope_dress"]
+preparing = sys.modules["_stepscope_preparing"]
 _device = sys.modules["_stepscope_devicetime"].DeviceTimer()
+_allocator = sys.modules["_stepscope_allocator"].Allocator()
 
 _now = time.monotonic_ns
-_cpu_now = getattr(time, "thread_time_ns", None)
 _numbers = weakref.WeakKeyDictionary()
 _made_at = weakref.WeakKeyDictionary()
 _told_loaders = set()
@@ -93,9 +94,11 @@ def _patch_dataloader(module):
             _note_line(self)
 
     timed_next._stepscope = True
-    module.DataLoader.__init__ = _with_signature(make_loader, _dressed_as(make_loader, noted_init))
-    base.__next__ = _dressed_as(next_batch, timed_next)
-    module.DataLoader.__iter__ = _dressed_as(make_iterator, timed_iter)
+    module.DataLoader.__init__ = dress.with_signature(
+        make_loader, dress.dressed_as(make_loader, noted_init)
+    )
+    base.__next__ = dress.dressed_as(next_batch, timed_next)
+    module.DataLoader.__iter__ = dress.dressed_as(make_iterator, timed_iter)
     return "DataLoader"
 
 
@@ -156,102 +159,6 @@ def _tell_loader(writer, loader, number):
         writer.write_line(number, line)
 
 
-def _patch_fetch(module):
-    """Both ways to fetch a batch, in workers and without: first the samples, then the collation."""
-    for kind in (module._MapDatasetFetcher, module._IterableDatasetFetcher):
-        if not getattr(kind.fetch, "_stepscope", False):
-            kind.fetch = _timed_fetch(kind.fetch)
-    return ""
-
-
-_WANTED = object()
-_FETCHES_COST = 1000
-_RAREST_FETCH_NS = 250_000_000
-"""Timing a fetch takes some ten microseconds: where batches take less than a thousand times that,
-some of them are timed."""
-
-
-def _timed_fetch(fetch):
-    due = [0]
-
-    def timed_fetch(self, possibly_batched_index):
-        writer = events.current
-        if writer is None or _now() < due[0] or _cpu_now is None:
-            return fetch(self, possibly_batched_index)
-        samples = _between_clocks(self)
-        started, samples[0] = _clocks(), _WANTED
-        batch = fetch(self, possibly_batched_index)
-        ready, samples[0] = samples[0], None
-        if ready is not _WANTED:
-            done = _clocks()
-            _writer_of_workers(writer).prepared(_passed(started, ready), _passed(ready, done))
-            due[0] = _now() + min(_RAREST_FETCH_NS, _FETCHES_COST * (_now() - done[0]))
-        return batch
-
-    timed_fetch._stepscope = True
-    return _dressed_as(fetch, timed_fetch)
-
-
-_of_workers = {}
-
-
-def _writer_of_workers(writer):
-    """Workers come and go by the thousand: those of one parent share a file."""
-    try:
-        key = writer.folder, os.getpid()
-        found = _of_workers.get(key)
-        if found is None:
-            worker = sys.modules["torch.utils.data._utils.worker"].get_worker_info()
-            shared = events.Writer(writer.folder, "workers-%d.bin" % os.getppid())
-            found = _of_workers[key] = writer if worker is None else shared
-        return found
-    except Exception:
-        return writer
-
-
-def _between_clocks(fetcher):
-    """Where the clocks are put down when the samples are there and collation begins."""
-    found = getattr(fetcher, "_stepscope", None)
-    if found is None:
-        found = fetcher._stepscope = [None]
-        collate = fetcher.collate_fn
-
-        def noted_collate(data):
-            if found[0] is _WANTED:
-                found[0] = _clocks()
-            return collate(data)
-
-        fetcher.collate_fn = noted_collate
-    return found
-
-
-def _clocks():
-    """Now, the CPU time of this thread, and how long it was ready to run but had no CPU."""
-    return _now(), _cpu_now(), _without_cpu()
-
-
-def _passed(before, after):
-    return tuple(max(0, after[i] - before[i]) for i in range(3))
-
-
-_schedule = {}
-"""Descriptors of this thread's own account of the scheduler, by process and thread."""
-
-
-def _without_cpu():
-    key = os.getpid(), threading.get_ident()
-    try:
-        fd = _schedule.get(key)
-        if fd is None:
-            native = threading.get_native_id() if hasattr(threading, "get_native_id") else key[0]
-            fd = events.open_high("/proc/%d/task/%d/schedstat" % (key[0], native))
-            _schedule[key] = fd
-        return int(os.pread(fd, 96, 0).split()[1]) if fd >= 0 else 0
-    except Exception:  # a kernel without it, or the descriptor is another file's by now
-        _schedule[key] = -1
-        return 0
-
-
 class _Pass:
     """One pass over a loader: which loader, and how its samples are counted."""
 
@@ -308,27 +215,6 @@ def _length_of(loader):
         return -1
 
 
-def _dressed_as(original, replacement):
-    """Looks like the original in a traceback, to `help` and to `inspect`."""
-    for attribute in ("__name__", "__qualname__", "__doc__", "__module__"):
-        try:
-            setattr(replacement, attribute, getattr(original, attribute))
-        except AttributeError:
-            pass
-    replacement.__wrapped__ = original
-    return replacement
-
-
-def _with_signature(original, replacement):
-    """For those who look at the parameters without following `__wrapped__`."""
-    try:
-        replacement.__annotations__ = dict(original.__annotations__)
-        replacement.__signature__ = sys.modules["inspect"].signature(original)
-    except Exception:
-        pass
-    return replacement
-
-
 def _patch_optimizer(module):
     register = getattr(module, "register_optimizer_step_post_hook", None)
     if register is None or getattr(module, "_stepscope_attached", False):
@@ -374,66 +260,6 @@ def _tell_settings(writer, optimizer):
         writer.write_named(events.SETTINGS, json.dumps(told))
     except Exception:
         pass
-
-
-class _Allocator:
-    """What PyTorch's caching allocator holds on CUDA devices, told at the ends of steps and epochs.
-
-    It is asked for its books only: nothing is waited for on a device, and none is initialised.
-    """
-
-    EVERY_NS = 100_000_000
-    TIMES_COST = 1000  # how long to leave it alone: a thousandth of the time at most
-
-    def __init__(self):
-        self.due = 0
-        self._uuids = {}
-
-    def tell(self, writer):
-        started = _now()
-        try:
-            cuda = getattr(sys.modules.get("torch"), "cuda", None)
-            if cuda is not None and cuda.is_initialized():
-                for device in range(cuda.device_count()):
-                    self._tell_device(writer, cuda, device)
-        except Exception:
-            pass
-        self.due = started + max(self.EVERY_NS, self.TIMES_COST * (_now() - started))
-
-    def tell_last(self):
-        """When the process ends: the peaks it came to, and whether it ran out of memory."""
-        writer = events.current
-        if writer is None:
-            return
-        self.tell(writer)
-        writer.gpus_given_back()
-        error = getattr(sys, "last_value", None)  # what nobody caught
-        if type(error).__name__ == "OutOfMemoryError":
-            writer.write_named(events.GPU_OOM, str(error))
-
-    def _tell_device(self, writer, cuda, device):
-        stats = cuda.memory.memory_stats_as_nested_dict(device)
-        reserved = stats["reserved_bytes"]["all"]
-        if not reserved["peak"]:
-            return
-        allocated = stats["allocated_bytes"]["all"]
-        writer.gpu_memory(
-            device,
-            self._uuid_of(cuda, device),
-            (allocated["current"], reserved["current"]),
-            (allocated["peak"], reserved["peak"]),
-            (stats["num_alloc_retries"], stats["num_ooms"]),
-        )
-
-    def _uuid_of(self, cuda, device):
-        """As NVML writes it; old versions of PyTorch do not know it."""
-        if device not in self._uuids:
-            uuid = str(getattr(cuda.get_device_properties(device), "uuid", ""))
-            self._uuids[device] = ("GPU-" + uuid) if uuid else "cuda:%d" % device
-        return self._uuids[device]
-
-
-_allocator = _Allocator()
 
 
 def _patch_keras(module):
@@ -485,7 +311,7 @@ def _tell_first(cls, name, tell):
         return original(self, *args, **kwargs)
 
     told._stepscope = True
-    setattr(cls, name, _dressed_as(original, told))
+    setattr(cls, name, dress.dressed_as(original, told))
 
 
 def _keras_mark(kind, name, value):
@@ -495,7 +321,7 @@ def _keras_mark(kind, name, value):
 
 
 _PATCHES = {
-    "torch.utils.data._utils.fetch": _patch_fetch,
+    "torch.utils.data._utils.fetch": preparing.patch,
     "torch.utils.data.dataloader": _patch_dataloader,
     "torch.optim.optimizer": _patch_optimizer,
     "keras.src.callbacks.callback_list": _patch_keras,

@@ -86,6 +86,7 @@ def _look_until_gone(thread):
             if spent > MOST_COST * (now - told):
                 every = min(LONGEST_S, every * 2)
             told, cost = now, time.thread_time()
+    tell(times)
 
 
 def tell(times):

@@ -97,9 +97,8 @@ class Told:
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """This process is watched, and every batch is timed."""
-    hook = finder.load_hook()
-    hook.attach_to_imported()
-    monkeypatch.setattr(hook, "_FETCHES_COST", 0)
+    finder.load_hook().attach_to_imported()
+    monkeypatch.setattr(sys.modules["_stepscope_preparing"], "TIMES_COST", 0)
     before = events.report_to(str(tmp_path))
     yield Told(tmp_path)
     events.report_with(before)
@@ -290,7 +289,7 @@ def test_workers_that_are_spawned_tell_as_well(tmp_path: Path) -> None:
 def test_where_batches_are_quick_some_are_timed(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finder.load_hook(), "_FETCHES_COST", 1000)
+    monkeypatch.setattr(sys.modules["_stepscope_preparing"], "TIMES_COST", 1000)
     batches = len(list(DataLoader(Numbers(samples=3000), 1)))
     assert 1 <= len(told.of(events.PREPARED)) < batches / 10
     assert len(told.of(events.BATCH)) == batches

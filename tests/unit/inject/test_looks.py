@@ -20,7 +20,12 @@ import json, os, sys, threading, time
 from stepscope.inject import events, finder
 finder.load_hook()
 looks = sys.modules["_stepscope_looks"]
-looks.TELL_S = 0.2
+looks.TELL_S, most_cost, looks.MOST_COST = 0.2, looks.MOST_COST, 1.0
+
+def timed(work, seconds):
+    began = time.monotonic()
+    work(seconds)
+    return time.monotonic() - began
 
 def tasks():
     return len(os.listdir("/proc/self/task"))
@@ -72,16 +77,20 @@ def line(script: str, text: str) -> str:
 
 
 def test_a_busy_loop_and_a_sleep_are_found_with_their_lines(run: Run, tmp_path: Path) -> None:
-    script = WATCHED + LOOKS + "busy(0.8)\ntime.sleep(0.8)\n"
-    run(script)
+    script = WATCHED + LOOKS + (
+        "took = timed(busy, 0.8), timed(lambda seconds: time.sleep(seconds), 0.8)\n"
+        "print(json.dumps(took))\ntime.sleep(0.6)\n"
+    )  # fmt: skip
+    busy, slept = run(script)
     found = told(tmp_path)
-    busy = sum(s for place, s in found.items() if place.where == line(script, "sum(range"))
-    slept = {place: s for place, s in found.items() if place.where == line(script, "sleep(0.8)")}
-    assert 0.5 < busy < 1.1
-    assert 0.4 < sum(slept.values()) < 1.1
-    assert {place.code for place in slept} == {"time.sleep(0.8)"}
-    assert any("sum(range(2000))" in place.code for place in found)
-    assert sum(found.values()) == pytest.approx(1.6, abs=0.35), "all of the time is accounted for"
+    at_busy = {p: s for p, s in found.items() if p.where == line(script, "sum(range")}
+    at_sleep = {p: s for p, s in found.items() if "time.sleep(seconds)" in p.code}
+    assert sum(at_busy.values()) == pytest.approx(busy, abs=0.3)
+    assert sum(at_sleep.values()) == pytest.approx(slept, abs=0.3)
+    assert {place.code for place in at_sleep} == {"time.sleep(seconds)"}
+    assert {place.where for place in at_sleep} == {line(script, "timed(busy")}
+    assert any("sum(range(2000))" in place.code for place in at_busy)
+    assert sum(found.values()) > busy + slept - 0.3, "all of the time is accounted for"
 
 
 def test_code_that_holds_the_interpreter_is_found_when_it_lets_go(run: Run, tmp_path: Path) -> None:
@@ -149,7 +158,7 @@ def test_looking_costs_less_than_a_hundredth_of_a_cpu(run: Run) -> None:
         WATCHED
         + LOOKS
         + """
-looks.TELL_S = 1.0
+looks.TELL_S, looks.MOST_COST = 1.0, most_cost
 time.sleep(0.3)
 before = time.process_time()
 deep(60, 1.5)

@@ -33,6 +33,8 @@ def growth(series: Series, stretch: Stretch) -> tuple[float, float] | None:
     """Bytes a second, and bytes at the beginning, of a gauge that grows without end; else None.
 
     The least of each bucket of time is taken: what is freed after every step or epoch is no leak.
+    How low that is, is known no better than the gauge moves from one reading to the next: readings
+    in step with an epoch come a little later in it each time.
     """
     inside = series.between(stretch.begin_ns, stretch.end_ns)
     if len(inside) < _LEAST_BUCKETS:
@@ -49,7 +51,8 @@ def growth(series: Series, stretch: Stretch) -> tuple[float, float] | None:
     half = len(values) // 2
     first, second = values[half] - values[0], values[-1] - values[half]
     total = float(values[-1] - values[0])
-    enough = total >= max(limit("growth_bytes"), limit("growth_share") * float(values[0]))
+    moves = float(np.median(np.abs(np.diff(inside.value))))
+    enough = total >= max(limit("growth_bytes"), limit("growth_share") * float(values[0]), moves)
     if sureness < _SURE or not enough or second < limit("goes_on") * max(first, 0.0) or second <= 0:
         return None
     pairs = np.triu_indices(len(values), 1)
