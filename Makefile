@@ -24,8 +24,9 @@ lint: $(VENV)/.dev ## Style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports --no-cache
 
-test-long: $(VENV)/.dev ## What takes long: hundreds of kills, a day of samples, every model
+test-long: $(VENV)/.dev ## What takes long: hundreds of kills, a day of samples, every model; new cases for properties
 	$(PYTEST) -m long --timeout 1200
+	$(PYTEST) -m hypothesis --hypothesis-profile search --timeout 1200
 
 test-gpu: ## What needs an NVIDIA GPU (with the Python that has PyTorch: make test-gpu PYTHON=...)
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) -m pytest -m gpu --timeout 600 tests/contract tests/gpu

@@ -51,7 +51,7 @@ def _own_namespace() -> dict[int, int]:
 @functools.cache
 def a_tree() -> ProcessTree:
     """A shell with a child, both asleep."""
-    shell = subprocess.Popen(["sh", "-c", "sleep 600; true"], start_new_session=True)
+    shell = subprocess.Popen(["sh", "-c", "sleep 7200; true"], start_new_session=True)
     atexit.register(os.killpg, shell.pid, signal.SIGKILL)
     tree = ProcessTree(shell.pid)
     while len(tree.processes) < 2:

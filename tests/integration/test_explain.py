@@ -3,16 +3,42 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from conftest import STEPSCOPE, Finished
-from planted import planted_scripts
+from planted import Planted, planted_scripts
+from stepscope.analysis.causes.case import Case
+from stepscope.runs.observed import observe
 
 SCRIPTS = {script.name: script for script in planted_scripts("cpu")}
+OTHERS_CORES = 0.25
+"""Where other processes use more than that, workers have no core to go to, and rightly so."""
+
+
+def judged(done: Finished) -> tuple[str, dict[str, Any]]:
+    """The cause that is told first, but for others beside the tests, and all that is told."""
+    assert done.code == 0, done.err
+    told = json.loads((done.run.path / "derived" / "findings.json").read_text())
+    causes = [each["cause"] for each in told["findings"] if each["cause"] != "interference.cpu"]
+    return causes[0], told
+
+
+def watched_alone(watch: Callable[..., Finished], script: Planted) -> Finished:
+    """A run of a script; where others kept it from what it needs, it is tried again."""
+    for more in (2, 1, 0):
+        done = watch(*script.command(fixed=False, seconds=8), timeout=110)
+        cause, _ = judged(done)
+        others = Case(observe(done.run)).cores.others or 0.0
+        if cause == script.cause or others < OTHERS_CORES or not more:
+            break
+        shutil.rmtree(done.run.path)
+    return done
 
 
 @pytest.mark.parametrize(
@@ -28,13 +54,10 @@ def test_a_planted_cause_is_told_at_the_end_of_the_run(
     name: str, change: str, line: str, watch: Callable[..., Finished]
 ) -> None:
     script = SCRIPTS[name]
-    done = watch(*script.command(fixed=False, seconds=8), timeout=110)
-    assert done.code == 0, done.err
-    told = json.loads((done.run.path / "derived" / "findings.json").read_text())
+    done = watched_alone(watch, script)
+    cause, told = judged(done)
+    assert cause == script.cause, told["says"]
     found = [each for each in told["findings"] if each["cause"] == script.cause]
-    others = {"interference.cpu"}  # tests run beside others, and that is told first
-    first = next(each["cause"] for each in told["findings"] if each["cause"] not in others)
-    assert first == script.cause, told["says"]
     assert found[0]["ceiling"] > 1.1
     advice = found[0]["advice"]
     assert any(change in each["change"] for each in advice)
