@@ -4,6 +4,8 @@
     ├── RunFolderError             3    no such run, or a folder that cannot be read as one
     ├── BadWorkload                4    no such model, data or knob; a function that cannot be used
     ├── CannotTry                  5    the trial was not started: limits, or leftovers of another
+    ├── BadDesign                  6    a study's file that cannot be used: it names the line
+    ├── StudyBusy                  7    somebody else runs this study
     └── CannotWatch              125    `run` could not begin: the command was not started
         ├── CommandNotExecutable 126    found, but it cannot be executed
         └── CommandNotFound      127    there is no such command
@@ -50,6 +52,18 @@ class CannotTry(StepscopeError):
     """A trial was not started: a limit that cannot be had, or something is left of another."""
 
     exit_code = 5
+
+
+class BadDesign(StepscopeError):
+    """A study's file that cannot be used: the message names the line."""
+
+    exit_code = 6
+
+
+class StudyBusy(StepscopeError):
+    """Somebody else runs this study now: nothing was started."""
+
+    exit_code = 7
 
 
 class CannotWatch(StepscopeError):

@@ -139,6 +139,9 @@ class Measurement:
     """Of them busy, on average over the steady steps, with whatever it was."""
     others_cores: float | None = None
     """Of these, with neither the trial nor its watcher."""
+    begin_ns: int | None = None
+    """Of the steady steps, like `end_ns`."""
+    end_ns: int | None = None
 
     @property
     def is_disturbed(self) -> bool:
@@ -223,6 +226,8 @@ def measure(
         host_cpus=cpus or (recorded.cpu_allowed if recorded else None),
         host_cores=busy,
         others_cores=others,
+        begin_ns=int(kept.ends[0]) if len(kept.ends) else None,
+        end_ns=int(kept.ends[-1]) if len(kept.ends) else None,
     )
 
 

@@ -135,7 +135,7 @@ def _cpu(root: Path, pid: int, cgroup: Cgroup) -> dict[str, Any]:
     except OSError:
         affinity = None
     return {
-        "model": _field(_text(root / "proc/cpuinfo", 4096), r"model name\s*:(.*)"),
+        "model": cpu_model(root),
         "logical": os.cpu_count(),
         "physical": cores,
         "sockets": sockets,
@@ -145,6 +145,11 @@ def _cpu(root: Path, pid: int, cgroup: Cgroup) -> dict[str, Any]:
         "allowed": allowed_cpus(pid, cgroup),
         "governor": _line(cpus / "cpu0/cpufreq/scaling_governor"),
     }
+
+
+def cpu_model(root: Path = Path("/")) -> str | None:
+    """What its maker calls the CPU."""
+    return _field(_text(root / "proc/cpuinfo", 4096), r"model name\s*:(.*)")
 
 
 def _topology(cpus: Path) -> tuple[int | None, int | None]:

@@ -22,7 +22,7 @@ from stepscope.records import Ending, Outcome
 from stepscope.runs import runfile
 from stepscope.runs.events import read_folder
 from stepscope.runs.masking import mask_command, mask_text
-from stepscope.runs.paths import FORMAT, RunPaths, new_run_folder
+from stepscope.runs.paths import FORMAT, RunPaths, make_run_folder, new_run_folder
 from stepscope.sensors.cgroup import CgroupSensor, allowed_cpus, find_cgroup
 from stepscope.sensors.host import HostSensor
 from stepscope.sensors.network import NetworkSensor
@@ -89,6 +89,8 @@ class Plan:
     """What else run.json should say from the start."""
     memory_burst_s: float = 0.08
     """CPU time that readings of shared memory may take beyond their budget, when processes come."""
+    folder: Path | None = None
+    """The run folder itself, where it is not to be a new one in `out`. It must not exist."""
 
 
 def allow_many_descriptors() -> None:
@@ -101,10 +103,12 @@ def allow_many_descriptors() -> None:
 def prepare_folder(plan: Plan) -> RunPaths:
     """Make the run folder, or say why it cannot be made."""
     try:
+        if plan.folder is not None:
+            return make_run_folder(plan.folder)
         return new_run_folder(plan.out, mask_text(plan.name))
     except OSError as error:
         raise CannotWatch(
-            f"The run folder cannot be made in {plan.out}: {error.strerror}",
+            f"The run folder cannot be made in {plan.folder or plan.out}: {error.strerror}",
             "Choose another place with --out DIR",
         ) from None
 

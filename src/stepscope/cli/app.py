@@ -12,6 +12,7 @@ from stepscope.cli.doctor import doctor
 from stepscope.cli.explain import explain
 from stepscope.cli.report import report
 from stepscope.cli.run import run
+from stepscope.cli.study import app as study
 from stepscope.cli.top import top
 from stepscope.cli.trial import trial
 from stepscope.cli.watch import watch
@@ -50,6 +51,7 @@ app.command()(top)
 app.command()(report)
 app.command()(explain)
 app.command()(trial)
+app.add_typer(study, name="study")
 app.command()(doctor)
 
 

@@ -106,7 +106,7 @@ def trial(
     from stepscope.cli.trialbar import TrialBar
     from stepscope.runs.masking import mask_command
 
-    _end_on_request()
+    end_on_request()
     with TrialBar(name or model.rpartition("/")[2], repeat, quiet) as bar, _kept() as kept:
         kept.views = api.trial(
             model,
@@ -158,7 +158,7 @@ def _kept() -> Iterator[_Kept]:
         kept.views, kept.error = error.views, error
 
 
-def _end_on_request() -> None:
+def end_on_request() -> None:
     """Schedulers ask with SIGTERM, a closed terminal with SIGHUP: as good as a Ctrl-C."""
 
     def interrupt(number: int, frame: object) -> None:

@@ -31,12 +31,12 @@ _X_DECIMALS = 3
 
 def html_of(view: View) -> str:
     """The whole page."""
-    styles = [_asset(name) for name in _STYLES]
-    scripts = [_asset(name) for name in _SCRIPTS]
-    return Template(_asset("report.html")).substitute(
+    styles = [asset(name) for name in _STYLES]
+    scripts = [asset(name) for name in _SCRIPTS]
+    return Template(asset("report.html")).substitute(
         version=escape(__version__),
-        style_sources=_allowed(styles),
-        script_sources=_allowed(scripts),
+        style_sources=allowed(styles),
+        script_sources=allowed(scripts),
         title=escape(f"{view.name} · stepscope"),
         styles="\n".join(f"<style>{text}</style>" for text in styles),
         name=escape(view.name),
@@ -116,11 +116,11 @@ def _rounded(seconds: float) -> float:
     return round(seconds, _X_DECIMALS)
 
 
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
     return (files("stepscope.report") / "assets" / name).read_text(encoding="utf-8")
 
 
-def _allowed(texts: list[str]) -> str:
+def allowed(texts: list[str]) -> str:
     """The content security policy's word for exactly these inline texts."""
     digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
     return " ".join(f"'sha256-{digest}'" for digest in digests)
@@ -159,15 +159,15 @@ def _sections(view: View) -> list[str]:
     notes = "".join(f"<li>{escape(note)}</li>" for note in view.notes)
     watching = f"<p>{escape(view.watching)}.</p>" if view.watching else ""
     return [
-        _card("Trial", _facts(view.trial)),
-        _card("Epochs", _ledger(view.ledger)),
-        _card("GPUs", _scroll(view.gpus)),
-        _card("Processes by role", _scroll(view.roles)),
+        card("Trial", _facts(view.trial)),
+        card("Epochs", _ledger(view.ledger)),
+        card("GPUs", _scroll(view.gpus)),
+        card("Processes by role", _scroll(view.roles)),
         _pair(
-            _card("Phases", _table(view.phase_totals)),
-            _card("What watching cost", watching),
+            card("Phases", _table(view.phase_totals)),
+            card("What watching cost", watching),
         ),
-        _card("Notes", f"<ul>{notes}</ul>" if notes else ""),
+        card("Notes", f"<ul>{notes}</ul>" if notes else ""),
         _folded("Statistics of every metric", _scroll(view.statistics)),
         _folded("Environment", _facts(view.environment)),
     ]
@@ -181,7 +181,7 @@ def _ledger(ledger: Table) -> str:
     return f"{_scroll(rest)}<h3>On the GPUs of the run</h3>{_scroll(of_gpus)}"
 
 
-def _card(title: str, content: str) -> str:
+def card(title: str, content: str) -> str:
     return f'<section class="card"><h2>{escape(title)}</h2>{content}</section>' if content else ""
 
 

@@ -116,9 +116,15 @@ class RunPaths:
 def new_run_folder(parent: Path, name: str) -> RunPaths:
     """Make `<when>_<name>_<id>` with its `events` below `parent`."""
     when = time.strftime("%Y%m%d-%H%M%S")
-    folder = parent / f"{when}_{slug(name)}_{secrets.token_hex(3)}"
+    return make_run_folder(parent / f"{when}_{slug(name)}_{secrets.token_hex(3)}")
+
+
+def make_run_folder(folder: Path) -> RunPaths:
+    """Make a run folder with its `events`; an OSError if it is there."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    folder.mkdir()
     paths = RunPaths(folder.absolute())
-    paths.events.mkdir(parents=True)
+    paths.events.mkdir()
     return paths
 
 

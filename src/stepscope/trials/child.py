@@ -87,9 +87,16 @@ def _place(spec: dict[str, Any], paths: RunPaths, workload: Workload) -> Place:
 
 def _adapter(framework: str) -> Any:
     """The module that trains with a framework: `train(workload, place, report)`."""
+    is_own = "." in framework
     try:
-        return import_module(f"stepscope.workloads.frameworks.{framework}.loop")
+        return import_module(
+            framework if is_own else f"stepscope.workloads.frameworks.{framework}.loop"
+        )
     except ModuleNotFoundError as error:
+        if is_own and error.name and f"{framework}.".startswith(f"{error.name}."):
+            raise BadWorkload(
+                f"There is no module {error.name} to train with", "Name its place in PYTHONPATH"
+            ) from None
         if error.name in (framework, "torchvision"):
             raise BadWorkload(
                 f"{error.name} is not installed in this Python",

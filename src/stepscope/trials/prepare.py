@@ -37,6 +37,8 @@ class TrialPlan:
     profiled_steps: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     """What else belongs under `trial` in run.json: which repeat, the machine's spread."""
+    folder: Path | None = None
+    """The run folder itself, where it is not to be a new one in `out`."""
 
     @property
     def teaches(self) -> dict[str, Any]:
@@ -83,7 +85,13 @@ def watch_plan(plan: TrialPlan, started_ns: int) -> Plan:
     name = plan.name or plan.workload.short_name
     command = [sys.executable, "-m", child.MODULE]
     return Plan(
-        name, command, plan.interval_s, plan.out, facts=facts, memory_burst_s=_MEMORY_BURST_S
+        name,
+        command,
+        plan.interval_s,
+        plan.out,
+        facts=facts,
+        memory_burst_s=_MEMORY_BURST_S,
+        folder=plan.folder,
     )
 
 

@@ -44,6 +44,8 @@ class Knob:
     least: float | None = None
     above: float | None = None
     most: float | None = None
+    or_module: bool = False
+    """Whether a module of the user's, `package.module`, may stand for a choice."""
 
 
 def _knob(
@@ -53,8 +55,9 @@ def _knob(
     least: float | None = None,
     above: float | None = None,
     most: float | None = None,
+    or_module: bool = False,
 ) -> Any:
-    knob = Knob(help, choices, least, above, most)
+    knob = Knob(help, choices, least, above, most, or_module)
     return dataclasses.field(default=default, metadata={"knob": knob})
 
 
@@ -69,7 +72,12 @@ class Workload:
         "loader-only (no compute), also of a data set: loader-only:jpeg.",
     )
     data_path: str | None = _knob(None, "Folder of your own JPEG class folders, CIFAR or videos.")
-    framework: str = _knob("torch", "What trains it.", choices=FRAMEWORKS)
+    framework: str = _knob(
+        "torch",
+        "What trains it; or an adapter of yours, package.module.",
+        choices=FRAMEWORKS,
+        or_module=True,
+    )
     device: str = _knob("auto", "Where: a GPU if there is one.", choices=DEVICES)
     batch_size: int = _knob(32, "Samples in a batch, per rank.", least=1)
     accumulate: int = _knob(1, "Batches whose gradients make one step.", least=1)
@@ -206,7 +214,8 @@ _KIND_NAMES = {int: "whole number", float: "number", bool: "true or false", str:
 
 def _check_bounds(name: str, value: Any) -> None:
     knob, option = KNOBS[name], option_name(name)
-    if knob.choices and value not in knob.choices:
+    is_module = knob.or_module and "." in value and value.replace(".", "").isidentifier()
+    if knob.choices and value not in knob.choices and not is_module:
         raise BadWorkload(f"{option} {value} is not known", nearest(value, knob.choices))
     if isinstance(value, float) and not math.isfinite(value):
         raise BadWorkload(f"{option} {value} is not finite")

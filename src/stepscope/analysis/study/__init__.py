@@ -1,0 +1,1 @@
+"""What many trials teach together. Pure: observations in, records out."""

@@ -1,0 +1,206 @@
+"""A response of trials and the model fitted to it: what effects, rankings and curves share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from stepscope.analysis.study.model import Fit, Model
+from stepscope.analysis.study.noise import Scatter, noise_of
+from stepscope.analysis.study.records import (
+    RESPONSES,
+    THROUGHPUT,
+    Factor,
+    Level,
+    Noise,
+    Observation,
+    Response,
+)
+from stepscope.analysis.study.table import (
+    Cells,
+    Floats,
+    Integers,
+    Table,
+    cells_of,
+    level_key,
+    table_of,
+)
+from stepscope.analysis.throughput import LEARNT_FROM, Spread
+
+
+@dataclass(frozen=True)
+class Margin:
+    """What trials with each level of a factor have on average, the others being equally mixed."""
+
+    factor: Factor
+    """With the levels of which that is told."""
+    means: Floats
+    """Logarithms for ratios."""
+    covariance: Floats
+    """In units of the variance of a trial."""
+    trials: tuple[int, ...]
+    untold: tuple[Level, ...] = ()
+
+    def error(self, one: int, other: int) -> float:
+        """Of the difference of two, in units of the noise."""
+        own = self.covariance[one, one] + self.covariance[other, other]
+        return float(np.sqrt(max(0.0, own - 2 * self.covariance[one, other])))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A response of trials, and what a model says of it."""
+
+    response: Response
+    cells: Cells
+    model: Model
+    means: Floats
+    """Of configurations; logarithms for ratios."""
+    moments: Floats
+    repeats: Scatter
+    noise: Noise
+    explained: float | None
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def trials(self) -> int:
+        return int(self.cells.repeats.sum())
+
+    def margin(self, column: int) -> Margin | None:
+        """By the model with most terms that tells all its levels; None if none tells two.
+
+        Where other factors changed together, the mean over their grid is not told. Then it is
+        over what was observed of them.
+        """
+        model, rows = self.model, self.model.rows(column)
+        best: Margin | None = None
+        for fit, centre in (
+            (model.full, model.centre()),
+            (model.kept, model.centre()),
+            (model.kept, model.centre(without=column)),
+        ):
+            told = np.flatnonzero(fit.tells(rows + centre))
+            if len(told) > max(1, len(best.means) if best else 0):
+                best = self._margin(column, fit, (rows + centre)[told], told)
+            if len(told) == len(rows):
+                break
+        return best
+
+    def _margin(self, column: int, fit: Fit, rows: Floats, told: Integers) -> Margin:
+        factor, trials = self.cells.factors[column], self.cells.trials(column)
+        return Margin(
+            Factor(factor.name, tuple(factor.levels[at] for at in told)),
+            rows @ fit.solved(self.moments),
+            fit.covariance(rows),
+            tuple(int(trials[at]) for at in told),
+            tuple(level for at, level in enumerate(factor.levels) if at not in told),
+        )
+
+
+def fitted(
+    table: Table,
+    responses: Sequence[Response],
+    known: Mapping[str, Spread],
+    usual: Noise | None = None,
+) -> dict[str, Fitted]:
+    """Those of which there are two trials, by their keys.
+
+    Responses that the same trials have share a model: to solve it is most of the work. `usual` is
+    the noise of a larger set of trials, for where there are too few repeats among these.
+    """
+    models: dict[bytes, Model] = {}
+    told = {}
+    for response in responses:
+        rows, values, remarks = table.rows_with(response)
+        if len(rows) < 2:
+            continue
+        at = rows.tobytes()
+        if at not in models:
+            models[at] = Model(cells_of(table, rows))
+        told[response.key] = _fit(
+            response, models[at], values, known.get(response.key), usual, table.remarks + remarks
+        )
+    return told
+
+
+def _fit(
+    response: Response,
+    model: Model,
+    values: Floats,
+    known: Spread | None,
+    usual: Noise | None,
+    remarks: tuple[str, ...],
+) -> Fitted:
+    cells = model.cells
+    means = cells.mean(values)
+    within = float(((values - means[cells.which]) ** 2).sum())
+    repeats = Scatter(within, float(len(values) - len(means)))
+    moments = model.moments(means)
+    leftovers = [
+        _leftover(model, fit, moments, means) for fit in (model.full, model.kept, model.additive)
+    ]
+    unit = 1.0 if response.scale == "ratio" else float(np.abs(values).max())
+    noise = noise_of(repeats, leftovers, known, len(values), unit)
+    if usual and repeats.dof < LEARNT_FROM:
+        noise = usual
+    total = float(((values - values.mean()) ** 2).sum())
+    explained = _explained(repeats, leftovers, total)
+    return Fitted(
+        response, cells, model, means, moments, repeats, noise, explained, remarks + cells.remarks
+    )
+
+
+def _leftover(model: Model, fit: Fit, moments: Floats, means: Floats) -> Scatter:
+    rest = means - model.predicted(fit.solved(moments))
+    return Scatter(float((rest**2 * model.cells.repeats).sum()), float(len(means) - fit.rank))
+
+
+def _explained(repeats: Scatter, leftovers: Sequence[Scatter], total: float) -> float | None:
+    """By the model with most terms that leaves something free: any other explains all."""
+    if total <= 0:
+        return None
+    for leftover in leftovers:
+        if repeats.dof + leftover.dof > 0:
+            return min(1.0, max(0.0, 1 - (repeats.squares + leftover.squares) / total))
+    return None
+
+
+class Throughputs:
+    """The model of throughput, for all trials and for those with a level; each fitted once."""
+
+    def __init__(self, table: Table, known: Spread | None, whole: Fitted | None) -> None:
+        self.all = whole
+        self._table = table
+        self._known = {THROUGHPUT: known} if known else {}
+        self._fits: dict[tuple[str, tuple[bool, Level]], Fitted | None] = {}
+
+    def of(self, factor: str, level: Level) -> Fitted | None:
+        """Those with this level; None if there are fewer than two."""
+        key = factor, level_key(level)
+        if key not in self._fits:
+            table = self._table.only(factor, level)
+            fits = fitted(table, [RESPONSES[THROUGHPUT]], self._known, self._usual)
+            self._fits[key] = fits.get(THROUGHPUT)
+        return self._fits[key]
+
+    def varied(self, by: Sequence[str]) -> Factor | None:
+        """The first of these that trials differ in."""
+        factors = {each.name: each for each in self.all.cells.factors} if self.all else {}
+        return next((factors[name] for name in by if name in factors), None)
+
+    @property
+    def _usual(self) -> Noise | None:
+        """What all repeats tell, for groups with few of their own."""
+        if self.all is None or self.all.noise.source != "repeats":
+            return None
+        return self.all.noise
+
+
+def throughputs(
+    observations: Sequence[Observation], factors: Sequence[Factor], known: Spread | None
+) -> Throughputs:
+    table = table_of(observations, factors)
+    fits = fitted(table, [RESPONSES[THROUGHPUT]], {THROUGHPUT: known} if known else {})
+    return Throughputs(table, known, fits.get(THROUGHPUT))

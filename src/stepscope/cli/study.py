@@ -1,0 +1,210 @@
+"""`stepscope study`: many trials of one design, each once, and what they teach."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from stepscope.cli.options import Interval, Quiet
+from stepscope.cli.run import near, say
+
+if TYPE_CHECKING:
+    from stepscope.studies.engine import Why
+    from stepscope.studies.study import Study
+
+STUDIES_VARIABLE = "STEPSCOPE_STUDIES"
+
+app = typer.Typer(no_args_is_help=True, help="Many trials of one design, and what they teach.")
+
+DesignFile = Annotated[Path, typer.Argument(metavar="FILE", help="The design, a YAML file.")]
+Target = Annotated[
+    Path, typer.Argument(metavar="STUDY", help="The folder of a study, or its design file.")
+]
+StudiesOut = Annotated[
+    Path,
+    typer.Option("--out", help="Where studies go.", metavar="DIR", envvar=STUDIES_VARIABLE),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON on standard output.")]
+_USUAL = Path("studies")
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+
+@app.command()
+def plan(file: DesignFile, out: StudiesOut = _USUAL, as_json: AsJson = False) -> None:
+    """Say what a design comes to: how many trials, how long, what is skipped and why.
+
+    Nothing is started. Once trials have finished, the time is by what they took.
+    """
+    from stepscope.report.studyplan import plan_dict, plan_view, print_plan
+    from stepscope.studies.study import Study
+
+    view = plan_view(Study.of(file, out))
+    if as_json:
+        _write_json(plan_dict(view))
+        return
+    from rich.console import Console
+
+    print_plan(Console(), view)
+
+
+@app.command()
+def run(
+    file: DesignFile,
+    out: StudiesOut = _USUAL,
+    interval: Interval = 0.1,
+    quiet: Quiet = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="End with what the study teaches as JSON.")
+    ] = False,
+) -> None:
+    """Run all trials of a design, each once; go on where it was interrupted or killed.
+
+    Trials run one after the other, in random blocks that begin with the sentinel configuration.
+    Exit codes: 0 all was run, or the budget is used up; 4 to 6 it could not be run; 7 somebody else
+    runs it; 130 interrupted: run the same command to go on.
+    """
+    _keep_numpy_small()
+    from stepscope.cli.studybar import StudyBar
+    from stepscope.cli.trial import end_on_request
+    from stepscope.studies.study import Study, run_study
+
+    study = Study.of(file, out)
+    end_on_request()
+    _announce(study, quiet)
+    with StudyBar(study.design, quiet) as bar:
+        why = run_study(study, bar, interval)
+    _conclude(study, why, quiet, as_json)
+    os._exit(130 if why == "interrupted" else 0)  # at once: all is on disk
+
+
+@app.command()
+def show(target: Target, out: StudiesOut = _USUAL, as_json: AsJson = False) -> None:
+    """Show how far a study is and what it tells so far, also while it runs."""
+    _show(target, out, as_json, full=False)
+
+
+@app.command()
+def report(target: Target, out: StudiesOut = _USUAL, as_json: AsJson = False) -> None:
+    """Write the report of a study with its tables and plots, and show them.
+
+    It makes derived/report.html in the study's folder, and the tables beside it as CSV.
+    """
+    write_report(target, out, as_json)
+
+
+@app.command()
+def merge(
+    folders: Annotated[
+        list[Path], typer.Argument(metavar="STUDY...", help="The folders of two or more studies.")
+    ],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
+) -> None:
+    """Join the studies of several machines into one, in which the machine is a factor."""
+    from stepscope.studies.merge import merge_studies
+
+    machines = merge_studies(folders, out)
+    say(f"{near(out)} has {len(folders)} studies of {len(machines)} machines:")
+    for machine, trials in machines.items():
+        say(f"  {machine}: {trials} trials")
+    say(f"next: stepscope study report {near(out)}")
+
+
+def write_report(target: Path, out: Path = _USUAL, as_json: bool = False) -> None:
+    """Tables, the page, and all of it in the terminal."""
+    _show(target, out, as_json, full=True)
+
+
+def _keep_numpy_small() -> None:
+    """One thread for our few sums: a study may be using all CPUs now, and threads that wait for
+    each other would take seconds. Trials do not inherit it."""
+    if "numpy" in sys.modules or _THREADS in os.environ:
+        return
+    os.environ[_THREADS] = "1"
+    importlib.import_module("numpy")
+    del os.environ[_THREADS]
+
+
+def _show(target: Path, out: Path, as_json: bool, full: bool) -> None:
+    _keep_numpy_small()
+    from stepscope.report.studyread import read_view
+    from stepscope.studies.study import find_folder
+
+    view = read_view(find_folder(target, out))
+    page = _derive(view) if full else None
+    if as_json:
+        from stepscope.report.studyjson import study_dict
+
+        _write_json(study_dict(view))
+        return
+    from rich.console import Console
+
+    from stepscope.report.studytable import print_study
+
+    console = Console()
+    print_study(console, view, full)
+    if page:
+        console.print(f"\nReport: {near(page)}", markup=False, highlight=False)
+        console.print(f"Tables: {near(page.parent)}/*.csv", markup=False, highlight=False)
+
+
+def _derive(view: Any) -> Path:
+    from stepscope.errors import StepscopeError
+    from stepscope.report.studycsv import write_tables
+    from stepscope.report.studyhtml import write_report as write_page
+
+    folder = view.contents.folder / "derived"
+    try:
+        folder.mkdir(exist_ok=True)
+        write_tables(view, folder)
+        return write_page(view, folder)
+    except OSError as error:
+        raise StepscopeError(
+            f"The report cannot be written in {folder}: {error.strerror}",
+            "Copy the study to a place you can write",
+        ) from None
+
+
+def _announce(study: Study, quiet: bool) -> None:
+    """What will be run, in a line or two."""
+    if quiet:
+        return
+    from stepscope.report.studyplan import headline, plan_view
+
+    view = plan_view(study)
+    say(headline(view))
+    for text in view.remarks:
+        say(text)
+
+
+def _conclude(study: Study, why: Why, quiet: bool, as_json: bool) -> None:
+    from stepscope.report.studyread import read_view
+
+    view = read_view(study.paths.folder)
+    page = _derive(view)
+    if as_json:
+        from stepscope.report.studyjson import study_dict
+
+        _write_json(study_dict(view))
+    if quiet:
+        return
+    from rich.console import Console
+
+    from stepscope.report.studytable import print_study
+
+    print_study(Console(stderr=True), view, False)
+    if why == "interrupted":
+        say("interrupted: the same command goes on from here")
+    if why == "budget":
+        say("the budget is used up: raise it in the design to go on from here")
+    say(f"report: {near(page)}")
+
+
+def _write_json(told: Any) -> None:
+    sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
+    sys.stdout.flush()

@@ -1,0 +1,1 @@
+"""Many trials: designs, the engine that runs them exactly once, and what they leave."""

@@ -1,0 +1,111 @@
+"""What need not be tried since less ran out of memory already.
+
+A trial is dominated by one that ran out of memory if it differs only in settings that can but need
+more, or leave less: a larger batch, more workers, a lower limit. That holds nearly always, not
+always: libraries choose other algorithms at other sizes. So a share of what would be skipped is
+tried nevertheless, and one that trains ends the skipping.
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from stepscope.analysis.study.records import Level
+from stepscope.records import Outcome
+from stepscope.studies.result import Result
+from stepscope.studies.spec import Spec, levels_text
+
+_MORE_DATA = ("batch_size", "image_size", "frames", "length")
+_GROWS: dict[Outcome, tuple[str, ...]] = {
+    Outcome.GPU_OOM: _MORE_DATA,
+    Outcome.HOST_OOM: (*_MORE_DATA, "workers", "prefetch", "ranks", "samples"),
+    Outcome.SHM_FULL: (*_MORE_DATA, "workers", "prefetch"),
+}
+"""Settings of which more needs more of what ran out."""
+_ROOM: dict[Outcome, str] = {Outcome.GPU_OOM: "gpu_memory", Outcome.HOST_OOM: "memory"}
+"""The limit of which less leaves less."""
+_NO_MATTER = ("timeout", "hang", "seed", "lr", "momentum", "weight_decay")
+
+
+Kind = tuple[Outcome, frozenset[tuple[str, Level]]]
+"""What ran out, and all settings that must be equal to conclude from one trial to another."""
+
+
+@dataclass(frozen=True)
+class Dominance:
+    """What is known of memory that ran out, and whether one may conclude from it."""
+
+    ooms: Mapping[Kind, Sequence[Spec]]
+    share: float
+    seed: int
+
+    def reason(self, spec: Spec) -> str:
+        """Why a trial need not be run; nothing if it has to be."""
+        found = self._below(spec)
+        if found is None or self.is_tested(spec):
+            return ""
+        outcome, least = found
+        return f"{outcome.value} already with {_difference(least, spec)}"
+
+    def is_tested(self, spec: Spec) -> bool:
+        """Whether it is of the share that is tried in any case; the same every time."""
+        drawn = zlib.crc32(f"{self.seed} {spec.key}".encode()) / 2**32
+        return drawn < self.share
+
+    def _below(self, spec: Spec) -> tuple[Outcome, Spec] | None:
+        """One that ran out of memory with less."""
+        for outcome in _GROWS if self.ooms else ():
+            for least in self.ooms.get(_kind(outcome, spec), ()):
+                if _needs_more(outcome, least, spec):
+                    return outcome, least
+        return None
+
+
+def observed(
+    results: Iterable[Result], specs: Mapping[str, Spec], share: float, seed: int
+) -> Dominance:
+    """What results teach. One trial that trained although it was dominated refutes them all."""
+    ooms: dict[Kind, list[Spec]] = {}
+    trained = []
+    for result in results:
+        spec = specs.get(result.key)
+        if spec is not None and result.outcome in _GROWS and result.is_result:
+            ooms.setdefault(_kind(result.outcome, spec), []).append(spec)
+        elif spec is not None and result.is_ok:
+            trained.append(spec)
+    found = Dominance(ooms, share, seed)
+    if ooms and any(found._below(spec) for spec in trained):
+        return Dominance({}, share, seed)
+    return found
+
+
+def _kind(outcome: Outcome, spec: Spec) -> Kind:
+    free = {*_GROWS[outcome], _ROOM.get(outcome), *_NO_MATTER}
+    return outcome, frozenset(each for each in spec.settings.items() if each[0] not in free)
+
+
+def _needs_more(outcome: Outcome, least: Spec, spec: Spec) -> bool:
+    """Whether a trial needs at least as much, and has at most as much room, as one that failed."""
+    if spec.key == least.key:
+        return False
+    room = _ROOM.get(outcome)
+    if room and not _at_least(least.get(room), spec.get(room), unset=math.inf):
+        return False
+    return all(
+        least.get(name) == spec.get(name) or _at_least(spec.get(name), least.get(name))
+        for name in _GROWS[outcome]
+    )
+
+
+def _at_least(value: Level, other: Level, unset: float | None = None) -> bool:
+    value, other = (unset if each is None else each for each in (value, other))
+    is_number = isinstance(value, int | float) and isinstance(other, int | float)
+    return is_number and value >= other  # type: ignore[operator]
+
+
+def _difference(least: Spec, spec: Spec) -> str:
+    names = sorted({*least.settings, *spec.settings})
+    return levels_text({n: least.get(n) for n in names if least.get(n) != spec.get(n)})

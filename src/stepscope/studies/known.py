@@ -1,0 +1,142 @@
+"""What is known of a study so far: which trials have an answer, and which answers count.
+
+Pure bookkeeping over results. An answer counts unless its block was disturbed and may be run again;
+what failed around a trial is no answer until it has failed three times.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+from stepscope.analysis.study.drift import BlockJudged, BlockSeen, judge_blocks, trend
+from stepscope.analysis.throughput import Spread
+from stepscope.records import Outcome
+from stepscope.studies.result import Result, Role
+
+RETRIES = 2
+"""How often a trial is tried again after something around it failed."""
+_TIMED = (Outcome.OK, Outcome.TIMEOUT)
+"""Outcomes that a disturbance can change: memory runs out with or without neighbours."""
+
+Trial = tuple[str, int]
+"""The key of a spec, and which repeat of it."""
+
+
+class Known:
+    """All results of a study, and what follows from them."""
+
+    def __init__(self, reruns: int = 1, spread: Spread | None = None) -> None:
+        self._reruns = reruns
+        self._spread = spread
+        self.results: list[Result] = []
+        self._of: dict[tuple[str, Role, int], list[Result]] = defaultdict(list)
+        self._attempts: dict[tuple[str, Role, int], int] = defaultdict(int)
+        self._judged: dict[int, BlockJudged] | None = None
+        self.refused: dict[str, str] = {}
+        """Keys of specs that turned out to be no workload here, and why."""
+        self.elsewhere: set[Trial] = set()
+        """That somebody else runs now."""
+
+    def add(self, result: Result) -> None:
+        self.results.append(result)
+        where = (result.key, result.role, result.repeat)
+        self._of[where].append(result)
+        self.begun(result.key, result.role, result.repeat, result.attempt)
+        self._judged = None
+
+    def begun(self, key: str, role: Role, repeat: int, attempt: int) -> None:
+        """An attempt was made, whatever became of it: its number is taken."""
+        where = (key, role, repeat)
+        self._attempts[where] = max(self._attempts[where], attempt)
+
+    def next_attempt(self, key: str, role: Role, repeat: int) -> int:
+        return self._attempts[key, role, repeat] + 1
+
+    def answer(self, key: str, repeat: int) -> Result | None:
+        """The result that counts; None while there is none, or it is to be tried again."""
+        found = self._of.get((key, "trial", repeat))
+        if not found:
+            return None
+        answers = [result for result in found if result.is_result]
+        calm = [result for result in answers if not self.is_disturbed(result)]
+        if calm:
+            return calm[-1]
+        if len(answers) > self._reruns:
+            return answers[-1]
+        failed = [result for result in found if result.infrastructure]
+        return failed[-1] if len(failed) > RETRIES and not answers else None
+
+    def best_known(self, key: str, repeat: int) -> Result | None:
+        """What there is for tables: the answer, or one that may yet be replaced."""
+        answer = self.answer(key, repeat)
+        if answer is not None:
+            return answer
+        found = self._of.get((key, "trial", repeat), ())
+        return next((result for result in reversed(found) if result.is_result), None)
+
+    def is_disturbed(self, result: Result) -> bool:
+        """Whether its block was, in a way that may have changed it."""
+        if result.outcome not in _TIMED or not result.block:
+            return False
+        judged = self.judged.get(result.block)
+        return judged is not None and judged.flagged
+
+    def lost(self, key: str, repeat: int) -> int:
+        """How often who ran it died meanwhile."""
+        found = self._of.get((key, "trial", repeat), ())
+        return sum(result.outcome is Outcome.LOST for result in found)
+
+    def was_disturbed(self, key: str, repeat: int) -> bool:
+        """Whether there is an answer that does not count."""
+        return any(result.is_result for result in self._of.get((key, "trial", repeat), ()))
+
+    @property
+    def judged(self) -> Mapping[int, BlockJudged]:
+        """Every block by its number, and whether it was disturbed."""
+        if self._judged is None:
+            self._judged = judge_blocks(list(self._blocks()), self._spread)
+        return self._judged
+
+    @property
+    def trend(self) -> str:
+        """Whether the machine became slower or faster over the study, in words."""
+        return trend(list(self._blocks()))
+
+    @property
+    def last_block(self) -> int:
+        return max((result.block for result in self.results), default=0)
+
+    @property
+    def sentinels(self) -> int:
+        """How many were begun."""
+        return max((n for (_, role, n) in self._attempts if role == "sentinel"), default=0)
+
+    @property
+    def seconds(self) -> float:
+        """That all trials took so far."""
+        return sum(result.seconds for result in self.results)
+
+    def ooms(self) -> Iterator[Result]:
+        for result in self.results:
+            if result.outcome in (Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.SHM_FULL):
+                yield result
+
+    def in_blocks(self) -> dict[int, list[Result]]:
+        blocks: dict[int, list[Result]] = defaultdict(list)
+        for result in self.results:
+            if result.block:
+                blocks[result.block].append(result)
+        return blocks
+
+    def _blocks(self) -> Iterable[BlockSeen]:
+        for number, results in sorted(self.in_blocks().items()):
+            sentinels = [result for result in results if result.role == "sentinel"]
+            trained = [result for result in sentinels if result.is_ok and result.throughput]
+            yield BlockSeen(
+                number=number,
+                sentinel=trained[-1].throughput if trained else None,
+                sentinel_failed=bool(sentinels) and not trained,
+                noise=tuple(result.noise for result in results),
+                trials=sum(result.role == "trial" for result in results),
+            )

@@ -1,0 +1,75 @@
+"""What the engine asks of whoever starts trials, and what it gets back.
+
+The engine has claimed a trial before it hands it over, and reads its run folder once it is told
+that the trial is over. A launcher only has to see to it that the trial runs once, that its run
+folder ends up where the job says, and that nothing of it is left when it is cancelled.
+`tests/contract/test_launchers.py` holds every launcher to that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+from stepscope.errors import StepscopeError
+from stepscope.trials.limits import Limits
+from stepscope.trials.pulse import Progress
+from stepscope.workloads.spec import Workload
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial to run, and where its run folder goes."""
+
+    workload: Workload
+    limits: Limits
+    folder: Path
+    """It does not exist yet."""
+    name: str
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What belongs under `trial` in run.json."""
+
+
+@dataclass(frozen=True)
+class Over:
+    """A job that is over."""
+
+    job: Job
+    error: StepscopeError | None = None
+    """Why it was not run at all. How one that was ended is in its run folder."""
+    left: Sequence[str] = ()
+    """What of it could not be cleaned up, and is in the way of the next."""
+    asked_to_end: bool = False
+    """Whether a Ctrl-C came meanwhile: no other should follow."""
+
+
+Show = Callable[[Job, Progress], None]
+
+
+class Launcher(Protocol):
+    """Starts trials. Used in a `with`, from one thread."""
+
+    slots: int
+    """How many jobs it takes at once."""
+
+    def __enter__(self) -> Launcher: ...
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Nothing of its jobs is left running, however it came to this."""
+        ...
+
+    def start(self, job: Job) -> None:
+        """Take a job; at most `slots` at once."""
+        ...
+
+    def wait(self, show: Show) -> list[Over]:
+        """Wait until at least one job is over; `show` hears how far they are meanwhile."""
+        ...

@@ -1,0 +1,115 @@
+"""Joins the studies of several machines: each stays whole in a folder of its own, and the machine
+becomes a factor."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from stepscope import __version__
+from stepscope.errors import RunFolderError, StepscopeError
+from stepscope.runs.paths import replace_atomically, slug
+from stepscope.studies.folder import FORMAT, StudyPaths, runner_of
+from stepscope.studies.study import Study, facts_of
+
+
+def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
+    """Make a study of several. Returns the machines, with the number of their trials."""
+    if len(folders) < 2:
+        raise RunFolderError(
+            "There is nothing to merge", "Give the folders of at least two studies"
+        )
+    sources = [StudyPaths(folder.absolute()) for folder in folders]
+    if len({source.folder.resolve() for source in sources}) < len(sources):
+        raise RunFolderError("A study was given twice", "Give each folder once")
+    studies = [(source, Study.in_folder(source.folder)) for source in sources]
+    _check(studies, out)
+    names = _machine_names([source for source, _ in studies])
+    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    try:
+        for (source, _), name in zip(studies, names, strict=True):
+            target = StudyPaths(draft).machines / slug(name)
+            _copy(source.folder, target)
+        facts = {
+            "format": FORMAT,
+            "name": studies[0][1].design.name,
+            "merged": dict(zip((slug(name) for name in names), names, strict=True)),
+            "begun": time.time(),
+            "stepscope": __version__,
+        }
+        replace_atomically(StudyPaths(draft).study_json, json.dumps(facts, indent=1) + "\n")
+        os.replace(draft, out)
+    except OSError as error:
+        raise StepscopeError(
+            f"The studies cannot be joined in {out}: {error.strerror}", "Choose another --out"
+        ) from None
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    trials = [sum(r.is_result for r in study.known.results) for _, study in studies]
+    return dict(zip(names, trials, strict=True))
+
+
+def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
+    """The studies that a folder has, by their machine; by nothing where it is one of its own."""
+    facts = facts_of(paths)
+    merged = facts.get("merged")
+    if not isinstance(merged, dict):
+        yield "", Study.in_folder(paths.folder)
+        return
+    for folder, machine in merged.items():
+        yield str(machine), Study.in_folder(paths.machines / folder)
+
+
+def _check(studies: Sequence[tuple[StudyPaths, Study]], out: Path) -> None:
+    if out.exists():
+        raise RunFolderError(f"{out} is there already", "Choose another --out, or remove it")
+    for source, _ in studies:
+        if runner_of(source) is not None:
+            raise RunFolderError(
+                f"{source.folder} is being run now", "Wait until it is done, or interrupt it"
+            )
+    first = {factor.name for factor in studies[0][1].design.factors}
+    for source, study in studies[1:]:
+        if not first & {factor.name for factor in study.design.factors}:
+            raise RunFolderError(
+                f"{source.folder} has no factor in common with {studies[0][0].folder}",
+                "Merge studies of the same design",
+            )
+
+
+def _machine_names(sources: Sequence[StudyPaths]) -> list[str]:
+    """By their hardware; where that is the same, by the name of the host, else by a number."""
+    facts = [facts_of(source) for source in sources]
+    names = [str(each.get("machine") or source.folder.name) for each, source in
+             zip(facts, sources, strict=True)]  # fmt: skip
+    for index, name in enumerate(list(names)):
+        if names.count(name) > 1:
+            names[index] = f"{name} ({facts[index].get('host') or index + 1})"
+    return [
+        name if names.count(name) == 1 else f"{name} {1 + names[:index].count(name)}"
+        for index, name in enumerate(names)
+    ]
+
+
+def _copy(source: Path, target: Path) -> None:
+    """By links where that can be: run folders are never changed once they are over."""
+
+    def place(begin: str, end: str) -> str:
+        if begin.endswith((".jsonl", ".json", ".yaml")):
+            return str(shutil.copy2(begin, end))
+        try:
+            os.link(begin, end)
+            return end
+        except OSError:
+            return str(shutil.copy2(begin, end))
+
+    shutil.copytree(
+        source,
+        target,
+        copy_function=place,
+        ignore=lambda folder, names: {"runner.lock", "now.json", "derived"}.intersection(names),
+    )

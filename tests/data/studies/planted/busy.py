@@ -1,0 +1,34 @@
+"""An adapter that computes: its steps keep all CPUs busy, as long as the workload says."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from planted.loop import write
+from stepscope.steplog import Step, StepLog
+
+_DATA = bytes(1 << 20)
+
+
+def train(workload: Any, place: Any, report: Any) -> None:
+    """The contract of frameworks: see docs/architecture.md."""
+    write("begin")
+    report.tell(device="cpu", batch={"global": workload.global_batch})
+    log, until, step = StepLog(place.steps), time.monotonic() + (workload.seconds or 1.0), 0
+    cores = len(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(cores) as threads:
+        while time.monotonic() < until:
+            list(threads.map(_compute, range(4 * cores)))
+            log.add(Step(time.monotonic_ns(), step, 0, 0, 0, 0))
+            step += 1
+    log.close()
+    report.tell(done=True, phase="closing")
+    write("done")
+
+
+def _compute(_: int) -> None:
+    hashlib.sha256(_DATA).digest()

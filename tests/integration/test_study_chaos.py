@@ -1,0 +1,143 @@
+"""A study that is killed at random moments comes out as if nothing had happened."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from stepscope.runs import runfile
+from stepscope.trials import kin
+from studies import STUDY, design, planted_environment, study
+
+KILLS = 20
+TRIALS = 60
+DESIGN = """
+factors:
+  batch_size: [16, 32, 64, 128]
+  workers: [0, 1, 2]
+  prefetch: [2, 4]
+  momentum: [0.0, 0.9]
+skip: workers == 0 and prefetch > 2 and momentum > 0.5 and batch_size < 128
+repeats: 2
+blocks: {size: 10, reruns: 0}
+oom: {skip: false}
+choose: {random: 30}
+"""
+FORMULA = (
+    "1000 * (1 + 0.2 * log(batch_size / 16)) * (1 + 0.3 * min(workers, 1)) * exp(0.03 * noise)"
+)
+OOM = "batch_size == 128 and workers == 2"
+MEMORY = "1e9 + 1e7 * batch_size"
+SAME_TABLES = (
+    "configurations.csv",
+    "effects.csv",
+    "interactions.csv",
+    "sensitivity.csv",
+    "scaling.csv",
+    "pareto.csv",
+    "skipped.csv",
+)
+OF_THIS_MACHINE = ("host_memory", "cpu", "waiting")
+"""What the watcher measures of the real process differs from run to run, planted or not."""
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    planted = {"formula": FORMULA, "oom": OOM, "memory": MEMORY, "real_s": 0.03}
+    return planted_environment(tmp_path, **planted, diary=tmp_path / "diary")
+
+
+@pytest.mark.timeout(300)
+def test_killed_at_twenty_random_moments(tmp_path: Path, env: dict[str, str]) -> None:
+    calm = run_to_the_end(tmp_path / "calm", env)
+    diary = tmp_path / "diary"
+    diary.unlink()
+    chaos = tmp_path / "chaos"
+    chaos.mkdir()
+    file = design(chaos, DESIGN)
+    chance = random.Random(6)
+    for kill in range(KILLS):
+        # Some while it starts, most somewhere in or between trials, all along the study.
+        begun = 0 if kill % 5 == 0 else begun_in(diary) + chance.randint(1, 3)
+        run_and_kill(file, chaos, env, diary, begun, chance.uniform(0.0, 0.4))
+    done = study("run", file, "--out", chaos, env=env)
+    assert done.returncode == 0, done.stderr
+
+    folder = chaos / "planted"
+    answers = Counter(
+        (path.parent.name, path.name.partition("a")[0])
+        for path, outcome in outcomes(folder)
+        if outcome in ("ok", "gpu_oom")
+    )
+    trials = {which: count for which, count in answers.items() if which[1].startswith("r")}
+    assert len(trials) == TRIALS
+    assert set(trials.values()) == {1}, "a trial has more than one answer"
+    assert sum(outcome == "lost" for _, outcome in outcomes(folder)) > KILLS / 4
+    assert no_stray(), "a process of a trial is left"
+    for name in SAME_TABLES:
+        assert table(folder, name) == table(calm, name), name
+
+
+def begun_in(diary: Path) -> int:
+    return diary.read_text().count(" begin ") if diary.exists() else 0
+
+
+def run_and_kill(
+    file: Path, out: Path, env: dict[str, str], diary: Path, begun: int, then_s: float
+) -> None:
+    """Run the study until so many trials were begun, and a moment longer; then kill who runs it."""
+    runner = subprocess.Popen(
+        [*STUDY, "run", str(file), "--out", str(out)],
+        env=env,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+    )
+    while begun_in(diary) < begun and runner.poll() is None:
+        time.sleep(0.005)
+    time.sleep(then_s)
+    assert runner.poll() is None, runner.stderr and runner.stderr.read()
+    os.kill(runner.pid, signal.SIGKILL)
+    runner.wait()
+
+
+def run_to_the_end(folder: Path, env: dict[str, str]) -> Path:
+    folder.mkdir()
+    done = study("run", design(folder, DESIGN), "--out", folder, env=env)
+    assert done.returncode == 0, done.stderr
+    return folder / "planted"
+
+
+def outcomes(folder: Path) -> list[tuple[Path, str]]:
+    found = []
+    for facts in sorted(folder.glob("*/*/run.json")):
+        told = json.loads(facts.read_text())
+        found.append((facts.parent, runfile.ending_of(told, facts.parent).outcome.value))
+    return found
+
+
+def no_stray() -> bool:
+    """The guard has a moment: it ends what is left when the runner has gone."""
+    until = time.monotonic() + 5
+    while kin.strays() and time.monotonic() < until:
+        time.sleep(0.1)
+    return not kin.strays()
+
+
+def table(study_folder: Path, name: str) -> list[dict[str, str]]:
+    """A table without what depends on the machine rather than on the trials."""
+    with (study_folder / "derived" / name).open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    return [
+        {key: value for key, value in row.items() if not key.startswith(OF_THIS_MACHINE)}
+        for row in rows
+        if not str(row.get("response", "")).startswith(OF_THIS_MACHINE)
+    ]

@@ -1,0 +1,286 @@
+"""Studies that never ran: whole ones, as their folder would tell them, analysed for real."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from stepscope.analysis.study.analyse import analyse
+from stepscope.analysis.study.records import Factor, Level, Observation
+from stepscope.records import Outcome
+from stepscope.report.study import BlockLine, RunningNow, StudyContents
+from stepscope.studies.design import Design
+from stepscope.studies.result import Result
+from stepscope.studies.spec import level_text, make_spec
+
+MACHINE = "2 × Intel Xeon Platinum 8480+"
+NASTY = '<script>alert(1)</script> & "x"'
+BRACKETS = "[bold red]not markup[/] [/]"
+FACTORS = {
+    "model": ("cnn", "vit"),
+    "batch_size": (32, 128, 512),
+    "workers": (0, 1, 2, 4),
+    "cpus": (1.0, 2.0, 4.0),
+}
+BEGAN = 1_700_000_000.0
+
+
+def factors_of(levels: Mapping[str, Sequence[Level]]) -> tuple[Factor, ...]:
+    return tuple(Factor(name, tuple(each)) for name, each in levels.items())
+
+
+def design_of(name: str, levels: Mapping[str, Sequence[Level]], repeats: int = 3) -> Design:
+    fixed: dict[str, Level] = {"seconds": 3.0, "memory": 4 << 30}
+    if "model" not in levels:
+        fixed = {"model": "cnn", **fixed}
+    return Design(name, fixed, factors_of(levels), repeats=repeats)
+
+
+def rate_of(levels: Mapping[str, Level]) -> float:
+    """A training whose loader needs about three CPUs, and that a larger batch helps a little."""
+    number = {
+        name: float(value) for name, value in levels.items() if isinstance(value, int | float)
+    }
+    cpus, batch = number.get("cpus", 2.0), number.get("batch_size", 32.0)
+    hands = min(cpus, 1.0 + number.get("workers", 0.0) * 0.8)
+    model = 400.0 if levels.get("model", "cnn") == "cnn" else 90.0
+    return model * math.pow(min(hands, 2.8), 0.8) * math.pow(batch / 32, 0.06)
+
+
+def values_of(levels: Mapping[str, Level], noise: float, gpu: bool) -> dict[str, float]:
+    rate = rate_of(levels) * math.exp(noise)
+    batch = float(levels.get("batch_size") or 32)
+    values = {
+        "samples_per_second": rate,
+        "step_seconds": batch / rate,
+        "data_wait_share": max(0.02, min(0.9, 0.7 - rate / 2000 + noise)),
+        "cpu_share": min(0.99, 0.5 + 0.4 * math.sin(batch) ** 2 + noise),
+        "host_memory_peak": 0.8e9 + 2.2e6 * batch + 2.1e8 * float(levels.get("workers") or 0),
+    }
+    if gpu:
+        values |= {
+            "gpu_utilization": min(0.99, 0.2 + rate / 2000 + noise),
+            "gpu_memory_peak": 1.1e9 + 2.4e7 * batch,
+            "joules_per_sample": 90 / rate + 0.02,
+        }
+    return values
+
+
+def result_of(
+    settings: Mapping[str, Any], repeat: int, block: int, rng: random.Random, gpu: bool = False
+) -> Result:
+    spec = make_spec(settings)
+    levels = {name: spec.get(name) for name in settings}
+    values = values_of(levels, rng.gauss(0, 0.02), gpu)
+    return Result(
+        spec.key,
+        spec.settings,
+        "trial",
+        repeat,
+        1,
+        block,
+        Outcome.OK,
+        began=BEGAN + 9.0 * repeat + 70.0 * block,
+        seconds=8.2,
+        values=values,
+        low=values["samples_per_second"] * 0.95,
+        high=values["samples_per_second"] * 1.05,
+        cause="too few loader workers" if levels.get("workers") == 0 else "the model computes",
+    )
+
+
+def out_of_memory(result: Result) -> Result:
+    reason = "killed: it needed more than the 4 GiB it was given"
+    return replace(
+        result, outcome=Outcome.HOST_OOM, reason=reason, values={}, low=None, high=None, cause=""
+    )
+
+
+def observations_of(results: Sequence[Result], names: Sequence[str]) -> list[Observation]:
+    specs = {each.key: make_spec(each.settings) for each in results}
+    return [
+        Observation({name: specs[each.key].get(name) for name in names}, each.values, each.key)
+        for each in results
+        if each.is_ok
+    ]
+
+
+def contents_of(
+    design: Design, folder: Path, results: Sequence[Result], **more: Any
+) -> StudyContents:
+    """A study with these results, all of which count, analysed."""
+    names = [factor.name for factor in design.factors]
+    known: dict[str, Any] = {
+        "planned": len(results),
+        "skipped": (),
+        "pending": 0,
+        "blocks": (),
+        "spent_s": 600.0,
+    }
+    counted = [each for each in results if each.role == "trial" and each.is_result]
+    return StudyContents(
+        name=design.name,
+        folder=folder,
+        machine=MACHINE,
+        design=design,
+        results=results,
+        counted=counted,
+        analysis=analyse(observations_of(counted, names), design.factors, None, level_text),
+        **(known | more),
+    )
+
+
+def grid(
+    design: Design, rng: random.Random, gpu: bool = False, keep: Callable[..., bool] | None = None
+) -> list[Result]:
+    names = [factor.name for factor in design.factors]
+    results: list[Result] = []
+    for levels in product(*(factor.levels for factor in design.factors)):
+        settings = dict(zip(names, levels, strict=True))
+        if keep is not None and not keep(settings):
+            continue
+        for repeat in range(1, design.repeats + 1):
+            block = len(results) // 8 + 1
+            results.append(result_of({**design.fixed, **settings}, repeat, block, rng, gpu))
+    return results
+
+
+def usual_study(
+    folder: Path, name: str = "cnn-on-two-cores", gpu: bool = False, running: bool = False
+) -> StudyContents:
+    """Two models, batches, workers and CPUs: an OOM, combinations skipped, a disturbed block."""
+    design = design_of(name, FACTORS)
+    results = grid(design, random.Random(6), gpu, keep=lambda s: s["workers"] <= s["cpus"])
+    results = [
+        out_of_memory(each) if _is_too_much(each) else each for each in results if not _left(each)
+    ]
+    lost = replace(results[7], outcome=Outcome.LOST, reason="the machine went down", values={})
+    results[7] = replace(results[7], attempt=2)
+    skipped: list[tuple[Mapping[str, Level], str]] = [
+        (levels, "workers > cpus (line 9)") for levels in too_many_workers()
+    ]
+    much: dict[str, Level] = {"model": "vit", "batch_size": 512, "workers": 4, "cpus": 4.0}
+    ran_out = "needs more memory than vit, batch_size 512, workers 2, which ran out of it"
+    skipped.append((much, ran_out))
+    now = RunningNow(4711, BEGAN, "vit, batch_size 32, workers 2, cpus 2", 0.4, "training")
+    return contents_of(
+        design,
+        folder,
+        [*results, lost],
+        planned=len(results) + 2 * running,
+        pending=2 * running,
+        left_s=240.0 if running else None,
+        skipped=skipped,
+        blocks=blocks_of(len(results) // 8 + 1, flagged={5}),
+        running=now if running else None,
+        remarks=("1 line of the ledger could not be read, and was made again",),
+    )
+
+
+def too_many_workers() -> list[Mapping[str, Level]]:
+    return [
+        {"model": model, "batch_size": batch, "workers": workers, "cpus": cpus}
+        for model, batch in product(("cnn", "vit"), (32, 128, 512))
+        for workers, cpus in product((0, 1, 2, 4), (1.0, 2.0, 4.0))
+        if workers > cpus
+    ]
+
+
+def _is_too_much(result: Result) -> bool:
+    settings = result.settings
+    is_large = settings["model"] == "vit" and settings.get("batch_size") == 512
+    return is_large and settings.get("workers") == 2
+
+
+def _left(result: Result) -> bool:
+    settings = result.settings
+    return (settings["model"], settings.get("batch_size"), settings.get("workers")) == (
+        "vit",
+        512,
+        4,
+    )
+
+
+def blocks_of(count: int, flagged: set[int]) -> tuple[BlockLine, ...]:
+    rng = random.Random(1)
+    reason = "its sentinel was 21 % slower than usual", "others used 1.4 CPUs meanwhile"
+    return tuple(
+        BlockLine(
+            number,
+            8,
+            400 * (0.79 if number in flagged else 1.0) * math.exp(rng.gauss(0, 0.012)),
+            number in flagged,
+            reason if number in flagged else (),
+            number in flagged,
+            BEGAN + 70 * number,
+        )
+        for number in range(1, count + 1)
+    )
+
+
+def empty_study(folder: Path) -> StudyContents:
+    design = design_of("empty", FACTORS)
+    return contents_of(design, folder, [], planned=60, pending=60, left_s=1500.0, spent_s=0.0)
+
+
+def only_out_of_memory(folder: Path) -> StudyContents:
+    design = design_of("too-large", {"batch_size": (512, 1024)})
+    results = [out_of_memory(each) for each in grid(design, random.Random(2))]
+    return contents_of(design, folder, results)
+
+
+def one_factor(folder: Path) -> StudyContents:
+    design = design_of("workers", {"workers": (0, 1, 2, 4, 8)})
+    return contents_of(design, folder, grid(design, random.Random(3)))
+
+
+def ten_factors(folder: Path) -> StudyContents:
+    levels: dict[str, Sequence[Level]] = {
+        "batch_size": (32, 64),
+        "workers": (0, 2),
+        "cpus": (1.0, 2.0),
+        "prefetch": (2, 4),
+        "pin": (False, True),
+        "persistent": (False, True),
+        "channels_last": (False, True),
+        "precision": ("fp32", "bf16"),
+        "optimizer": ("sgd", "adamw"),
+        "memory": (2 << 30, 4 << 30),
+    }
+    design = design_of("ten", levels, repeats=1)
+    design = replace(design, fixed={"model": "cnn"})
+    rng = random.Random(4)
+    picked = set(rng.sample(range(2**10), 48))
+    places = iter(range(2**10))
+    results = grid(design, rng, keep=lambda _: next(places) in picked)
+    return contents_of(design, folder, results)
+
+
+def many_trials(folder: Path, trials: int = 10_000) -> StudyContents:
+    batches = tuple(range(8, 8 + 8 * (trials // (3 * 12)), 8))
+    levels = {"batch_size": batches, "workers": (0, 1, 2, 4), "cpus": (1.0, 2.0, 4.0)}
+    design = design_of("many", levels)
+    results = grid(design, random.Random(5))
+    flagged = set(range(40, len(results) // 8, 97))
+    return contents_of(design, folder, results, blocks=blocks_of(len(results) // 8, flagged))
+
+
+def nasty_study(folder: Path) -> StudyContents:
+    """With texts that are code to a browser, and markup to a terminal."""
+    contents = usual_study(folder, name=f"{NASTY} {BRACKETS}")
+    blocks = [replace(block, reasons=(NASTY, BRACKETS), flagged=True) for block in contents.blocks]
+    results = [replace(each, cause=f"{BRACKETS} {NASTY}") for each in contents.results]
+    return replace(
+        contents,
+        machine=f"{BRACKETS} {NASTY}",
+        blocks=blocks,
+        counted=[each for each in results if each.is_result],
+        results=[*results, replace(results[0], outcome=Outcome.LOST, reason=f"{BRACKETS} {NASTY}")],
+        skipped=[({"model": NASTY, "data": BRACKETS}, f"{BRACKETS} {NASTY}")],
+        remarks=[f"{BRACKETS} {NASTY}"],
+    )

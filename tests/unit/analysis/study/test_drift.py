@@ -1,0 +1,122 @@
+"""Blocks whose sentinel is out of line, or that others disturbed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from stepscope.analysis.study.drift import BlockSeen, judge_blocks, trend
+from stepscope.analysis.throughput import Spread
+
+QUIET = Spread(0.01, 10, "learnt")
+NOISY = Spread(0.15, 10, "learnt")
+
+
+def blocks(*rates: float | None) -> list[BlockSeen]:
+    return [BlockSeen(number, rate, trials=8) for number, rate in enumerate(rates, 1)]
+
+
+def flagged(seen: Sequence[BlockSeen], known: Spread | None = None) -> list[int]:
+    return [number for number, each in judge_blocks(seen, known).items() if each.flagged]
+
+
+def test_a_slow_block() -> None:
+    judged = judge_blocks(blocks(2310, 2320, 1640, 2300, 2310))
+    assert [number for number, each in judged.items() if each.flagged] == [3]
+    assert judged[3].reasons == (
+        "its sentinel ran at 71 % of the usual rate (others: 2,310 samples/s)",
+    )
+    assert judged[3].relative == pytest.approx(0.71, abs=0.001)
+    assert judged[1].reasons == ()
+
+
+def test_a_fast_one_is_out_of_line_too() -> None:
+    assert flagged(blocks(100, 101, 99, 100, 130)) == [5]
+
+
+def test_two_sentinels_cannot_say_who_is_wrong() -> None:
+    assert flagged(blocks(100, 50)) == []
+    assert flagged(blocks(100, 50, None)) == []
+
+
+@pytest.mark.parametrize(("known", "expected"), [(QUIET, [3]), (NOISY, []), (None, [])])
+def test_of_few_sentinels_the_machine_is_asked(known: Spread | None, expected: list[int]) -> None:
+    assert flagged(blocks(100, 100, 80, 101), known) == expected
+
+
+def test_small_deviations_are_no_drift() -> None:
+    """However well the others agree."""
+    assert flagged(blocks(100, 100, 100, 100, 100, 95.2)) == []
+
+
+def test_sentinels_that_scatter_tell_how_much_is_usual() -> None:
+    rates = [100, 88, 112, 95, 107, 91, 110, 80]
+    assert flagged(blocks(*rates)) == []
+    assert flagged(blocks(*rates, 45)) == [9]
+
+
+def test_hardly_any_block_of_a_quiet_study_is_flagged() -> None:
+    random = np.random.default_rng(2)
+    counts = [
+        len(flagged(blocks(*(100 * np.exp(0.04 * random.normal(size=20)))))) for _ in range(200)
+    ]
+    assert np.mean(counts) / 20 < 0.03
+
+
+def test_disturbances_in_words() -> None:
+    noise = [
+        ("others used 1.3 of 2 cores",),
+        (),
+        ("others used 0.9 of 2 cores", "heat held its GPU's clocks down 20% of the time"),
+        (),
+    ]
+    (judged,) = judge_blocks([BlockSeen(4, None, noise=noise, trials=4)]).values()
+    assert judged.flagged
+    assert judged.reasons == (
+        "others used 1.3 of 2 cores, during 2 of its 4 trials",
+        "heat held its GPU's clocks down 20% of the time, during 1 of its 4 trials",
+    )
+
+
+def test_a_sentinel_that_fails() -> None:
+    """Flags its block, unless it fails everywhere: then it is no sentinel."""
+    failed = BlockSeen(9, None, sentinel_failed=True, trials=8)
+    judged = judge_blocks([*blocks(100, 100, 100), failed])[9]
+    assert judged.reasons == ("its sentinel failed, which others did not",)
+    assert flagged([failed, *blocks(None, None, 100)]) == []
+
+
+@pytest.mark.parametrize("rate", [0.0, -1.0, math.nan, math.inf])
+def test_rates_that_are_none(rate: float) -> None:
+    assert flagged(blocks(100, 100, rate, 101)) == []
+    assert trend(blocks(100, 100, rate, 101)) == ""
+
+
+def test_nothing() -> None:
+    assert judge_blocks([]) == {}
+    assert trend([]) == ""
+
+
+class TestTrend:
+    def test_a_machine_that_gets_slower(self) -> None:
+        seen = blocks(*(100 * 0.98**at for at in range(11)))
+        assert flagged(seen) == []
+        assert trend(seen).startswith(
+            "the sentinel became slower over the study, by 18 % (18 % to 18 %) from block 1 to 11"
+        )
+
+    def test_or_faster(self) -> None:
+        random = np.random.default_rng(0)
+        rates = 100 * np.exp(0.02 * np.arange(12) + 0.01 * random.normal(size=12))
+        assert "faster" in trend(blocks(*rates))
+
+    def test_chance_is_no_trend(self) -> None:
+        random = np.random.default_rng(0)
+        told = [trend(blocks(*(100 * np.exp(0.08 * random.normal(size=10))))) for _ in range(200)]
+        assert np.mean([bool(each) for each in told]) <= 0.12
+
+    def test_three_sentinels_are_no_line(self) -> None:
+        assert trend(blocks(100, 90, 80)) == ""
