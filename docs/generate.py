@@ -56,7 +56,7 @@ PLAIN_CODES = (
         "What the command line itself rejects: an option or argument that does not exist or is "
         "missing, a text where a number belongs, `--repeat 0`",
     ),
-    (130, "`doctor` was interrupted"),
+    (130, "`doctor` or `study run` was interrupted"),
 )
 CODES_OF_TRIAL = (
     (4, "a knob with an impossible value; `--gpu-memory` without a GPU"),
@@ -102,7 +102,16 @@ def sensors() -> str:
 def commands() -> str:
     """Every command with its arguments and options."""
     group: Any = typer.main.get_command(app)
-    return "\n\n".join(_command(name, command) for name, command in group.commands.items())
+    return "\n\n".join(_command(name, command) for name, command in _leaves(group))
+
+
+def _leaves(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
+    """All commands, those of groups by their whole name: `study run`."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from _leaves(command, f"{above}{name} ")
+        else:
+            yield f"{above}{name}", command
 
 
 def exit_codes() -> str:

@@ -29,7 +29,7 @@ def planted_environment(folder: Path, **planted: str | float) -> dict[str, str]:
 def design(folder: Path, text: str, name: str = "planted") -> Path:
     """A design file of planted trials; `text` is what comes after its workload."""
     file = folder / f"{name}.yaml"
-    fixed = "workload: cnn\nfixed: {framework: planted.loop, data: random}\n"
+    fixed = "workload: cnn\nfixed: {framework: made_up.loop, data: random}\n"
     file.write_text(text if "workload:" in text or "model:" in text else fixed + text)
     return file
 

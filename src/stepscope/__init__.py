@@ -7,6 +7,8 @@
     with stepscope.watch("my run"): ...   # watch this process from here to there
     stepscope.open_run("runs/...")        # read any run
     stepscope.trial("resnet18", cpus=4)   # train a workload in isolation, and measure it
+    stepscope.study("design.yaml")        # many trials, each once, and what they teach
+    stepscope.open_study("studies/...")   # what a study tells
 
 Names are loaded when they are first used: importing stepscope imports no framework and no pyarrow.
 """
@@ -16,19 +18,31 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "latest_run", "mark", "open_run", "phase", "trial", "watch"]
+__all__ = [
+    "__version__",
+    "latest_run",
+    "mark",
+    "open_run",
+    "open_study",
+    "phase",
+    "study",
+    "trial",
+    "watch",
+]
 
 _HOMES = {
     "mark": "stepscope.marks",
     "phase": "stepscope.marks",
     "trial": "stepscope.api",
+    "study": "stepscope.api",
+    "open_study": "stepscope.api",
     "watch": "stepscope.capture.watch",
     "open_run": "stepscope.runs.reader",
     "latest_run": "stepscope.runs.reader",
 }
 
 if TYPE_CHECKING:
-    from stepscope.api import trial
+    from stepscope.api import open_study, study, trial
     from stepscope.capture.watch import watch
     from stepscope.marks import mark, phase
     from stepscope.runs.reader import latest_run, open_run

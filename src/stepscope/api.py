@@ -1,4 +1,4 @@
-"""Trials for programs: `stepscope.trial("resnet18", batch_size=64, cpus=4)`."""
+"""Trials and studies for programs: `stepscope.trial("resnet18", batch_size=64, cpus=4)`."""
 
 from __future__ import annotations
 
@@ -8,8 +8,15 @@ from typing import Any
 
 from stepscope.capture.session import check_interval
 from stepscope.errors import CannotTry, CannotWatch, StepscopeError
+from stepscope.report.study import StudyView
+from stepscope.report.studyread import read_view, view_of
 from stepscope.report.trial import TrialView, trial_view
 from stepscope.runs.paths import DEFAULT_FOLDER
+from stepscope.studies.engine import Moment, Onlooker
+from stepscope.studies.folder import DEFAULT_FOLDER as STUDIES
+from stepscope.studies.result import Result
+from stepscope.studies.run import run_study
+from stepscope.studies.study import Study, find_folder
 from stepscope.trials.limits import Limits, parse_size
 from stepscope.trials.prepare import TrialPlan
 from stepscope.trials.pulse import Progress
@@ -77,6 +84,41 @@ def trial(
     if any(each.asked_to_end for each in tried):
         raise TrialInterrupted(views)
     return views
+
+
+def study(
+    design: str | Path,
+    *,
+    out: str | Path = STUDIES,
+    interval: float = 0.1,
+    onlooker: Onlooker | None = None,
+) -> StudyView:
+    """Run what is missing of a study, by its design file, and return what all of it teaches.
+
+    It goes on where it was, like `stepscope study run`; `onlooker` hears how it goes. `.analysis`
+    of the view has effects, knees and fronts as records, `.contents.results` every trial.
+    """
+    planned = Study.of(design, out).to_run()
+    if run_study(planned, onlooker or _Nobody(), interval).why == "interrupted":
+        raise KeyboardInterrupt
+    return view_of(planned)
+
+
+def open_study(folder: str | Path) -> StudyView:
+    """What a study tells so far, by its folder or its design file; also while it runs."""
+    return read_view(find_folder(folder))
+
+
+class _Nobody:
+    """Looks on, and says nothing."""
+
+    def begins(self, study: Study) -> None: ...
+
+    def tell(self, text: str) -> None: ...
+
+    def show(self, moment: Moment) -> None: ...
+
+    def over(self, result: Result, moment: Moment) -> None: ...
 
 
 class TrialInterrupted(KeyboardInterrupt):

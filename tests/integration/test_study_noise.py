@@ -13,7 +13,7 @@ from studies import STUDY, design, planted_environment, study
 
 DESIGN = """
 workload: cnn
-fixed: {framework: planted.busy, data: random, seconds: 0.8}
+fixed: {framework: made_up.busy, data: random, seconds: 0.8}
 factors:
   batch_size: [1, 2, 3, 4, 5, 6]
 blocks: {size: 3, reruns: 1}

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 import numpy as np
@@ -111,8 +112,9 @@ def combined(rates: Sequence[float], known: Spread) -> Combined:
 
 def scatter(rates: Sequence[float]) -> tuple[float, float]:
     """The sum of squared relative deviations of repeats from their mean, and its freedom."""
-    logarithms = np.log(np.asarray(rates, np.float64))
-    return float(((logarithms - logarithms.mean()) ** 2).sum()), len(rates) - 1.0
+    logarithms = [math.log(rate) for rate in rates]
+    mean = math.fsum(logarithms) / len(logarithms)
+    return math.fsum((each - mean) ** 2 for each in logarithms), len(rates) - 1.0
 
 
 def with_evidence(known: Spread, squares: float, dof: float, trials: int) -> Spread:
@@ -129,6 +131,7 @@ def with_evidence(known: Spread, squares: float, dof: float, trials: int) -> Spr
     return Spread(cv, total, known.source, known.trials + trials, assumed)
 
 
+@lru_cache(maxsize=4096)
 def students_t(dof: float) -> float:
     """The half-width, in standard errors, of an interval with a confidence of 90 %."""
     inverse = np.array([1 / known for known in reversed(_T_DOF)])

@@ -12,6 +12,7 @@ import typer
 
 from stepscope.cli.options import RUNS_VARIABLE
 from stepscope.cli.run import near
+from stepscope.cli.study import write_report
 from stepscope.errors import RunFolderError, StepscopeError
 from stepscope.runs.paths import DEFAULT_FOLDER
 
@@ -24,11 +25,14 @@ DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
 
 def report(
     run: Annotated[
-        Path | None, typer.Argument(help="A run folder; without it, the latest one.")
+        Path | None,
+        typer.Argument(help="A run folder, or that of a study; without it, the latest run."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
 ) -> None:
     """Show the summary of a run and write its report again."""
+    if run is not None and (run / "study.json").exists():
+        return write_report(run, as_json=as_json)
     from stepscope.report.derive import derive
     from stepscope.report.explaintext import print_after_run
     from stepscope.report.profiles import print_profile_of, profile_dict_of

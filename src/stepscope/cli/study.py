@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -15,7 +16,7 @@ from stepscope.cli.options import Interval, Quiet
 from stepscope.cli.run import near, say
 
 if TYPE_CHECKING:
-    from stepscope.studies.engine import Why
+    from stepscope.studies.run import Ran
     from stepscope.studies.study import Study
 
 STUDIES_VARIABLE = "STEPSCOPE_STUDIES"
@@ -41,6 +42,7 @@ def plan(file: DesignFile, out: StudiesOut = _USUAL, as_json: AsJson = False) ->
 
     Nothing is started. Once trials have finished, the time is by what they took.
     """
+    _be_quick()
     from stepscope.report.studyplan import plan_dict, plan_view, print_plan
     from stepscope.studies.study import Study
 
@@ -69,18 +71,19 @@ def run(
     Exit codes: 0 all was run, or the budget is used up; 4 to 6 it could not be run; 7 somebody else
     runs it; 130 interrupted: run the same command to go on.
     """
-    _keep_numpy_small()
+    _be_quick()
     from stepscope.cli.studybar import StudyBar
     from stepscope.cli.trial import end_on_request
-    from stepscope.studies.study import Study, run_study
+    from stepscope.studies.run import run_study
+    from stepscope.studies.study import Study
 
-    study = Study.of(file, out)
+    study = Study.of(file, out).to_run()
     end_on_request()
-    _announce(study, quiet)
     with StudyBar(study.design, quiet) as bar:
-        why = run_study(study, bar, interval)
-    _conclude(study, why, quiet, as_json)
-    os._exit(130 if why == "interrupted" else 0)  # at once: all is on disk
+        ran = run_study(study, bar, interval)
+    if ran.trials or not quiet or as_json:
+        _conclude(study, ran, quiet, as_json)
+    os._exit(130 if ran.why == "interrupted" else 0)  # at once: all is on disk
 
 
 @app.command()
@@ -120,6 +123,12 @@ def write_report(target: Path, out: Path = _USUAL, as_json: bool = False) -> Non
     _show(target, out, as_json, full=True)
 
 
+def _be_quick() -> None:
+    """Read thousands of trials without a pause to look for garbage: the command ends soon."""
+    gc.disable()
+    _keep_numpy_small()
+
+
 def _keep_numpy_small() -> None:
     """One thread for our few sums: a study may be using all CPUs now, and threads that wait for
     each other would take seconds. Trials do not inherit it."""
@@ -131,7 +140,7 @@ def _keep_numpy_small() -> None:
 
 
 def _show(target: Path, out: Path, as_json: bool, full: bool) -> None:
-    _keep_numpy_small()
+    _be_quick()
     from stepscope.report.studyread import read_view
     from stepscope.studies.study import find_folder
 
@@ -170,23 +179,13 @@ def _derive(view: Any) -> Path:
         ) from None
 
 
-def _announce(study: Study, quiet: bool) -> None:
-    """What will be run, in a line or two."""
-    if quiet:
-        return
-    from stepscope.report.studyplan import headline, plan_view
+def _conclude(study: Study, ran: Ran, quiet: bool, as_json: bool) -> None:
+    from stepscope.report.studyread import view_of
 
-    view = plan_view(study)
-    say(headline(view))
-    for text in view.remarks:
-        say(text)
-
-
-def _conclude(study: Study, why: Why, quiet: bool, as_json: bool) -> None:
-    from stepscope.report.studyread import read_view
-
-    view = read_view(study.paths.folder)
-    page = _derive(view)
+    view = view_of(study)
+    page = study.paths.report
+    if ran.trials or not page.exists():
+        _derive(view)
     if as_json:
         from stepscope.report.studyjson import study_dict
 
@@ -198,9 +197,9 @@ def _conclude(study: Study, why: Why, quiet: bool, as_json: bool) -> None:
     from stepscope.report.studytable import print_study
 
     print_study(Console(stderr=True), view, False)
-    if why == "interrupted":
+    if ran.why == "interrupted":
         say("interrupted: the same command goes on from here")
-    if why == "budget":
+    if ran.why == "budget":
         say("the budget is used up: raise it in the design to go on from here")
     say(f"report: {near(page)}")
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import gc
 from types import TracebackType
 from typing import Any
 
 from stepscope.cli.run import say
 from stepscope.report.format import rate_text, seconds_text
+from stepscope.report.studyplan import headline, plan_view
 from stepscope.studies.design import Design
 from stepscope.studies.engine import Moment, trial_text
 from stepscope.studies.result import Result
 from stepscope.studies.spec import levels_text, setting
+from stepscope.studies.study import Study
 
 
 class StudyBar:
@@ -54,6 +57,15 @@ class StudyBar:
         if self._bar is not None:
             self._bar.stop()
             self._bar = None
+
+    def begins(self, study: Study) -> None:
+        """What will be run, in a line or two."""
+        gc.enable()
+        if self._quiet:
+            return
+        view = plan_view(study)
+        for text in (headline(view), *view.remarks):
+            self.tell(text)
 
     def tell(self, text: str) -> None:
         if self._quiet:

@@ -165,13 +165,14 @@ def scaling_rows(view: StudyView) -> Iterator[Sequence[Any]]:
 
 def pareto_rows(view: StudyView) -> Iterator[Sequence[Any]]:
     yield (
-        "front", "place", *(f"factor_{name}" for name in view.factors), *COLUMNS.values(), "beaten",
+        "front", "group", "place", *(f"factor_{name}" for name in view.factors),
+        *COLUMNS.values(), "beaten",
     )  # fmt: skip
     for front in view.analysis.fronts:
         name = " ".join(COLUMNS[key] for key in front.responses)
         for place, each in enumerate(front.best, 1):
             levels = (each.levels.get(factor) for factor in view.factors)
-            yield name, place, *levels, *_values(each.values), front.beaten
+            yield name, _group(front.group), place, *levels, *_values(each.values), front.beaten
 
 
 def block_rows(view: StudyView) -> Iterator[Sequence[Any]]:

@@ -197,6 +197,6 @@ def front_of(front: Front, factors: Sequence[str]) -> FrontView:
     )
     beaten = f"{counted(front.beaten, 'other')} {'is' if front.beaten == 1 else 'are'} beaten"
     says = f"{counted(len(front.best), 'configuration')} to choose from; {beaten}."
-    return FrontView(
-        front, f"{upper_first(labels[0])} against {' and '.join(labels[1:])}", says, rows
-    )
+    title = f"{upper_first(labels[0])} against {' and '.join(labels[1:])}"
+    group = levels_text(ordered(front.group, factors)) if front.group else ""
+    return FrontView(front, f"{title}, {group}" if group else title, says, rows)

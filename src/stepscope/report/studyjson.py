@@ -44,6 +44,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
         "curves": analysis.curves,
         "fronts": [
             {
+                "group": front.group,
                 "responses": front.responses,
                 "best": [_configuration(each) for each in front.best],
                 "beaten": front.beaten,

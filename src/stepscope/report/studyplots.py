@@ -228,7 +228,9 @@ def front_plot(front: Front, configurations: Sequence[Configuration], factors: S
     up, cost = (RESPONSES[key] for key in front.responses[:2])
     best = [each for each in front.best if _has(each, up, cost)]
     names = {each.name for each in best}
+    group = front.group.items()
     others = [e for e in configurations if e.name not in names and _has(e, up, cost)]
+    others = [e for e in others if all(e.levels.get(name) == level for name, level in group)]
     shown = [*thinned(others, MOST_POINTS), *best]
     low, high = padded((e.values[cost.key] for e in shown), 0.08, 0.02)
     low = max(0.0, low)

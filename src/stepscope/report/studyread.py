@@ -32,14 +32,18 @@ class _Part:
 
 def read_view(folder: Path) -> StudyView:
     """A study, ready to be shown."""
-    return study_view(read_contents(folder))
-
-
-def read_contents(folder: Path) -> StudyContents:
-    """All that a study's folder tells."""
     paths = StudyPaths(folder.absolute())
+    return study_view(_contents(paths, list(parts_of(paths))))
+
+
+def view_of(study: Study) -> StudyView:
+    """A study that was just run, by what is known of it: nothing is read again."""
+    return study_view(_contents(study.paths, [("", study)]))
+
+
+def _contents(paths: StudyPaths, studies: Sequence[tuple[str, Study]]) -> StudyContents:
     facts = facts_of(paths)
-    parts = [_part(study, machine) for machine, study in parts_of(paths)]
+    parts = [_part(study, machine) for machine, study in studies]
     first = parts[0].study
     is_merged = len(parts) > 1 or parts[0].machine != ""
     factors = _factors(parts, is_merged)
@@ -53,7 +57,7 @@ def read_contents(folder: Path) -> StudyContents:
     ]
     wanted = [w.spec for part in parts for w in part.study.grid.next(part.study.known)]
     return StudyContents(
-        name=str(facts.get("name") or folder.name),
+        name=str(facts.get("name") or paths.folder.name),
         folder=paths.folder,
         machine=str(facts.get("machine") or "several machines"),
         design=first.design,

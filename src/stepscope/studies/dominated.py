@@ -12,6 +12,7 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from stepscope.analysis.study.records import Level
 from stepscope.records import Outcome
@@ -42,6 +43,10 @@ class Dominance:
     share: float
     seed: int
 
+    @cached_property
+    def _outcomes(self) -> set[Outcome]:
+        return {outcome for outcome, _ in self.ooms}
+
     def reason(self, spec: Spec) -> str:
         """Why a trial need not be run; nothing if it has to be."""
         found = self._below(spec)
@@ -57,7 +62,7 @@ class Dominance:
 
     def _below(self, spec: Spec) -> tuple[Outcome, Spec] | None:
         """One that ran out of memory with less."""
-        for outcome in _GROWS if self.ooms else ():
+        for outcome in self._outcomes:
             for least in self.ooms.get(_kind(outcome, spec), ()):
                 if _needs_more(outcome, least, spec):
                     return outcome, least
@@ -68,18 +73,30 @@ def observed(
     results: Iterable[Result], specs: Mapping[str, Spec], share: float, seed: int
 ) -> Dominance:
     """What results teach. One trial that trained although it was dominated refutes them all."""
-    ooms: dict[Kind, list[Spec]] = {}
-    trained = []
+    trained: dict[str, Spec] = {}
+    ran_out: dict[tuple[Outcome, str], Spec] = {}
     for result in results:
         spec = specs.get(result.key)
-        if spec is not None and result.outcome in _GROWS and result.is_result:
-            ooms.setdefault(_kind(result.outcome, spec), []).append(spec)
-        elif spec is not None and result.is_ok:
-            trained.append(spec)
+        if spec is None:
+            continue
+        if result.is_ok:
+            trained[spec.key] = spec
+        elif result.outcome in _GROWS and result.is_result:
+            ran_out[result.outcome, spec.key] = spec
+    ooms: dict[Kind, list[Spec]] = {}
+    for (outcome, _), spec in ran_out.items():
+        _keep_least(ooms.setdefault(_kind(outcome, spec), []), outcome, spec)
     found = Dominance(ooms, share, seed)
-    if ooms and any(found._below(spec) for spec in trained):
+    if ooms and any(found._below(spec) for spec in trained.values()):
         return Dominance({}, share, seed)
     return found
+
+
+def _keep_least(least: list[Spec], outcome: Outcome, spec: Spec) -> None:
+    """Add one that ran out, unless one with less is there: thousands come to a handful."""
+    if not any(_needs_more(outcome, each, spec) for each in least):
+        least[:] = [each for each in least if not _needs_more(outcome, spec, each)]
+        least.append(spec)
 
 
 def _kind(outcome: Outcome, spec: Spec) -> Kind:

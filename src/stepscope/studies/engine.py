@@ -10,15 +10,15 @@ from __future__ import annotations
 import shlex
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from stepscope.errors import BadWorkload, CannotTry, RunFolderError
+from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
 from stepscope.studies.design import Design
 from stepscope.studies.estimate import Pace
-from stepscope.studies.folder import Attempt, Ledger, StudyPaths, take
+from stepscope.studies.folder import DAMAGED, Attempt, Ledger, StudyPaths, take, unwritable
 from stepscope.studies.here import Here
 from stepscope.studies.known import Known
 from stepscope.studies.launchers.contract import Job, Launcher, Over
@@ -31,8 +31,12 @@ from stepscope.trials.interrupts import uninterrupted
 from stepscope.trials.pulse import Progress
 from stepscope.workloads.spec import option_name
 
+if TYPE_CHECKING:
+    from stepscope.studies.study import Study
+
 MOST_FAILURES = 3
-"""So many trials in a row that failed for something around them: it will not get better."""
+"""So many trials, each another, in a row that failed for something around them: it will not get
+better."""
 
 Why = Literal["done", "budget", "interrupted"]
 
@@ -55,6 +59,10 @@ class Moment:
 class Onlooker(Protocol):
     """Who is told how a study goes."""
 
+    def begins(self, study: Study) -> None:
+        """Nobody else runs it, and nothing was started yet."""
+        ...
+
     def tell(self, text: str) -> None:
         """Something a user should know."""
         ...
@@ -76,6 +84,7 @@ class _Flight:
     attempt: Attempt
     block: int
     began: float = field(default_factory=time.time)
+    began_ns: int = field(default_factory=time.monotonic_ns)
 
 
 class Engine:
@@ -106,11 +115,14 @@ class Engine:
         self._flights: dict[Path, _Flight] = {}
         self._block = known.last_block
         self._in_block = design.block  # the first trial opens a block: time has passed
-        self._failures = 0
+        self._failures: set[tuple[str, Role, int]] = set()
         self._done = self._to_come = 0
         self._left_s: float | None = None
         self._best: Result | None = None
         self._failed_sentinels = 0
+        self._refusal: BadWorkload | None = None
+        self.launched = 0
+        """Trials that were begun, sentinels among them."""
 
     def run(self) -> Why:
         """Until nothing is wanted any more, the budget is used up, or somebody asks for the end."""
@@ -120,11 +132,20 @@ class Engine:
                 return self._run()
         except KeyboardInterrupt:
             return "interrupted"
+        finally:
+            for flight in self._flights.values():
+                self._unclaim(flight)
+
+    def _unclaim(self, flight: _Flight) -> None:
+        """What was claimed and never begun is as if nothing had been."""
+        if not self._paths.run(flight.attempt.place).exists():
+            self._paths.claim(flight.attempt.place).unlink(missing_ok=True)
 
     def _run(self) -> Why:
         while True:
             within = self._fill()
             if not self._flights:
+                self._stop_if_no_workload(1)
                 return "done" if within else "budget"
             for over in self._launcher.wait(self._show):
                 with uninterrupted() as heard:
@@ -164,7 +185,8 @@ class Engine:
                 return False
         if budget.seconds is None:
             return True
-        return known.seconds + (self._pace.of(spec) or 0.0) <= budget.seconds
+        expected = self._pace.of(spec) if self._pace.is_measured else None
+        return known.seconds + (expected or 0.0) < budget.seconds
 
     def _launch(self, spec: Spec, role: Role, repeat: int) -> bool:
         number = self._known.next_attempt(spec.key, role, repeat)
@@ -176,10 +198,7 @@ class Engine:
                     self._known.elsewhere.add((spec.key, repeat))
                 return False
         except OSError as error:
-            raise CannotTry(
-                f"The study cannot be written in {self._paths.folder}: {error.strerror}",
-                "Choose another place with --out DIR",
-            ) from None
+            raise unwritable(self._paths, error) from None
         job = Job(
             resolved(spec.workload, self._base),
             self._here.limits(spec),
@@ -188,6 +207,7 @@ class Engine:
             self._facts(spec, attempt),
         )
         self._flights[job.folder] = _Flight(spec, attempt, self._block)
+        self.launched += 1
         self._launcher.start(job)
         return True
 
@@ -238,24 +258,32 @@ class Engine:
             reason=str(over.error or ""),
             infrastructure=True,
             began=flight.began,
-            seconds=time.time() - flight.began,
+            seconds=(time.monotonic_ns() - flight.began_ns) / 1e9,
         )
         if over.error is not None:
             return blank
         try:
             return result_of(over.job.folder, blank)
-        except RunFolderError as error:  # it could not write down how it ended: a full disk
-            return Result(**{**vars(blank), "reason": error.message})
+        except DAMAGED as error:  # it could not write down how it ended: a full disk
+            return replace(blank, reason=getattr(error, "message", str(error)))
 
     def _refuse(self, flight: _Flight, error: BadWorkload) -> None:
         """It is no workload here, whatever the reason: it is told now, and left out until the study
         is run again. The claim goes, as nothing was tried."""
         self._known.refused[flight.spec.key] = error.message
-        self._paths.claim(flight.attempt.place).unlink(missing_ok=True)
+        self._refusal = error
+        self._unclaim(flight)
         self._onlooker.tell(f"{trial_text(flight.spec, self._design)} is left out: {error}")
         if flight.attempt.role == "sentinel":
             self._sentinel = None
         self._look_ahead()
+        self._stop_if_no_workload(MOST_FAILURES)
+
+    def _stop_if_no_workload(self, refused: int) -> None:
+        """Where so many were refused and none was ever run, it is the workload of all."""
+        nothing_ran = not any(result.is_result for result in self._known.results)
+        if self._refusal and nothing_ran and len(self._known.refused) >= refused:
+            raise self._refusal
 
     def _judge_sentinel(self, result: Result) -> None:
         if result.role != "sentinel" or result.is_ok:
@@ -274,10 +302,13 @@ class Engine:
                 f"The next trial was not started: {'; '.join(over.left)} is left of the last one",
                 "End it, then run the study again: it goes on from here",
             )
-        self._failures = self._failures + 1 if result.infrastructure else 0
-        if self._failures >= MOST_FAILURES:
+        if not result.infrastructure:
+            self._failures.clear()
+            return
+        self._failures.add((result.key, result.role, result.repeat))
+        if len(self._failures) >= MOST_FAILURES:
             raise CannotTry(
-                f"{self._failures} trials in a row failed for something around them, the last "
+                f"{len(self._failures)} trials in a row failed for something around them, the last "
                 f"one: {result.reason}",
                 "Mend that, then run the study again: it goes on from here",
             )

@@ -19,6 +19,7 @@ or missing is made again from its run folder, and all of it can be deleted.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import json
 import os
@@ -27,9 +28,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from stepscope.errors import RunFolderError, StudyBusy
+from stepscope.errors import CannotTry, StepscopeError, StudyBusy
 from stepscope.records import Outcome
 from stepscope.runs import runfile
 from stepscope.runs.paths import replace_atomically
@@ -40,8 +41,15 @@ DEFAULT_FOLDER = "studies"
 
 _KEY = re.compile(r"[0-9a-f]{12}")
 _PLACE = re.compile(r"([rs])(\d+)a(\d+)(\.claim)?")
-_DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
+DAMAGED = (
+    StepscopeError, OSError, EOFError, ArithmeticError,
+    AttributeError, LookupError, TypeError, ValueError,
+)  # fmt: skip
 """What reading a run comes to where its files do not hold what they must."""
+_OTHERS_LOOK_S = 0.5
+"""Who only looks whether somebody runs the study holds its lock for a moment."""
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+"""What file systems say that know no links: there a claim may be torn, which is none."""
 _LEDGER_LINE = re.compile(rb"[^\n]+\n")
 
 
@@ -80,6 +88,10 @@ class StudyPaths:
     def derived(self) -> Path:
         return self.folder / "derived"
 
+    @property
+    def report(self) -> Path:
+        return self.derived / "report.html"
+
     def spec(self, key: str) -> Path:
         return self.folder / key / "spec.json"
 
@@ -90,8 +102,7 @@ class StudyPaths:
         return self.folder / f"{place}.claim"
 
 
-@dataclass(frozen=True, order=True)
-class Attempt:
+class Attempt(NamedTuple):
     """A place where a trial was begun, or may have been."""
 
     key: str
@@ -131,7 +142,7 @@ def look(paths: StudyPaths, measure: Callable[[Path, Result], Result]) -> Found:
     attempts, folders = _attempts(paths.folder)
     told, remarks = _read_ledger(paths.ledger)
     results: dict[Attempt, Result] = {}
-    for result in told:
+    for result in sorted(told, key=lambda result: result.began):  # the later one of two counts
         attempt = Attempt(result.key, result.role, result.repeat, result.attempt)
         if attempt in folders or not result.is_result:
             results[attempt] = result
@@ -173,7 +184,7 @@ def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
         for line in _LEDGER_LINE.findall(path.read_bytes()):
             try:
                 results.append(Result.from_dict(json.loads(line)))
-            except (ValueError, KeyError, TypeError):
+            except (ValueError, KeyError, TypeError, OverflowError):
                 damaged += 1
     plural = "line" if damaged == 1 else "lines"
     told = f"{damaged} {plural} of the ledger could not be read, and were made again"
@@ -209,7 +220,7 @@ def _recover(
         if ending.outcome is Outcome.LOST:
             return blank
         return measure(folder, blank)
-    except (RunFolderError, *_DAMAGED) as error:
+    except DAMAGED as error:
         if _owner_lives(paths.claim(attempt.place), folder):
             return None
         if (folder / "run.json").exists():
@@ -236,9 +247,9 @@ def _began(paths: StudyPaths, attempt: Attempt) -> float:
 def _owner_lives(claim: Path, folder: Path) -> bool:
     try:
         owner = json.loads(claim.read_bytes())
-    except (OSError, ValueError):
+        return isinstance(owner, dict) and runfile.watcher_lives(owner, folder)
+    except (OSError, ValueError, TypeError):
         return False
-    return isinstance(owner, dict) and runfile.watcher_lives(owner, folder)
 
 
 def take(paths: StudyPaths, attempt: Attempt, settings: Mapping[str, Any]) -> bool:
@@ -252,19 +263,31 @@ def take(paths: StudyPaths, attempt: Attempt, settings: Mapping[str, Any]) -> bo
     draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
     draft.write_text(json.dumps(mine) + "\n")
     try:
-        os.link(draft, place)
-        return True
-    except FileExistsError:
-        return False
+        return _made(draft, place)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _made(draft: Path, place: Path) -> bool:
+    try:
+        os.link(draft, place)
+    except FileExistsError:
+        return False
+    except OSError as error:
+        if error.errno not in _NO_LINKS:
+            raise
+        with contextlib.suppress(FileExistsError), place.open("x") as file:
+            file.write(draft.read_text())
+            return True
+        return False
+    return True
 
 
 class Ledger:
     """The lines of one runner. A line is one write: it is there or it is not."""
 
     def __init__(self, paths: StudyPaths) -> None:
-        paths.ledger.mkdir(exist_ok=True)
+        self._folder = paths.ledger
         me = runfile.identity_of_self()
         name = f"{me['host']}-{me['pid']}-{me['started_ticks']}"
         self._path = paths.ledger / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}.jsonl"
@@ -272,30 +295,63 @@ class Ledger:
     def add(self, result: Result) -> None:
         line = json.dumps(result.as_dict(), allow_nan=False) + "\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
-        descriptor = os.open(self._path, flags, 0o644)
         try:
-            os.write(descriptor, line.encode())
-        finally:
-            os.close(descriptor)
+            self._folder.mkdir(exist_ok=True)
+            descriptor = os.open(self._path, flags, 0o644)
+            try:
+                os.write(descriptor, line.encode())
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise CannotTry(
+                f"The ledger of the study cannot be written in {self._folder}: {error.strerror}",
+                "Make room, then run the study again: it goes on from here",
+            ) from None
 
 
 @contextlib.contextmanager
 def alone(paths: StudyPaths) -> Iterator[None]:
     """Run a study as the only one. The kernel lets go of the lock when we die, however that is."""
-    paths.folder.mkdir(parents=True, exist_ok=True)
-    lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    me = json.dumps({**runfile.identity_of_self(), "at": time.time()})
+    try:
+        paths.folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise unwritable(paths, error) from None
     try:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise busy(paths) from None
-        os.ftruncate(lock, 0)
-        os.pwrite(lock, json.dumps({**runfile.identity_of_self(), "at": time.time()}).encode(), 0)
-        yield
+            _lock(paths, lock)
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, me.encode(), 0)
+        except OSError as error:
+            raise unwritable(paths, error) from None
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                paths.now.unlink(missing_ok=True)
     finally:
-        with contextlib.suppress(OSError):
-            paths.now.unlink(missing_ok=True)
         os.close(lock)
+
+
+def _lock(paths: StudyPaths, lock: int) -> None:
+    until = time.monotonic() + _OTHERS_LOOK_S
+    while True:
+        try:
+            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > until:
+                raise busy(paths) from None
+            time.sleep(0.01)
+
+
+def unwritable(paths: StudyPaths, error: OSError) -> CannotTry:
+    """What to do about a study that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return CannotTry(
+        f"The study cannot be written in {paths.folder}: {error.strerror}",
+        "Make room, then run it again: it goes on" if full else "Choose another place: --out DIR",
+    )
 
 
 def runner_of(paths: StudyPaths) -> Mapping[str, Any] | None:
@@ -313,6 +369,8 @@ def runner_of(paths: StudyPaths) -> Mapping[str, Any] | None:
         except ValueError:
             told = None
         return told if isinstance(told, dict) else {}
+    except OSError:  # a file system without locks
+        return None
     finally:
         os.close(lock)
 

@@ -1,8 +1,8 @@
 """The planner of a design: every combination, every repeat, in random order, once.
 
 All combinations come once before any comes again, so that repeats of one lie far apart in time.
-What was disturbed comes again at the end; so does what was under way when its runner died more than
-once, since it may be what killed it.
+What was disturbed comes again at the end; so does what failed for something around it, which others
+need not, and what was under way when its runner died more than once: it may be what killed it.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ class Grid:
         self._design = design
         self._specs = {spec.key: spec for spec in points}
         self.unavailable = {spec.key: why for spec in points if (why := lacks(spec))}
+        self._observed: tuple[Known, int, Dominance] = Known(), 0, Dominance({}, 0.0, 0)
         self._order = [
             (spec, repeat)
             for repeat in range(1, design.repeats + 1)
@@ -56,8 +57,7 @@ class Grid:
             if not self._is_open(known, dominance, spec, repeat):
                 continue
             wanted = Wanted(spec, repeat)
-            again = known.was_disturbed(spec.key, repeat)
-            if again or known.lost(spec.key, repeat) >= _LOST_OFTEN:
+            if _is_for_later(known, spec.key, repeat):
                 later.append(wanted)
             else:
                 yield wanted
@@ -83,15 +83,26 @@ class Grid:
             yield known.best_known(spec.key, repeat) is not None
 
     def _dominance(self, known: Known) -> Dominance:
+        """Asked for several times a trial: it is found out once for so many results."""
         share, seed = self._design.tested_share, self._design.seed
         if not self._design.skip_dominated:
             return Dominance({}, share, seed)
-        return observed(known.results, self._specs, share, seed)
+        before, count, dominance = self._observed
+        if known is not before or len(known.results) != count:
+            dominance = observed(known.results, self._specs, share, seed)
+            self._observed = known, len(known.results), dominance
+        return dominance
 
     def _is_open(self, known: Known, dominance: Dominance, spec: Spec, repeat: int) -> bool:
         if spec.key in known.refused or (spec.key, repeat) in known.elsewhere:
             return False
         return known.answer(spec.key, repeat) is None and not dominance.reason(spec)
+
+
+def _is_for_later(known: Known, key: str, repeat: int) -> bool:
+    if known.was_disturbed(key, repeat) or known.has_failed(key, repeat):
+        return True
+    return known.lost(key, repeat) >= _LOST_OFTEN
 
 
 def _shuffled(points: Sequence[Spec], seed: int, repeat: int) -> list[Spec]:

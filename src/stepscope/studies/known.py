@@ -33,6 +33,7 @@ class Known:
         self._of: dict[tuple[str, Role, int], list[Result]] = defaultdict(list)
         self._attempts: dict[tuple[str, Role, int], int] = defaultdict(int)
         self._judged: dict[int, BlockJudged] | None = None
+        self._forgiven: set[str] = set()
         self.refused: dict[str, str] = {}
         """Keys of specs that turned out to be no workload here, and why."""
         self.elsewhere: set[Trial] = set()
@@ -42,8 +43,15 @@ class Known:
         self.results.append(result)
         where = (result.key, result.role, result.repeat)
         self._of[where].append(result)
+        self._of[where].sort(key=lambda result: result.attempt)
         self.begun(result.key, result.role, result.repeat, result.attempt)
         self._judged = None
+
+    def forgive(self) -> None:
+        """The study is run again: what failed before around a trial may have been mended, and
+        nobody else can be running anything of it."""
+        self._forgiven = {result.place for result in self.results if result.infrastructure}
+        self.elsewhere.clear()
 
     def begun(self, key: str, role: Role, repeat: int, attempt: int) -> None:
         """An attempt was made, whatever became of it: its number is taken."""
@@ -64,8 +72,8 @@ class Known:
             return calm[-1]
         if len(answers) > self._reruns:
             return answers[-1]
-        failed = [result for result in found if result.infrastructure]
-        return failed[-1] if len(failed) > RETRIES and not answers else None
+        failed = [r for r in found if r.infrastructure and r.place not in self._forgiven]
+        return (answers or failed)[-1] if len(failed) > RETRIES else None
 
     def best_known(self, key: str, repeat: int) -> Result | None:
         """What there is for tables: the answer, or one that may yet be replaced."""
@@ -86,6 +94,10 @@ class Known:
         """How often who ran it died meanwhile."""
         found = self._of.get((key, "trial", repeat), ())
         return sum(result.outcome is Outcome.LOST for result in found)
+
+    def has_failed(self, key: str, repeat: int) -> bool:
+        """Whether something around it has."""
+        return any(result.infrastructure for result in self._of.get((key, "trial", repeat), ()))
 
     def was_disturbed(self, key: str, repeat: int) -> bool:
         """Whether there is an answer that does not count."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import replace
@@ -74,7 +75,7 @@ def _measured(run: Run, record: TrialRecord, known: Result) -> Result:
     told = _values(record, measured, recorded)
     return replace(
         known,
-        values={key: float(value) for key, value in told.items() if value is not None},
+        values={k: float(v) for k, v in told.items() if v is not None and math.isfinite(v)},
         low=measured.interval.low if measured.interval else None,
         high=measured.interval.high if measured.interval else None,
         steady=measured.steady.steady,

@@ -29,15 +29,15 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
     studies = [(source, Study.in_folder(source.folder)) for source in sources]
     _check(studies, out)
     names = _machine_names([source for source, _ in studies])
+    places = [f"{number}-{slug(name)}" for number, name in enumerate(names, 1)]
     draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        for (source, _), name in zip(studies, names, strict=True):
-            target = StudyPaths(draft).machines / slug(name)
-            _copy(source.folder, target)
+        for source, place in zip(sources, places, strict=True):
+            _copy(source.folder, StudyPaths(draft).machines / place)
         facts = {
             "format": FORMAT,
             "name": studies[0][1].design.name,
-            "merged": dict(zip((slug(name) for name in names), names, strict=True)),
+            "merged": dict(zip(places, names, strict=True)),
             "begun": time.time(),
             "stepscope": __version__,
         }
@@ -45,7 +45,8 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         os.replace(draft, out)
     except OSError as error:
         raise StepscopeError(
-            f"The studies cannot be joined in {out}: {error.strerror}", "Choose another --out"
+            f"The studies cannot be joined in {out}: {error.strerror or error}",
+            "Choose another --out",
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -68,6 +69,10 @@ def _check(studies: Sequence[tuple[StudyPaths, Study]], out: Path) -> None:
     if out.exists():
         raise RunFolderError(f"{out} is there already", "Choose another --out, or remove it")
     for source, _ in studies:
+        if source.folder.resolve() in out.resolve().parents:
+            raise RunFolderError(
+                f"{out} is inside of {source.folder}", "Choose an --out beside the studies"
+            )
         if runner_of(source) is not None:
             raise RunFolderError(
                 f"{source.folder} is being run now", "Wait until it is done, or interrupt it"

@@ -93,8 +93,11 @@ class Result:
             "seconds": self.seconds,
             "values": dict(self.values),
         }
-        for name in ("reason", "infrastructure", "low", "high", "cause"):
+        for name in ("reason", "infrastructure", "cause"):
             if getattr(self, name):
+                told[name] = getattr(self, name)
+        for name in ("low", "high"):
+            if getattr(self, name) is not None:
                 told[name] = getattr(self, name)
         if self.noise:
             told["noise"] = list(self.noise)

@@ -1,30 +1,24 @@
-"""A study as a whole: its design and its folder brought together, run or read."""
+"""A study as a whole: its design and its folder brought together."""
 
 from __future__ import annotations
 
 import json
-import os
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from stepscope import __version__
 from stepscope.analysis.throughput import Spread
-from stepscope.errors import BadDesign, CannotTry, RunFolderError
-from stepscope.runs.paths import replace_atomically, slug
+from stepscope.errors import RunFolderError
+from stepscope.runs.paths import slug
 from stepscope.studies.design import Design, Left, Points
 from stepscope.studies.designfile import read_design
-from stepscope.studies.engine import Engine, Moment, Onlooker, Why, trial_text
 from stepscope.studies.folder import (
     DEFAULT_FOLDER,
     FORMAT,
     Found,
-    Ledger,
     StudyPaths,
-    alone,
     is_study,
     look,
     runner_of,
@@ -32,13 +26,9 @@ from stepscope.studies.folder import (
 from stepscope.studies.grid import Grid
 from stepscope.studies.here import Here
 from stepscope.studies.known import Known
-from stepscope.studies.launchers.local import LocalLauncher
-from stepscope.studies.measure import result_of
 from stepscope.studies.points import default_sentinel, points_of
 from stepscope.studies.result import Result
 from stepscope.studies.spec import Spec
-
-_SHOWN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -69,14 +59,18 @@ class Study:
                 f"{folder} was merged of several studies", "Show it, or make its report"
             )
         design = read_design(paths.design, is_kept=True)
-        base = Path(str(told.get("base") or folder))
+        file = Path(str(told.get("file") or paths.design))
         name = str(told.get("name") or design.name)
         lacked = told.get("lacked")
         return cls(
-            replace(design, name=name, file=base / paths.design.name),
+            replace(design, name=name, file=file),
             paths,
             lacked if isinstance(lacked, dict) else {},
         )
+
+    def to_run(self) -> Study:
+        """As it would be run now: with what this machine has, whatever another one lacked."""
+        return self if self.lacked is None else replace(self, lacked=None)
 
     @cached_property
     def points(self) -> Points:
@@ -105,11 +99,16 @@ class Study:
         """What is in its folder now."""
         if not self.paths.folder.is_dir():
             return Found([], [], set(), [], [])
-        return look(self.paths, result_of)
+        return look(self.paths, _measured)
 
     @cached_property
     def known(self) -> Known:
         return known_of(self.found, self.design)
+
+    def look_again(self) -> None:
+        """Forget what was read of its folder: it is read anew."""
+        for name in ("found", "known"):
+            self.__dict__.pop(name, None)
 
     @property
     def runner(self) -> Mapping[str, Any] | None:
@@ -119,6 +118,13 @@ class Study:
     def skipped(self) -> list[Left]:
         """What is not tried: by the design, by this machine, by what was found out."""
         return [*self.points.skipped, *self.grid.skipped(self.known)]
+
+
+def _measured(folder: Path, blank: Result) -> Result:
+    """Run folders that the ledger does not have are few: what reads them is loaded when needed."""
+    from stepscope.studies.measure import result_of
+
+    return result_of(folder, blank)
 
 
 def find_folder(target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Path:
@@ -155,6 +161,10 @@ def spread_of(results: list[Result]) -> Spread | None:
     return None
 
 
+class DamagedStudy(RunFolderError):
+    """A study.json that cannot be read: running the study makes it anew."""
+
+
 def facts_of(paths: StudyPaths) -> dict[str, Any]:
     """What study.json says."""
     try:
@@ -165,12 +175,15 @@ def facts_of(paths: StudyPaths) -> dict[str, Any]:
             "Give a design file, or the folder that `stepscope study run` named",
         ) from None
     except (OSError, ValueError) as error:
-        raise RunFolderError(
+        raise DamagedStudy(
             f"{paths.study_json} cannot be read: {error}",
             "Run the study again with its design file: its trials are still there",
         ) from None
     if not isinstance(told, dict) or not isinstance(told.get("format"), int):
-        raise RunFolderError(f"{paths.study_json} does not describe a study")
+        raise DamagedStudy(
+            f"{paths.study_json} does not describe a study",
+            "Run the study again with its design file: its trials are still there",
+        )
     if told["format"] > FORMAT:
         raise RunFolderError(
             f"{paths.study_json} has format {told['format']}, and this stepscope reads up to "
@@ -178,112 +191,6 @@ def facts_of(paths: StudyPaths) -> dict[str, Any]:
             "Upgrade with: pip install -U stepscope",
         )
     return told
-
-
-def run_study(study: Study, onlooker: Onlooker, interval_s: float = 0.1) -> Why:
-    """Run what is missing of a study, as the only one. BadDesign if nothing of it can be had."""
-    study = replace(study, lacked=None)
-    design = study.design
-    if not study.grid.planned:
-        left = study.grid.skipped(Known())
-        raise BadDesign(
-            f"Nothing of {design.name} can be tried on this machine: {left[0].why}",
-            "See all reasons with: stepscope study plan",
-        )
-    with alone(study.paths):
-        write_down(study)
-        for remark in study.found.remarks:
-            onlooker.tell(remark)
-        ledger = Ledger(study.paths)
-        for result in study.found.unwritten:
-            ledger.add(result)
-        watching = _Diary(study, onlooker)
-        engine = Engine(
-            study.paths,
-            design,
-            study.grid,
-            LocalLauncher(onlooker.tell, interval_s),
-            study.known,
-            watching,
-            study.sentinel,
-            study.here,
-        )
-        return engine.run()
-
-
-def write_down(study: Study) -> None:
-    """The design as it is now, and whose machine this is. A study is of one machine."""
-    design, paths = study.design, study.paths
-    machine = study.here.machine
-    told: dict[str, Any] = {}
-    if is_study(paths.folder):
-        told = facts_of(paths)
-        before = told.get("machine")
-        if before and before != machine and study.found.results:
-            raise CannotTry(
-                f"This study was begun on another machine ({before}; this is {machine})",
-                "Run it here with --out in a folder of its own, then: stepscope study merge",
-            )
-    try:
-        replace_atomically(paths.design, design.text)
-        told = {
-            "begun": time.time(),
-            **told,
-            "format": FORMAT,
-            "name": design.name,
-            "machine": machine,
-            "host": os.uname().nodename,
-            "stepscope": __version__,
-            "base": str((design.file or paths.design).absolute().parent),
-            "lacked": study.grid.unavailable,
-        }
-        replace_atomically(paths.study_json, json.dumps(told, indent=1) + "\n")
-    except OSError as error:
-        raise CannotTry(
-            f"The study cannot be written in {paths.folder}: {error.strerror}",
-            "Choose another place with --out DIR",
-        ) from None
-
-
-class _Diary:
-    """Writes down what runs now, for `study show`, and passes everything on."""
-
-    def __init__(self, study: Study, onlooker: Onlooker) -> None:
-        self._study = study
-        self._onlooker = onlooker
-        self._next = 0.0
-
-    def tell(self, text: str) -> None:
-        self._onlooker.tell(text)
-
-    def over(self, result: Result, moment: Moment) -> None:
-        self._onlooker.over(result, moment)
-
-    def show(self, moment: Moment) -> None:
-        now = time.monotonic()
-        if now >= self._next:
-            self._next = now + _SHOWN_S
-            self._write(moment)
-        self._onlooker.show(moment)
-
-    def _write(self, moment: Moment) -> None:
-        told = {
-            "trial": trial_text(moment.spec, self._study.design),
-            "role": moment.role,
-            "repeat": moment.repeat,
-            "block": moment.block,
-            "phase": moment.progress.phase,
-            "share": moment.progress.share,
-            "elapsed_s": moment.progress.elapsed_s,
-            "done": moment.done,
-            "to_come": moment.to_come,
-            "left_s": moment.left_s,
-            "at": time.time(),
-        }
-        try:
-            replace_atomically(self._study.paths.now, json.dumps(told) + "\n")
-        except OSError:
-            self._next = float("inf")  # a full disk: the study goes on, and nobody is shown it
 
 
 def running_now(paths: StudyPaths) -> Mapping[str, Any] | None:

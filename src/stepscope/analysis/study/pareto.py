@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from stepscope.analysis.study.records import (
@@ -13,6 +13,7 @@ from stepscope.analysis.study.records import (
     THROUGHPUT,
     Configuration,
     Front,
+    Level,
 )
 
 Choice = str | tuple[str, ...]
@@ -23,15 +24,32 @@ PAIRS: tuple[tuple[Choice, Choice], ...] = ((THROUGHPUT, MEMORY), (THROUGHPUT, E
 def fronts(
     configurations: Sequence[Configuration],
     pairs: Sequence[tuple[Choice, Choice]] = PAIRS,
+    by: str = "model",
 ) -> tuple[Front, ...]:
-    """One for each pair that something was measured of; who has no such value is left out."""
+    """One for each pair that something was measured of, for each model; who has no such value is
+    left out."""
+    models = list(dict.fromkeys(each.levels.get(by) for each in configurations))
+    if len(models) < 2:
+        return _fronts(configurations, pairs, {})
+    told: tuple[Front, ...] = ()
+    for model in sorted(models, key=str):
+        own = [each for each in configurations if each.levels.get(by) == model]
+        told += _fronts(own, pairs, {by: model})
+    return told
+
+
+def _fronts(
+    configurations: Sequence[Configuration],
+    pairs: Sequence[tuple[Choice, Choice]],
+    group: Mapping[str, Level],
+) -> tuple[Front, ...]:
     told = []
     for one, other in pairs:
         keys = _chosen(one, configurations), _chosen(other, configurations)
         measured = [each for each in configurations if all(_has(each, key) for key in keys)]
         if measured:
             best = _unbeaten(measured, *keys)
-            told.append(Front(keys, tuple(best), len(measured) - len(best)))
+            told.append(Front(keys, tuple(best), len(measured) - len(best), group))
     return tuple(told)
 
 

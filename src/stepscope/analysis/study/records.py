@@ -221,6 +221,8 @@ class Front:
     best: tuple[Configuration, ...]
     """By throughput, the highest first."""
     beaten: int
+    group: Mapping[str, Level] = field(default_factory=dict)
+    """The model, where there are several: one is no substitute for another."""
 
 
 @dataclass(frozen=True)

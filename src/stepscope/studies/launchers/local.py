@@ -111,12 +111,12 @@ class LocalLauncher:
             os.close(lock)
 
     def _wait_for(self, lock: int) -> None:
-        began, told = time.monotonic(), False
-        while True:
+        """Who waits in the kernel is next, however soon the other wants its next turn."""
+        until = time.monotonic() + _WORTH_TELLING_S
+        while time.monotonic() < until:
             try:
                 return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
-                if not told and time.monotonic() - began > _WORTH_TELLING_S:
-                    told = True
-                    self._tell("another study runs a trial on this machine: waiting for its turn")
                 time.sleep(_LOOK_S)
+        self._tell("another study runs a trial on this machine: waiting for its turn")
+        fcntl.flock(lock, fcntl.LOCK_EX)

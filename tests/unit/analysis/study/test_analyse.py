@@ -121,8 +121,9 @@ def test_all_at_once_and_with_units() -> None:
     ]
     told = analyse(trials, FACTORS, text=lambda name, level: f"«{level}»")
     assert [each.response.key for each in told.effects] == [THROUGHPUT, "host_memory_peak", ENERGY]
-    assert [each.responses[1] for each in told.fronts] == ["host_memory_peak", ENERGY]
-    assert [len(each.best) for each in told.fronts] == [1, 1]
+    assert [each.responses[1] for each in told.fronts] == ["host_memory_peak", ENERGY] * 2
+    assert [each.group for each in told.fronts] == [{"model": "cnn"}] * 2 + [{"model": "vit"}] * 2
+    assert [len(each.best) for each in told.fronts] == [1, 1, 1, 1]
     assert "«cnn»" in told.sensitivity[1].says
     assert "«" in told.effects[0].interactions[0].says
 

@@ -8,7 +8,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from planted.loop import write
+from made_up.loop import write
 from stepscope.steplog import Step, StepLog
 
 _DATA = bytes(1 << 20)

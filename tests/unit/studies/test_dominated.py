@@ -1,0 +1,168 @@
+"""What may be concluded from memory that ran out, and what not."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.records import Outcome
+from stepscope.studies.dominated import Dominance, observed
+from stepscope.studies.result import Result
+from stepscope.studies.spec import Spec, make_spec
+
+OOMS = (Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.SHM_FULL)
+GIB = 1 << 30
+
+
+def spec(**settings: Any) -> Spec:
+    return make_spec({"model": "cnn", **settings})
+
+
+def over(it: Spec, outcome: Outcome = Outcome.OK) -> Result:
+    return Result(it.key, it.settings, "trial", 1, 1, 1, outcome)
+
+
+def dominance(
+    ran_out: Iterable[Spec],
+    trained: Iterable[Spec] = (),
+    outcome: Outcome = Outcome.HOST_OOM,
+    share: float = 0.0,
+    seed: int = 0,
+) -> Dominance:
+    ran_out, trained = list(ran_out), list(trained)
+    specs = {each.key: each for each in [*ran_out, *trained]}
+    results = [over(each, outcome) for each in ran_out] + [over(each) for each in trained]
+    return observed(results, specs, share, seed)
+
+
+def dominates(least: Spec, other: Spec, outcome: Outcome) -> bool:
+    return bool(dominance([least], outcome=outcome).reason(other))
+
+
+SPECS = st.builds(
+    spec,
+    batch_size=st.sampled_from([8, 16, 32]),
+    workers=st.sampled_from([0, 1, 2]),
+    memory=st.sampled_from([None, 1 * GIB, 2 * GIB]),
+    gpu_memory=st.sampled_from([None, 4 * GIB]),
+    cpus=st.sampled_from([None, 1.0]),
+    lr=st.sampled_from([0.1, 0.2]),
+)
+
+
+@given(SPECS, SPECS, SPECS, st.sampled_from(OOMS))
+def test_it_is_transitive_and_nothing_dominates_itself(
+    first: Spec, second: Spec, third: Spec, outcome: Outcome
+) -> None:
+    assert not dominates(first, first, outcome)
+    if dominates(first, second, outcome) and dominates(second, third, outcome):
+        assert dominates(first, third, outcome) or first.key == third.key
+
+
+@given(SPECS, SPECS, st.sampled_from(OOMS))
+def test_nothing_smaller_and_nothing_with_more_room_is_skipped(
+    least: Spec, other: Spec, outcome: Outcome
+) -> None:
+    if not dominates(least, other, outcome):
+        return
+    assert other.workload.batch_size >= least.workload.batch_size
+    assert other.limits.cpus == least.limits.cpus
+    if outcome is Outcome.GPU_OOM:
+        assert other.workload.workers == least.workload.workers
+        assert other.limits.memory == least.limits.memory
+    else:
+        assert other.workload.workers >= least.workload.workers
+    if outcome is Outcome.HOST_OOM:
+        assert (other.limits.memory or 1 << 62) <= (least.limits.memory or 1 << 62)
+    else:
+        assert other.limits.memory == least.limits.memory
+
+
+@given(st.lists(SPECS, max_size=8), SPECS, st.sampled_from(OOMS))
+def test_many_teach_what_each_of_them_teaches(
+    ran_out: list[Spec], other: Spec, outcome: Outcome
+) -> None:
+    """But for one that has its own answer: it need not be concluded from another."""
+    found = dominance(ran_out, outcome=outcome).reason(other)
+    each = any(dominates(least, other, outcome) for least in ran_out)
+    assert bool(found) == each or other.key in {one.key for one in ran_out}
+
+
+@pytest.mark.parametrize(
+    ("least", "other", "outcome", "said"),
+    [
+        ({"batch_size": 8}, {"batch_size": 16}, Outcome.GPU_OOM, "batch_size 8"),
+        ({"workers": 1}, {"workers": 4}, Outcome.SHM_FULL, "workers 1"),
+        ({"memory": 2 * GIB}, {"memory": GIB}, Outcome.HOST_OOM, "memory 2 GiB"),
+        ({}, {"memory": GIB}, Outcome.HOST_OOM, "memory –"),
+        ({"frames": 8, "lr": 0.2}, {"frames": 16}, Outcome.GPU_OOM, "frames 8, lr 0.2"),
+    ],
+)  # fmt: skip
+def test_the_reason_says_what_was_seen(
+    least: dict[str, Any], other: dict[str, Any], outcome: Outcome, said: str
+) -> None:
+    reason = dominance([spec(**least)], outcome=outcome).reason(spec(**other))
+    assert reason == f"{outcome.value} already with {said}"
+
+
+@pytest.mark.parametrize(
+    ("least", "other", "outcome"),
+    [
+        ({"memory": GIB}, {"memory": 2 * GIB}, Outcome.HOST_OOM),
+        ({"memory": GIB}, {}, Outcome.HOST_OOM),
+        ({"precision": "fp32"}, {"precision": "bf16", "batch_size": 999}, Outcome.GPU_OOM),
+        ({"workers": 1}, {"workers": 4}, Outcome.GPU_OOM),
+        ({"batch_size": 8}, {"batch_size": 16, "cpus": 1}, Outcome.HOST_OOM),
+        ({"batch_size": 8, "model": "mlp"}, {"batch_size": 16}, Outcome.GPU_OOM),
+    ],
+)
+def test_what_does_not_follow(
+    least: dict[str, Any], other: dict[str, Any], outcome: Outcome
+) -> None:
+    assert not dominates(spec(**least), spec(**other), outcome)
+
+
+def test_an_oom_that_is_no_answer_teaches_nothing() -> None:
+    least, other = spec(batch_size=8), spec(batch_size=16)
+    around = Result(
+        least.key, least.settings, "trial", 1, 1, 1, Outcome.HOST_OOM, infrastructure=True
+    )
+    specs = {least.key: least, other.key: other}
+    assert observed([around], specs, 0.0, 0).reason(other) == ""
+
+
+@given(SPECS, st.floats(0, 1), st.integers())
+def test_who_is_tested_is_the_same_every_time(other: Spec, share: float, seed: int) -> None:
+    tested = [Dominance({}, share, seed).is_tested(other) for _ in range(2)]
+    assert tested[0] == tested[1]
+    assert not Dominance({}, 0.0, seed).is_tested(other)
+    assert Dominance({}, 1.0, seed).is_tested(other)
+
+
+@pytest.mark.parametrize("share", [0.1, 0.5])
+def test_a_share_is_tested(share: float) -> None:
+    found = dominance([spec(batch_size=1)], share=share)
+    tried = [batch for batch in range(2, 1002) if not found.reason(spec(batch_size=batch))]
+    assert len(tried) == pytest.approx(1000 * share, abs=40)
+
+
+def test_one_that_trained_refutes_them_all() -> None:
+    small, middle, large = (spec(batch_size=batch) for batch in (8, 16, 32))
+    assert dominance([small]).reason(large)
+    assert not dominance([small], [middle]).reason(large)
+    assert dominance([middle], [small]).reason(large), "less that trained refutes nothing"
+
+
+def test_thousands_that_ran_out_take_no_time() -> None:
+    every = [spec(batch_size=b, workers=w) for b in range(1, 61) for w in range(50)]
+    ran_out = [s for s in every if s.workload.batch_size * s.workload.workers > 400]
+    trained = [s for s in every if s.workload.batch_size * s.workload.workers <= 400]
+    began = time.process_time()
+    found = dominance(ran_out, trained)
+    assert sum(bool(found.reason(each)) for each in every) > 1000
+    assert time.process_time() - began < 3

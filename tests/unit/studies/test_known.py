@@ -1,0 +1,163 @@
+"""Which answers count, which are asked for again, and when it is given up."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.records import Outcome
+from stepscope.studies.known import RETRIES, Known
+from stepscope.studies.result import RESULTS, Result
+
+KEY = "0123456789ab"
+NOISE = ("others used 1.5 of 2 cores",)
+NEVER_COUNT = (Outcome.LOST, Outcome.INTERRUPTED)
+
+
+def result(attempt: int = 1, block: int = 1, **others: Any) -> Result:
+    told = {"outcome": Outcome.OK, "values": {"samples_per_second": 100.0}, **others}
+    role, repeat = told.pop("role", "trial"), told.pop("repeat", 1)
+    return Result(KEY, {"model": "cnn"}, role, repeat, attempt, block, **told)
+
+
+def failed(attempt: int) -> Result:
+    return result(attempt, outcome=Outcome.CRASHED, infrastructure=True, values={})
+
+
+def known(*results: Result, reruns: int = 1) -> Known:
+    it = Known(reruns)
+    for each in results:
+        it.add(each)
+    return it
+
+
+def test_nothing_is_no_answer() -> None:
+    assert known().answer(KEY, 1) is None
+    assert known(result(repeat=2)).answer(KEY, 1) is None
+    assert known(result(role="sentinel")).answer(KEY, 1) is None
+
+
+@pytest.mark.parametrize("outcome", sorted(RESULTS))
+def test_what_answers_in_a_calm_block_counts(outcome: Outcome) -> None:
+    only = result(outcome=outcome)
+    assert known(only).answer(KEY, 1) == only
+
+
+@pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.TIMEOUT])
+@pytest.mark.parametrize("reruns", [0, 1, 2])
+def test_a_disturbed_one_is_asked_for_again_until_reruns_are_used_up(
+    outcome: Outcome, reruns: int
+) -> None:
+    it = known(reruns=reruns)
+    for attempt in range(1, reruns + 1):
+        it.add(result(attempt, attempt, outcome=outcome, noise=NOISE))
+        assert it.answer(KEY, 1) is None
+        assert it.was_disturbed(KEY, 1)
+        shown = it.best_known(KEY, 1)
+        assert shown is not None and shown.attempt == attempt
+    last = result(reruns + 1, reruns + 1, outcome=outcome, noise=NOISE)
+    it.add(last)
+    assert it.answer(KEY, 1) == last
+
+
+def test_a_calm_answer_counts_whatever_came_before_or_after() -> None:
+    calm, disturbed = result(1, 1), result(2, 2, noise=NOISE)
+    assert known(calm, disturbed).answer(KEY, 1) == calm
+    assert known(disturbed, calm).answer(KEY, 1) == calm
+
+
+@pytest.mark.parametrize("outcome", [Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.SHM_FULL])
+def test_memory_runs_out_with_or_without_neighbours(outcome: Outcome) -> None:
+    out = result(outcome=outcome, noise=NOISE, values={})
+    it = known(out)
+    assert it.judged[1].flagged
+    assert it.answer(KEY, 1) == out
+    assert list(it.ooms()) == [out]
+
+
+def test_a_neighbour_of_one_trial_is_one_of_the_whole_block() -> None:
+    mine, other = result(block=1), result(block=1, repeat=2, noise=NOISE)
+    it = known(mine, other)
+    assert it.is_disturbed(mine) and it.answer(KEY, 1) is None
+    assert known(mine, result(block=2, repeat=2, noise=NOISE)).answer(KEY, 1) == mine
+
+
+def test_a_sentinel_out_of_line_flags_its_block() -> None:
+    rates = [100.0, 101.0, 99.0, 40.0, 100.5]
+    it = known()
+    for number, rate in enumerate(rates, 1):
+        values = {"samples_per_second": rate}
+        it.add(result(block=number, role="sentinel", repeat=number, values=values))
+        it.add(result(block=number, repeat=number))
+    assert [number for number in range(1, 6) if it.judged[number].flagged] == [4]
+    assert [repeat for repeat in range(1, 6) if it.answer(KEY, repeat) is None] == [4]
+    assert it.sentinels == 5 and it.last_block == 5
+
+
+def test_three_failures_around_a_trial_and_it_is_given_up() -> None:
+    it = known()
+    for attempt in range(1, RETRIES + 1):
+        it.add(failed(attempt))
+        assert it.answer(KEY, 1) is None and it.has_failed(KEY, 1)
+    it.add(failed(RETRIES + 1))
+    assert it.answer(KEY, 1) == failed(RETRIES + 1)
+
+
+def test_an_answer_beats_any_number_of_failures() -> None:
+    answered = result(5)
+    assert known(*map(failed, range(1, 5)), answered).answer(KEY, 1) == answered
+
+
+def test_a_rerun_that_fails_for_ever_leaves_the_disturbed_answer() -> None:
+    disturbed = result(1, noise=NOISE)
+    it = known(disturbed, *(failed(attempt) for attempt in range(2, RETRIES + 2)))
+    assert it.answer(KEY, 1) is None
+    it.add(failed(RETRIES + 2))
+    assert it.answer(KEY, 1) == disturbed
+
+
+@pytest.mark.parametrize("outcome", NEVER_COUNT)
+def test_who_died_or_was_interrupted_never_counts(outcome: Outcome) -> None:
+    it = known(*(result(attempt, outcome=outcome, values={}) for attempt in range(1, 20)))
+    assert it.answer(KEY, 1) is None and it.best_known(KEY, 1) is None
+    assert not it.was_disturbed(KEY, 1)
+    assert it.lost(KEY, 1) == (19 if outcome is Outcome.LOST else 0)
+
+
+def test_the_number_of_an_attempt_is_never_used_twice() -> None:
+    it = known()
+    assert it.next_attempt(KEY, "trial", 1) == 1
+    it.begun(KEY, "trial", 1, 3)
+    it.add(result(1))
+    assert it.next_attempt(KEY, "trial", 1) == 4
+    assert it.next_attempt(KEY, "trial", 2) == it.next_attempt(KEY, "sentinel", 1) == 1
+
+
+_RESULTS = st.lists(
+    st.builds(
+        result,
+        attempt=st.integers(1, 9),
+        block=st.integers(0, 4),
+        outcome=st.sampled_from([o for o in Outcome if o is not Outcome.RUNNING]),
+        infrastructure=st.booleans(),
+        noise=st.sampled_from([(), NOISE]),
+    )
+)
+
+
+@given(_RESULTS, st.integers(0, 3))
+def test_what_an_answer_is(results: list[Result], reruns: int) -> None:
+    it = known(*results, reruns=reruns)
+    answer = it.answer(KEY, 1)
+    answers = [each for each in results if each.is_result]
+    if answer is None:
+        assert len(answers) <= reruns and sum(e.infrastructure for e in results) <= RETRIES
+    else:
+        assert answer in results
+        assert answer.outcome not in NEVER_COUNT or answer.infrastructure
+        assert it.best_known(KEY, 1) == answer
+    if any(not it.is_disturbed(each) for each in answers):
+        assert answer is not None and not it.is_disturbed(answer) and answer.is_result

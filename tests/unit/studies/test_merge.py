@@ -1,0 +1,130 @@
+"""Studies of several machines become one, and stay whole."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from stepscope.errors import RunFolderError, StepscopeError
+from stepscope.report.studyread import read_view
+from stepscope.studies.folder import StudyPaths, alone
+from stepscope.studies.merge import merge_studies, parts_of
+from stepscope.studies.result import MACHINE
+from studies import design, planted_environment, study
+
+DESIGN = "factors: {batch_size: [16, 64]}\nblocks: {reruns: 0, sentinel: none}\n"
+LONG = "64 × Some Very Long Processor Name @ 2.50GHz"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("merged")
+    env = planted_environment(folder, formula="10 * batch_size")
+    ended = study("run", design(folder, DESIGN), "--out", folder, env=env)
+    assert ended.returncode == 0, ended.stderr
+    return folder / "planted"
+
+
+def of_machine(done: Path, folder: Path, **facts: Any) -> Path:
+    """The same study as another machine has it."""
+    shutil.copytree(done, folder)
+    told = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**told, **facts}))
+    return folder
+
+
+def test_the_machine_becomes_a_factor(done: Path, tmp_path: Path) -> None:
+    a = of_machine(done, tmp_path / "a", machine="8 × Fast")
+    b = of_machine(done, tmp_path / "b", machine="2 × Slow")
+    out = tmp_path / "both"
+    assert merge_studies([a, b], out) == {"8 × Fast": 2, "2 × Slow": 2}
+    contents = read_view(out).contents
+    levels = {factor.name: factor.levels for factor in contents.analysis.factors}
+    assert levels == {MACHINE: ("8 × Fast", "2 × Slow"), "batch_size": (16, 64)}
+    assert sorted((r.machine, r.settings["batch_size"]) for r in contents.counted) == [
+        ("2 × Slow", 16), ("2 × Slow", 64), ("8 × Fast", 16), ("8 × Fast", 64),
+    ]  # fmt: skip
+    assert (contents.planned, contents.pending, contents.running) == (4, 0, None)
+
+
+def test_the_sources_stay_as_they_were(done: Path, tmp_path: Path) -> None:
+    a = of_machine(done, tmp_path / "a", machine="8 × Fast")
+    b = of_machine(done, tmp_path / "b", machine="2 × Slow")
+    before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
+    merge_studies([a, b], tmp_path / "both")
+    shutil.rmtree(tmp_path / "both")
+    assert {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({"machine": LONG, "host": "a"}, {"machine": LONG, "host": "b"}),
+        ({"machine": LONG, "host": "a"}, {"machine": LONG, "host": "a"}),
+        ({"machine": f"{LONG}, 1 × GPU A"}, {"machine": f"{LONG}, 1 × GPU B"}),
+        ({"machine": "2 × CPU (a)"}, {"machine": "2 × CPU -a-"}),
+        ({"machine": ""}, {"machine": None}),
+    ],
+)
+def test_machines_that_look_the_same_are_told_apart(
+    done: Path, tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
+) -> None:
+    a, b = of_machine(done, tmp_path / "a", **first), of_machine(done, tmp_path / "b", **second)
+    machines = merge_studies([a, b], tmp_path / "both")
+    assert len(machines) == 2 and set(machines.values()) == {2}
+    parts = list(parts_of(StudyPaths(tmp_path / "both")))
+    assert [machine for machine, _ in parts] == list(machines)
+    assert len({part.paths.folder for _, part in parts}) == 2
+
+
+def test_what_cannot_be_merged_is_said_and_nothing_is_left(done: Path, tmp_path: Path) -> None:
+    a = of_machine(done, tmp_path / "a", machine="A")
+    b = of_machine(done, tmp_path / "b", machine="B")
+    other = of_machine(done, tmp_path / "other", machine="C")
+    text = (other / "design.yaml").read_text()
+    (other / "design.yaml").write_text(text.replace("batch_size", "prefetch"))
+    (tmp_path / "there").mkdir()
+    (tmp_path / "file").write_text("")
+    merge_studies([a, b], tmp_path / "both")
+    before = sorted(tmp_path.rglob("*"))
+    cases = [
+        ([a], "out", "nothing to merge"),
+        ([a, tmp_path / "b" / ".." / "a"], "out", "given twice"),
+        ([a, b], "there", "is there already"),
+        ([a, b], "a/out", "is inside of"),
+        ([a, b], "b/deep/er/out", "is inside of"),
+        ([a, b], "file/out", "cannot be joined"),
+        ([a, tmp_path / "there"], "out", "is not a study"),
+        ([a, tmp_path / "nowhere"], "out", "is not a study"),
+        ([a, tmp_path / "both"], "out", "was merged of several"),
+        ([a, other], "out", "no factor in common"),
+    ]
+    for folders, out, said in cases:
+        with pytest.raises(StepscopeError, match=said):
+            merge_studies(folders, tmp_path / out)
+        assert sorted(tmp_path.rglob("*")) == before, said
+
+
+def test_a_study_that_runs_is_not_merged(done: Path, tmp_path: Path) -> None:
+    a = of_machine(done, tmp_path / "a", machine="A")
+    b = of_machine(done, tmp_path / "b", machine="B")
+    with alone(StudyPaths(b)), pytest.raises(RunFolderError, match="is being run now"):
+        merge_studies([a, b], tmp_path / "out")
+
+
+def test_where_links_cannot_be_made_files_are_copied(
+    done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    a = of_machine(done, tmp_path / "a", machine="A")
+    b = of_machine(done, tmp_path / "b", machine="B")
+
+    def refuse(*_: object) -> None:
+        raise OSError(18, "Invalid cross-device link")
+
+    monkeypatch.setattr(os, "link", refuse)
+    assert merge_studies([a, b], tmp_path / "out") == {"A": 2, "B": 2}

@@ -1,0 +1,67 @@
+"""A line of the ledger is read as it was written."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from stepscope.records import Outcome
+from stepscope.studies.result import RESULTS, Result, place_of
+
+_NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+_LEVELS = st.none() | st.booleans() | st.integers() | _NUMBERS | st.text()
+RESULT = st.builds(
+    Result,
+    key=st.text("0123456789abcdef", min_size=12, max_size=12),
+    settings=st.dictionaries(st.text(), _LEVELS),
+    role=st.sampled_from(["trial", "sentinel"]),
+    repeat=st.integers(1),
+    attempt=st.integers(1),
+    block=st.integers(0),
+    outcome=st.sampled_from(Outcome),
+    reason=st.text(),
+    infrastructure=st.booleans(),
+    began=_NUMBERS,
+    seconds=_NUMBERS,
+    values=st.dictionaries(st.text(), _NUMBERS),
+    low=st.none() | _NUMBERS,
+    high=st.none() | _NUMBERS,
+    steady=st.booleans(),
+    noise=st.lists(st.text()).map(tuple),
+    cause=st.text(),
+)
+
+
+@given(RESULT)
+@example(Result("0" * 12, {}, "trial", 1, 1, 1, Outcome.OK, low=0.0, high=0.0))
+def test_it_comes_back_as_it_was(result: Result) -> None:
+    line = json.dumps(result.as_dict(), allow_nan=False)
+    assert "\n" not in line
+    back = Result.from_dict(json.loads(line))
+    assert back == result
+    assert {k: type(v) for k, v in back.settings.items()} == {
+        k: type(v) for k, v in result.settings.items()
+    }
+
+
+@given(st.recursive(_LEVELS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
+def test_what_is_no_result_is_told_so(told: Any) -> None:
+    with pytest.raises((ValueError, KeyError, TypeError)):
+        Result.from_dict(told)
+
+
+def test_only_what_the_trial_itself_said_is_an_answer() -> None:
+    for outcome in Outcome:
+        blank = Result("0" * 12, {}, "trial", 1, 1, 1, outcome)
+        assert blank.is_result == (outcome in RESULTS)
+        around = Result("0" * 12, {}, "trial", 1, 1, 1, outcome, infrastructure=True)
+        assert not around.is_result
+
+
+def test_its_place_is_its_own() -> None:
+    assert place_of("ab", "trial", 2, 1) == "ab/r2a1"
+    assert place_of("ab", "sentinel", 2, 11) == "ab/s2a11"
