@@ -37,11 +37,14 @@ bench: $(VENV)/.dev ## Measure what we claim; writes benchmarks/results/
 	$(BIN)/python benchmarks/trial_noise.py
 	$(BIN)/python benchmarks/explain.py --device cpu
 	$(BIN)/python benchmarks/explain_cost.py
+	$(BIN)/python benchmarks/study_overhead.py
+	$(BIN)/python benchmarks/example_study.py two_cores
 
 bench-gpu: ## Measure what we claim about GPUs (with the Python that has PyTorch: PYTHON=...)
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/gpu_sensors.py
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/bare_loop.py
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/explain.py --device gpu
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/example_study.py one_gpu
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

@@ -50,7 +50,7 @@ def write(
             "cgroup": (environment.get("cgroup") or {}).get("version"),
             "gpus": environment.get("gpus"),
         },
-        "versions": {"python": platform.python_version(), **_versions()},
+        "versions": _of(measured_on) if measured_on else _versions(),
         "git": (environment_record([], Path.cwd(), None).get("git") or {}).get("commit"),
         "figures": figures,
     }  # fmt: skip
@@ -67,8 +67,14 @@ def _command() -> str:
     return " ".join(["python", os.path.relpath(program), *hidden])
 
 
+def _of(environment: dict[str, Any]) -> dict[str, str]:
+    """The versions of where it was measured."""
+    python = (environment.get("python") or {}).get("version")
+    return {"python": str(python), **(environment.get("versions") or {})}
+
+
 def _versions() -> dict[str, str]:
-    found = {}
+    found = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
             found[package] = version(package)

@@ -1,7 +1,8 @@
 """Makes the README's pictures from real runs: python docs/pictures.py runs/<run> [explain].
 
-Of a trial it makes `trial.svg`, of any other run `report.png` (needs Chromium) and `summary.svg`;
-with the word `explain` it makes `explain.svg` instead.
+Of a trial it makes `trial.svg`, of a study `study.svg` and `study.png`, of any other run
+`report.png` and `summary.svg` (the .png need Chromium); with the word `explain` it makes
+`explain.svg` instead.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import re
 import shlex
 import shutil
 import sys
+import tempfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -20,22 +22,26 @@ from rich.console import Console
 from stepscope.report.derive import derive
 from stepscope.report.explain import verdict_view
 from stepscope.report.explaintext import print_explained
+from stepscope.report.studyhtml import write_report
+from stepscope.report.studyread import read_view
+from stepscope.report.studytable import print_study
 from stepscope.report.terminal import print_summary
 from stepscope.report.trial import trial_view
 from stepscope.report.trialtable import print_trial
 from stepscope.runs.reader import Run, open_run
 from stepscope.runs.trial import is_trial
+from stepscope.studies.folder import is_study
 
 IMAGES = Path(__file__).parent / "images"
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
 
 
-def draw_report(page_file: Path, target: Path) -> None:
+def draw_report(page_file: Path, target: Path, drawn: str = "canvas") -> None:
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=FLAGS)
         page = browser.new_page(viewport={"width": 1180, "height": 1320})
         page.goto(page_file.absolute().as_uri())
-        page.wait_for_selector("canvas")
+        page.wait_for_selector(drawn)
         page.wait_for_timeout(500)
         page.screenshot(path=str(target))
         browser.close()
@@ -54,6 +60,15 @@ def draw_trial(run: Run) -> None:
     view = replace(trial_view(run), folder=Path("runs") / run.path.name)
     title = shlex.join(view.trial["command"])
     draw_terminal(lambda console: print_trial(console, [view]), title, IMAGES / "trial.svg")
+
+
+def draw_study(folder: Path) -> None:
+    view = read_view(folder)
+    title = f"stepscope study show {view.name}"
+    draw_terminal(lambda console: print_study(console, view), title, IMAGES / "study.svg")
+    with tempfile.TemporaryDirectory() as name:
+        page = write_report(view, Path(name))
+        draw_report(page, IMAGES / "study.png", "svg")
 
 
 def draw_run(run: Run) -> None:
@@ -85,6 +100,9 @@ def _short(where: str | None) -> str | None:
 
 def main() -> None:
     IMAGES.mkdir(exist_ok=True)
+    if is_study(Path(sys.argv[1])):
+        draw_study(Path(sys.argv[1]))
+        return
     run = open_run(sys.argv[1])
     if sys.argv[2:] == ["explain"]:
         draw_explained(run)

@@ -17,9 +17,13 @@ from stepscope.analysis.causes.names import CAUSES
 from stepscope.cli.trial import EXIT_CODES
 from stepscope.inject import events
 from stepscope.records import Outcome
+from stepscope.report.studycsv import TABLES
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run, latest_run, open_run
 from stepscope.steplog import FIELDS, RECORD
+from stepscope.studies.designfile import KEYS, read_design
+from stepscope.studies.points import default_sentinel, points_of
+from studies import planted_environment
 from synthetic import write_cut_off_run
 
 ROOT = Path(__file__).parents[2]
@@ -248,3 +252,38 @@ def test_the_quickstart_example_runs(folder: Path) -> None:
 
     assert " ok the command ended normally\n" in printed
     assert "seconds" in printed and "rss" in printed
+
+
+@pytest.mark.parametrize("example", blocks_of("studies.md", "yaml", "factors"))
+def test_the_designs_of_the_docs_can_be_used(example: str, tmp_path: Path) -> None:
+    file = tmp_path / "design.yaml"
+    file.write_text(example)
+    assert points_of(read_design(file)).chosen
+
+
+@pytest.mark.parametrize("file", sorted((ROOT / "examples" / "study").glob("*.yaml")), ids=str)
+def test_the_example_studies_can_be_used(file: Path) -> None:
+    design = read_design(file)
+    points = points_of(design)
+    assert points.chosen and default_sentinel(design, points)
+
+
+def test_the_files_of_a_study_are_described() -> None:
+    text = (DOCS / "studies.md").read_text(encoding="utf-8")
+    for name in TABLES:
+        assert f"`{name}`" in text, name
+    for key in KEYS:
+        assert f"| `{key}` |" in text, key
+
+
+def test_the_study_example_runs(tmp_path: Path) -> None:
+    """With a design of the same name whose trials are made up: those of the docs take minutes."""
+    (example,) = blocks_of("studies.md", "python", "stepscope.study")
+    folder = tmp_path / "examples" / "study"
+    folder.mkdir(parents=True)
+    text = "name: two-cores\nworkload: cnn\nfixed: {framework: made_up.loop, data: random}\n"
+    (folder / "two_cores.yaml").write_text(f"{text}factors: {{batch_size: [8, 16]}}\n")
+    printed = run_python(
+        example, cwd=tmp_path, env=planted_environment(tmp_path, formula="10 * batch_size")
+    )
+    assert printed.startswith("batch_size 2.0") and "'batch_size': 8" in printed

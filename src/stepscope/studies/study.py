@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from stepscope.analysis.throughput import Spread
 from stepscope.errors import RunFolderError
@@ -24,11 +24,13 @@ from stepscope.studies.folder import (
     runner_of,
 )
 from stepscope.studies.grid import Grid
-from stepscope.studies.here import Here
 from stepscope.studies.known import Known
 from stepscope.studies.points import default_sentinel, points_of
 from stepscope.studies.result import Result
 from stepscope.studies.spec import Spec
+
+if TYPE_CHECKING:
+    from stepscope.studies.here import Here
 
 
 @dataclass(frozen=True)
@@ -84,6 +86,8 @@ class Study:
 
     @cached_property
     def here(self) -> Here:
+        from stepscope.studies.here import Here  # the driver's library: only who runs needs it
+
         return Here.look()
 
     @cached_property
