@@ -17,7 +17,9 @@ from stepscope.analysis.causes.names import CAUSES
 from stepscope.cli.trial import EXIT_CODES
 from stepscope.inject import events
 from stepscope.records import Outcome
+from stepscope.report.study import study_view
 from stepscope.report.studycsv import TABLES
+from stepscope.report.studyjson import study_dict
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run, latest_run, open_run
 from stepscope.steplog import FIELDS, RECORD
@@ -25,6 +27,7 @@ from stepscope.studies.designfile import KEYS, read_design
 from stepscope.studies.points import default_sentinel, points_of
 from studies import planted_environment
 from synthetic import write_cut_off_run
+from synthetic_studies import usual_study
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -268,12 +271,12 @@ def test_the_example_studies_can_be_used(file: Path) -> None:
     assert points.chosen and default_sentinel(design, points)
 
 
-def test_the_files_of_a_study_are_described() -> None:
+def test_the_files_of_a_study_are_described(tmp_path: Path) -> None:
     text = (DOCS / "studies.md").read_text(encoding="utf-8")
     for name in TABLES:
         assert f"`{name}`" in text, name
-    for key in KEYS:
-        assert f"| `{key}` |" in text, key
+    for key in (*KEYS, *study_dict(study_view(usual_study(tmp_path)))):
+        assert f"`{key}`" in text, key
 
 
 def test_the_study_example_runs(tmp_path: Path) -> None:

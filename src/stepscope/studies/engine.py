@@ -7,6 +7,7 @@ or a folder that tells how far it came, and the next `study run` goes on from th
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 import time
 from collections.abc import Iterator
@@ -236,14 +237,18 @@ class Engine:
         self._ledger.add(result)
         self._known.add(result)
         self._pace.add(result)
-        if result.role == "trial" and result.is_ok:
-            teach(
-                self._known, flight.spec, self._design.repeats, over.job.folder, self._onlooker.tell
-            )
+        self._learn(flight.spec, result)
         self._look_ahead()
         self._onlooker.over(result, self._moment(flight, _NOTHING_YET))
         self._judge_sentinel(result)
         self._stop_if_hopeless(result, over)
+
+    def _learn(self, spec: Spec, result: Result) -> None:
+        """What repeats teach is not worth a study: where it cannot be kept, it is not."""
+        if result.role == "trial" and result.is_ok:
+            last = self._paths.run(result.place)
+            with contextlib.suppress(*DAMAGED):
+                teach(self._known, spec, self._design.repeats, last, self._onlooker.tell)
 
     def _result(self, over: Over, flight: _Flight) -> Result:
         attempt = flight.attempt
