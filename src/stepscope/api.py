@@ -6,8 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.capture.session import check_interval
-from stepscope.errors import CannotTry, CannotWatch, StepscopeError
+from stepscope.errors import StepscopeError
 from stepscope.report.study import StudyView
 from stepscope.report.studyread import read_view, view_of
 from stepscope.report.trial import TrialView, trial_view
@@ -18,7 +17,7 @@ from stepscope.studies.result import Result
 from stepscope.studies.run import run_study
 from stepscope.studies.study import Study, find_folder
 from stepscope.trials.limits import Limits, parse_size
-from stepscope.trials.prepare import TrialPlan
+from stepscope.trials.prepare import TrialPlan, check_interval
 from stepscope.trials.pulse import Progress
 from stepscope.trials.repeats import learn, run_repeats
 from stepscope.trials.runner import Tried
@@ -65,10 +64,7 @@ def trial(
         timeout,
         hang,
     )
-    try:
-        check_interval(interval)
-    except CannotWatch as error:
-        raise CannotTry(error.message, error.hint) from None
+    check_interval(interval)
     facts = {"command": list(command)} if command else {}
     steps = PROFILED_STEPS if profile else 0
     plan = TrialPlan(workload, limits, Path(out), name, interval, steps, facts)
@@ -98,6 +94,7 @@ def study(
     It goes on where it was, like `stepscope study run`; `onlooker` hears how it goes. `.analysis`
     of the view has effects, knees and fronts as records, `.contents.results` every trial.
     """
+    check_interval(interval)
     planned = Study.of(design, out).to_run()
     if run_study(planned, onlooker or _Nobody(), interval).why == "interrupted":
         raise KeyboardInterrupt

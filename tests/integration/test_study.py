@@ -117,6 +117,7 @@ def test_from_its_design_to_what_it_teaches(tmp_path: Path) -> None:
     told = json.loads(here.ask("report", file, "--json").stdout)
     assert told["trials"] == {
         "planned": 14, "finished": 14, "pending": 0, "attempts": 16, "outcomes": {"ok": 14},
+        "disturbed": 0,
     }  # fmt: skip
     (effects,) = (e for e in told["effects"] if e["response"] == "samples_per_second")
     sizes = {effect["factor"]: effect["size"] for effect in effects["main"]}
@@ -158,7 +159,7 @@ def test_interrupted_it_goes_on_from_there(here: Folder, number: signal.Signals)
     assert 1 <= done < 4
 
     here.env["PLANTED_REAL_S"] = "0.02"
-    assert "are done already" in here.run(FOUR) or done == 0
+    assert "done already" in here.run(FOUR) or done == 0
     answers = [place for (place, outcome) in here.outcomes() if outcome == "ok"]
     assert len(answers) == 4 and here.outcomes().total() <= 5
     assert all(here.outcomes()[place, "ok"] == 1 for place in answers)
@@ -253,7 +254,7 @@ def test_what_fails_around_a_trial_is_tried_again_twice_at_most(tmp_path: Path) 
 def test_where_everything_fails_it_stops_and_says_why(tmp_path: Path) -> None:
     here = Folder(tmp_path, dies="True", deaths=1)
     said = here.run(DYING, code=5)
-    assert "3 trials in a row failed for something around them" in said and "SIGKILL" in said
+    assert "3 configurations in a row failed" in said and "SIGKILL" in said
     assert here.outcomes().total() == 3
     here.run(DYING)
     assert here.told()["trials"]["outcomes"] == {"ok": 4}
@@ -261,7 +262,7 @@ def test_where_everything_fails_it_stops_and_says_why(tmp_path: Path) -> None:
 
 def test_a_budget_of_trials_and_one_of_time(here: Folder) -> None:
     said = here.run(FOUR + "budget: {trials: 2}\n")
-    assert "the budget is used up: raise it in the design to go on from here" in said
+    assert "the budget is used up" in said and "raise it in the design to go on" in said
     assert here.told()["trials"]["finished"] == here.begun == 2
     said = here.run(FOUR + "budget: {trials: 99, time: 0.1 s}\n")
     assert "budget is used up" in said and here.begun == 2
@@ -396,3 +397,41 @@ def test_a_workload_beside_the_design(here: Folder) -> None:
     text = f"workload: mine.py:workload\nfactors: {{batch_size: [16, 32]}}\n{CALM}"
     said = here.run(text, code=4)
     assert "is left out" in said and "mine.py" in said and "no such file" not in said.lower()
+
+
+def test_a_level_more_keeps_the_sentinel(here: Folder) -> None:
+    """The middle of the levels is another one then, and its rate could not be compared."""
+    blocks = "blocks: {size: 2, reruns: 0}\n"
+    here.run("factors: {batch_size: [16, 32, 64]}\n" + blocks)
+    here.run("factors: {batch_size: [16, 32, 64, 128, 256, 512]}\n" + blocks)
+    sentinels = {path.parent.name for path in here.study.glob("*/s*a1")}
+    assert len(sentinels) == 1
+    file = design(here.folder, FOUR)
+    assert "was changed since the study was run" in here.ask("show", file).stderr
+
+
+@pytest.mark.parametrize("interval", ["0", "nan", "-1", "100"])
+def test_an_interval_that_is_none(here: Folder, interval: str) -> None:
+    assert "Give 0.02 to 60 seconds" in here.run(FOUR, "--interval", interval, code=5)
+    assert not here.begun and not here.study.exists()
+
+
+def test_nothing_that_can_be_had_here(here: Folder) -> None:
+    file = design(here.folder, "factors: {cpus: [5000, 6000]}\n")
+    shown = here.ask("plan", file).stdout
+    assert "nothing of it can be tried on this machine" in shown
+    assert "5000 CPUs cannot be had here" in shown and "6000 CPUs" in shown
+    assert f"study plan {file}" in here.ask("run", file, code=6).stderr
+
+
+def test_a_study_that_was_disturbed_says_so_on_top(here: Folder) -> None:
+    here.run(FOUR)
+    (ledger,) = (here.study / "ledger").iterdir()
+    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
+    noisy = [{**line, "noise": ["others used 1.5 of 2 cores"]} for line in lines]
+    ledger.write_text("".join(json.dumps(line) + "\n" for line in noisy))
+    told = here.told()
+    assert told["trials"]["disturbed"] == 4 and "do not trust" in told["warning"]
+    shown = here.ask("report", here.study).stdout
+    assert shown.index("do not trust") < shown.index("Best")
+    assert "do not trust" in (here.study / "derived" / "report.html").read_text()

@@ -14,6 +14,7 @@ import typer
 
 from stepscope.cli.options import Interval, Quiet
 from stepscope.cli.run import near, say
+from stepscope.errors import StepscopeError
 
 if TYPE_CHECKING:
     from stepscope.studies.run import Ran
@@ -60,6 +61,9 @@ def run(
     file: DesignFile,
     out: StudiesOut = _USUAL,
     interval: Interval = 0.1,
+    again: Annotated[
+        bool, typer.Option("--again", help="Try again what crashed or took too long before.")
+    ] = False,
     quiet: Quiet = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with what the study teaches as JSON.")
@@ -74,13 +78,21 @@ def run(
     _be_quick()
     from stepscope.cli.studybar import StudyBar
     from stepscope.cli.trial import end_on_request
+    from stepscope.report.studyread import view_of
     from stepscope.studies.run import run_study
     from stepscope.studies.study import Study
+    from stepscope.trials.prepare import check_interval
 
+    check_interval(interval)
     study = Study.of(file, out).to_run()
     end_on_request()
     with StudyBar(study.design, quiet) as bar:
-        ran = run_study(study, bar, interval)
+        try:
+            ran = run_study(study, bar, interval, again)
+        except StepscopeError:
+            if study.was_looked_at and study.known.results:
+                _derive(view_of(study))  # what there is is worth a report
+            raise
     if ran.trials or not quiet or as_json:
         _conclude(study, ran, quiet, as_json)
     os._exit(130 if ran.why == "interrupted" else 0)  # at once: all is on disk
@@ -144,7 +156,10 @@ def _show(target: Path, out: Path, as_json: bool, full: bool) -> None:
     from stepscope.report.studyread import read_view
     from stepscope.studies.study import find_folder
 
-    view = read_view(find_folder(target, out))
+    folder = find_folder(target, out)
+    view = read_view(folder)
+    if _has_changed(target, folder):
+        say(f"{target} was changed since the study was run: this is by the design as it was then")
     page = _derive(view) if full else None
     if as_json:
         from stepscope.report.studyjson import study_dict
@@ -162,8 +177,18 @@ def _show(target: Path, out: Path, as_json: bool, full: bool) -> None:
         console.print(f"Tables: {near(page.parent)}/*.csv", markup=False, highlight=False)
 
 
+def _has_changed(target: Path, folder: Path) -> bool:
+    """Whether a design file is of other trials than those of the study's last run."""
+    from stepscope.studies.designfile import design_digest, read_design
+
+    kept = folder / "design.yaml"
+    if not (target.is_file() and kept.is_file()):
+        return False
+    now, then = read_design(target), read_design(kept, is_kept=True)
+    return (design_digest(now), now.repeats) != (design_digest(then), then.repeats)
+
+
 def _derive(view: Any) -> Path:
-    from stepscope.errors import StepscopeError
     from stepscope.report.studycsv import write_tables
     from stepscope.report.studyhtml import write_report as write_page
 
@@ -200,7 +225,10 @@ def _conclude(study: Study, ran: Ran, quiet: bool, as_json: bool) -> None:
     if ran.why == "interrupted":
         say("interrupted: the same command goes on from here")
     if ran.why == "budget":
-        say("the budget is used up: raise it in the design to go on from here")
+        say(
+            "the budget is used up, or too little is left for another trial: raise it in the "
+            "design to go on from here"
+        )
     say(f"report: {near(page)}")
 
 

@@ -35,6 +35,7 @@ class StudyBar:
                 TextColumn("{task.description}", markup=False),
                 BarColumn(bar_width=20),
                 TextColumn("{task.fields[left]}", markup=False),
+                TextColumn("{task.fields[best]}", markup=False),
                 TextColumn(
                     "{task.fields[said]}",
                     markup=False,
@@ -45,7 +46,7 @@ class StudyBar:
                 *columns, console=console, transient=True, refresh_per_second=4, expand=True
             )
             self._bar.start()
-            self._task = self._bar.add_task(self._design.name, total=1.0, left="", said="")
+            self._task = self._bar.add_task(self._design.name, total=1.0, left="", best="", said="")
         return self
 
     def __exit__(
@@ -86,6 +87,7 @@ class StudyBar:
             total=max(1, every),
             completed=moment.done + min(share, 0.99) * (moment.role == "trial"),
             left="" if moment.left_s is None else f"{seconds_text(moment.left_s)} left",
+            best=_best(moment),
             said=self._said(moment),
         )
 
@@ -98,12 +100,8 @@ class StudyBar:
     def _said(self, moment: Moment) -> str:
         what = "sentinel" if moment.role == "sentinel" else trial_text(moment.spec, self._design)
         best = moment.best
-        if best is None or not best.throughput:
-            return f"{what}: {moment.progress.phase}"
-        return (
-            f"{what}: {moment.progress.phase} · best {rate_text(best.throughput)} samples/s with "
-            f"{self._levels(best)}"
-        )
+        with_best = f" · best: {self._levels(best)}" if best is not None else ""
+        return f"{what}: {moment.progress.phase}{with_best}"
 
     def _line(self, result: Result) -> str:
         name = "sentinel" if result.role == "sentinel" else self._levels(result)
@@ -117,6 +115,11 @@ class StudyBar:
         names = [factor.name for factor in self._design.factors]
         levels = {name: setting(result.settings, name) for name in names}
         return levels_text(levels) or str(result.settings.get("model", ""))
+
+
+def _best(moment: Moment) -> str:
+    rate = moment.best.throughput if moment.best else None
+    return f"best {rate_text(rate)}/s" if rate else ""
 
 
 def _left(moment: Moment) -> str:

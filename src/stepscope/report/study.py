@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from stepscope.studies.design import Design
 
 _NOTHING = "Nothing has finished yet."
+_MANY_DISTURBED = 0.25
+"""Of the trials that count: a few among many hardly move a mean, and are marked."""
 _NONE_TRAINED = "None of the trials trained, so there is nothing to compare."
 _FAILED_WORDS = {
     Outcome.GPU_OOM: "ran out of memory",
@@ -102,6 +104,8 @@ class StudyContents:
     left_s: float | None = None
     running: RunningNow | None = None
     remarks: Sequence[str] = ()
+    disturbed: int = 0
+    """Of those that count, how many others disturbed, also when they were tried again."""
 
 
 @dataclass(frozen=True)
@@ -140,6 +144,8 @@ class StudyView:
     """What all trials have in common, and the machine."""
     now: str
     """What runs at the moment; empty where nothing does."""
+    warning: str
+    """Why not to trust what follows; empty where there is no reason."""
     lack: str
     """Why there is nothing to compare; empty where there is."""
     bests: tuple[Best, ...]
@@ -195,6 +201,7 @@ def study_view(contents: StudyContents) -> StudyView:
         headline=_headline(contents),
         about=_about(contents),
         now=_now(contents.running),
+        warning=_warning(contents),
         lack=_lack(contents),
         bests=tuple(_bests(analysis, factors)),
         rankings=tuple(ranking_of(each) for each in analysis.sensitivity if each.effects),
@@ -222,7 +229,18 @@ def _state(contents: StudyContents) -> tuple[str, Tone]:
         return "running", "neutral"
     if contents.pending:
         return "not finished", "warning"
-    return "finished", "good"
+    return "finished", "warning" if _warning(contents) else "good"
+
+
+def _warning(contents: StudyContents) -> str:
+    if contents.disturbed < _MANY_DISTURBED * max(1, len(contents.counted)):
+        return ""
+    trials = counted(len(contents.counted), "trial")
+    return (
+        f"{contents.disturbed} of {trials} were disturbed by others, and there is nothing better: "
+        "do not trust what follows. When the machine is idle, raise `reruns` under `blocks` in the "
+        "design, and run the study again"
+    )
 
 
 def _headline(contents: StudyContents) -> str:

@@ -104,10 +104,16 @@ def html_of(view: StudyView) -> str:
         state=escape(view.state),
         headline=escape(view.headline),
         about=escape(view.about),
-        now=f'<p class="about">Now: {escape(view.now)}</p>' if view.now else "",
+        now=_above(view),
         sections="\n".join(part for part in _sections(view) if part),
         footer=escape(f"Made by stepscope {__version__}. {units}"),
     )
+
+
+def _above(view: StudyView) -> str:
+    """What a reader should know first."""
+    warning = f'<p class="warned">{escape(view.warning)}.</p>' if view.warning else ""
+    return warning + (f'<p class="about">Now: {escape(view.now)}</p>' if view.now else "")
 
 
 def _sections(view: StudyView) -> Iterable[str]:

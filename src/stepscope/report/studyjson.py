@@ -28,6 +28,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
         "machine": contents.machine,
         "state": view.state,
         "headline": view.headline,
+        "warning": view.warning or None,
         "trials": _trials(contents),
         "spent_seconds": contents.spent_s,
         "left_seconds": contents.left_s,
@@ -76,6 +77,7 @@ def _trials(contents: StudyContents) -> dict[str, Any]:
         "finished": len(contents.counted),
         "pending": contents.pending,
         "attempts": len(contents.results),
+        "disturbed": contents.disturbed,
         "outcomes": dict(sorted(outcomes.items())),
     }
 

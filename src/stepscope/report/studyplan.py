@@ -100,23 +100,25 @@ def _budget(study: Study, to_come: int, seconds: float | None) -> str:
     if budget.seconds is not None:
         left = max(0.0, budget.seconds - known.seconds)
         short = seconds is not None and seconds > left
-        covers = f": about {left / seconds:.0%} of it" if short and seconds else ""
+        covers = f": enough for about {left / seconds:.0%} of them" if short and seconds else ""
         parts.append(f"{seconds_text(left)} of {seconds_text(budget.seconds)}{covers}")
     if budget.trials is not None:
         tried = sum(r.role == "trial" and r.is_result for r in known.results)
         left_trials = max(0, budget.trials - tried)
         short = left_trials < to_come
-        covers = f": {left_trials} of {to_come}" if short else ""
+        covers = f": enough for {left_trials} of {to_come}" if short else ""
         parts.append(f"{left_trials} of {budget.trials} trials{covers}")
     return "; ".join(parts)
 
 
 def headline(view: PlanView) -> str:
     """What a run of it will do, in a line."""
+    if not view.trials:
+        return f"{view.name}: nothing of it can be tried on this machine"
     if not view.to_come:
         return f"{view.name}: all {view.trials} trials are done"
     trials = f"{view.to_come} trial{'s' if view.to_come > 1 else ''}"
-    done = f", {view.done} are done already" if view.done else ""
+    done = f", {view.done} {'is' if view.done == 1 else 'are'} done already" if view.done else ""
     return f"{view.name}: {trials} to run{done}; {_time(view)}"
 
 
@@ -166,7 +168,8 @@ def _rows(view: PlanView) -> list[tuple[str, str]]:
     rows.append(("trials", f"{view.trials}: each {view.repeats} times, in random order"
                  if view.repeats > 1 else f"{view.trials}, in random order"))  # fmt: skip
     if view.sentinel and view.blocks:
-        rows.append(("sentinel", f"{view.sentinel}: before each of {view.blocks} blocks"))
+        blocks = f"each of {view.blocks} blocks" if view.blocks > 1 else "the only block"
+        rows.append(("sentinel", f"{view.sentinel}: before {blocks}"))
     if view.budget:
         rows.append(("budget left", view.budget))
     if view.spent_s:

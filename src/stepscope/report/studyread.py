@@ -11,11 +11,11 @@ from stepscope.analysis.study.records import RESPONSES, Factor, Level, Observati
 from stepscope.report.study import BlockLine, RunningNow, StudyContents, StudyView, study_view
 from stepscope.studies.estimate import Pace
 from stepscope.studies.folder import StudyPaths
-from stepscope.studies.known import Known
+from stepscope.studies.known import Known, spread_of
 from stepscope.studies.merge import parts_of
 from stepscope.studies.result import MACHINE, Result
 from stepscope.studies.spec import Spec, level_text, levels_text
-from stepscope.studies.study import Study, facts_of, running_now, spread_of
+from stepscope.studies.study import Study, facts_of, running_now
 
 _HOW_LONG = ("seconds", "steps", "epochs", "timeout", "hang", "seed")
 """Settings that may differ between merged studies without making a factor of their own."""
@@ -72,6 +72,9 @@ def _contents(paths: StudyPaths, studies: Sequence[tuple[str, Study]]) -> StudyC
         left_s=Pace(results).total(wanted),
         running=_running(paths),
         remarks=[text for part in parts for text in _remarks(part.study)],
+        disturbed=sum(
+            part.study.known.is_disturbed(result) for part in parts for _, result in part.counted
+        ),
     )
 
 
@@ -182,9 +185,8 @@ def _remarks(study: Study) -> list[str]:
     remarks = [*study.points.remarks, *study.found.remarks]
     if drifts := known.trend:
         remarks.append(drifts)
-    others = {r.key for r in known.results} - {s.key for s in study.points.chosen}
-    if study.sentinel is not None:
-        others.discard(study.sentinel.key)
+    tried = {r.key for r in known.results if r.role == "trial"}
+    others = tried - {spec.key for spec in study.points.chosen}
     if others:
         remarks.append(
             f"{len(others)} configurations in the folder are no part of the design any more: they "

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from rich.text import Text
 
+from stepscope.records import Outcome
 from stepscope.report.format import TONE_COLOURS, is_known, printable
 from stepscope.report.study import Best, StudyView
 from stepscope.report.studyeffects import EffectsView, Ranking
@@ -66,6 +67,8 @@ def _print_head(console: Console, view: StudyView) -> None:
     console.print(_text(view.headline))
     if view.about:
         console.print(_text(view.about, "dim"))
+    if view.warning:
+        console.print(_text(f"{view.warning}.", "yellow"))
     if view.now:
         console.print(Text.assemble(("Now  ", "dim"), printable(view.now)))
 
@@ -202,11 +205,22 @@ def _problem_rows(view: StudyView, full: bool) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     if not full:
         rows += _noise_rows(view)
+    rows += _crash_rows(view)
     for place, group in enumerate(view.skipped[: _MOST_SHOWN if full else _FEW]):
         text = f"{counted(group.count, 'combination')}: {group.why}"
         rows.append(("Skipped" if place == 0 else "", text))
     rows += [("Note" if place == 0 else "", each) for place, each in enumerate(view.remarks)]
     return rows
+
+
+def _crash_rows(view: StudyView) -> Iterator[tuple[str, str]]:
+    """What ended trials that did not run out of memory: the first words of it."""
+    crashed = [r for r in view.contents.counted if r.outcome in (Outcome.CRASHED, Outcome.TIMEOUT)]
+    for place, result in enumerate(crashed[:_FEW]):
+        text = f"{result.reason.strip()} ({result.place}/stderr.log)"
+        yield "Crashed" if place == 0 else "", text
+    if len(crashed) > _FEW:
+        yield "", f"and {len(crashed) - _FEW:,} more, in trials.csv"
 
 
 def _noise_rows(view: StudyView) -> Iterator[tuple[str, str]]:

@@ -65,6 +65,7 @@ _TEXTS = frozenset((*DATA, *PARTS, *(text for knob in KNOBS.values() for text in
 _SLIPS = (
     (r"&&|\|\|", "Write `and`, `or`"),
     (r"![^=]", "Write `not`"),
+    (r"=>|=<", "Write `>=` or `<=`"),
     (r"(?<![<>=!])=(?!=)", "Equal is written =="),
     (r"\d\s*[kmgt]i?b?\b", 'A size stands in quotes: "8GiB"'),
 )

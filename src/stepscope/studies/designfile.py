@@ -53,6 +53,7 @@ KEYS = (
 )
 _NAME = re.compile(r"\w(?:[\w .+-]{0,98}[\w+-])?")
 _DIGEST_LENGTH = 12
+MOST_REPEATS = 1000
 _CHOICES = "Give full, {fraction: 1/2} or {random: 40}"
 _OFF = (None, False, "none")
 
@@ -110,7 +111,7 @@ class _Sections:
             fixed=settings,
             factors=tuple(factors),
             rules=tuple(self._rules()),
-            repeats=self._whole("repeats", 1, least=1),
+            repeats=self._whole("repeats", 1, least=1, most=MOST_REPEATS),
             seed=self._whole("seed", 0, least=0),
             choice=self._choice(),
             budget=self._budget(),
@@ -221,15 +222,18 @@ class _Sections:
 
     # Numbers, times and shares
 
-    def _whole(self, what: str, usual: int, least: int, node: Node | None = None) -> int:
+    def _whole(
+        self, what: str, usual: int, least: int, node: Node | None = None, most: int = 1 << 62
+    ) -> int:
         node = node or self._said(what)
         if node is None or is_nothing(node):
             return usual
         value = self._value(node)
-        if isinstance(value, int) and not isinstance(value, bool) and least <= value < 1 << 63:
+        if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
         if value is not None:
-            self.trouble.at(node, f"{what} should be a whole number, at least {least}")
+            bound = f" and at most {most:,}" if most < 1 << 62 else ""
+            self.trouble.at(node, f"{what} should be a whole number, at least {least}{bound}")
         return usual
 
     def _value(self, node: Node) -> Any:

@@ -8,7 +8,6 @@ or a folder that tells how far it came, and the next `study run` goes on from th
 from __future__ import annotations
 
 import contextlib
-import shlex
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ from stepscope.studies.launchers.contract import Job, Launcher, Over
 from stepscope.studies.measure import result_of
 from stepscope.studies.planner import Planner, Wanted
 from stepscope.studies.result import Result, Role
-from stepscope.studies.spec import Spec, levels_text, resolved
+from stepscope.studies.spec import Spec, in_design_words, levels_text, resolved
 from stepscope.studies.teach import teach
 from stepscope.trials.interrupts import uninterrupted
 from stepscope.trials.pulse import Progress
@@ -36,8 +35,7 @@ if TYPE_CHECKING:
     from stepscope.studies.study import Study
 
 MOST_FAILURES = 3
-"""So many trials, each another, in a row that failed for something around them: it will not get
-better."""
+"""So many configurations in a row that failed for something around them: it will not get better."""
 
 Why = Literal["done", "budget", "interrupted"]
 
@@ -116,12 +114,14 @@ class Engine:
         self._flights: dict[Path, _Flight] = {}
         self._block = known.last_block
         self._in_block = design.block  # the first trial opens a block: time has passed
-        self._failures: set[tuple[str, Role, int]] = set()
+        self._failures: set[str] = set()
+        self._crashes: set[str] = set()
         self._done = self._to_come = 0
         self._left_s: float | None = None
         self._best: Result | None = None
         self._failed_sentinels = 0
         self._refusal: BadWorkload | None = None
+        self._told = {number for number, judged in known.judged.items() if judged.flagged}
         self.launched = 0
         """Trials that were begun, sentinels among them."""
 
@@ -241,6 +241,7 @@ class Engine:
         self._look_ahead()
         self._onlooker.over(result, self._moment(flight, _NOTHING_YET))
         self._judge_sentinel(result)
+        self._tell_disturbed()
         self._stop_if_hopeless(result, over)
 
     def _learn(self, spec: Spec, result: Result) -> None:
@@ -275,10 +276,11 @@ class Engine:
     def _refuse(self, flight: _Flight, error: BadWorkload) -> None:
         """It is no workload here, whatever the reason: it is told now, and left out until the study
         is run again. The claim goes, as nothing was tried."""
-        self._known.refused[flight.spec.key] = error.message
+        self._known.refused[flight.spec.key] = in_design_words(error.message.partition("\n")[0])
         self._refusal = error
         self._unclaim(flight)
-        self._onlooker.tell(f"{trial_text(flight.spec, self._design)} is left out: {error}")
+        why = in_design_words(str(error).partition("\n")[0])
+        self._onlooker.tell(f"{trial_text(flight.spec, self._design)} is left out: {why}")
         if flight.attempt.role == "sentinel":
             self._sentinel = None
         self._look_ahead()
@@ -291,15 +293,25 @@ class Engine:
             raise self._refusal
 
     def _judge_sentinel(self, result: Result) -> None:
-        if result.role != "sentinel" or result.is_ok:
+        if result.role != "sentinel" or not result.is_result:
             return
-        self._failed_sentinels += 1
+        self._failed_sentinels = 0 if result.is_ok else self._failed_sentinels + 1
         if self._failed_sentinels > 1:
             self._sentinel = None
             self._onlooker.tell(
                 f"The sentinel does not train ({result.outcome.value}): the study goes on without. "
                 "Name a lighter one in the design, under `blocks: {sentinel: …}`"
             )
+
+    def _tell_disturbed(self) -> None:
+        """Of every block once, when it turns out."""
+        for number, judged in self._known.judged.items():
+            if judged.flagged and number not in self._told:
+                self._told.add(number)
+                again = "it will be run again" if self._design.reruns else "it is not run again"
+                self._onlooker.tell(
+                    f"block {number} was disturbed: {'; '.join(judged.reasons)}: {again}"
+                )
 
     def _stop_if_hopeless(self, result: Result, over: Over) -> None:
         if over.left:
@@ -309,14 +321,27 @@ class Engine:
             )
         if not result.infrastructure:
             self._failures.clear()
+            self._stop_if_all_crash(result)
             return
-        self._failures.add((result.key, result.role, result.repeat))
+        self._failures.add(result.key)
         if len(self._failures) >= MOST_FAILURES:
             raise CannotTry(
-                f"{len(self._failures)} trials in a row failed for something around them, the last "
-                f"one: {result.reason}",
+                f"{len(self._failures)} configurations in a row failed for something around them, "
+                f"the last one: {in_design_words(result.reason)}",
                 "Mend that, then run the study again: it goes on from here",
             )
+
+    def _stop_if_all_crash(self, result: Result) -> None:
+        """Where none has ever trained, it is the code and not the settings."""
+        if result.outcome is Outcome.CRASHED:
+            self._crashes.add(result.key)
+        if len(self._crashes) < MOST_FAILURES or any(r.is_ok for r in self._known.results):
+            return
+        raise BadWorkload(
+            f"The first {len(self._crashes)} configurations crashed, and none has trained: "
+            f"{result.reason} ({self._paths.run(result.place)}/stderr.log)",
+            "Mend it, then run the study with --again: it tries again what crashed",
+        )
 
     def _look_ahead(self) -> None:
         """What is to come, and how long it will take."""
@@ -374,7 +399,3 @@ def trial_command(spec: Spec) -> list[str]:
         else:
             words += [option_name(name), f"{value:g}" if isinstance(value, float) else str(value)]
     return words
-
-
-def command_text(spec: Spec) -> str:
-    return shlex.join(trial_command(spec))

@@ -26,7 +26,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -142,20 +142,23 @@ def look(paths: StudyPaths, measure: Callable[[Path, Result], Result]) -> Found:
     attempts, folders = _attempts(paths.folder)
     told, remarks = _read_ledger(paths.ledger)
     results: dict[Attempt, Result] = {}
+    written: set[Attempt] = set()
     for result in sorted(told, key=lambda result: result.began):  # the later one of two counts
         attempt = Attempt(result.key, result.role, result.repeat, result.attempt)
+        written.add(attempt)
         if attempt in folders or not result.is_result:
             results[attempt] = result
-            attempts.add(attempt)
     unwritten, running = [], []
-    for attempt in sorted(attempts - results.keys()):
+    deleted = written - folders
+    for attempt in sorted(attempts - results.keys() - deleted):
         seen = _recover(paths, attempt, measure, remarks)
         if seen is None:
             running.append(attempt)
         else:
             results[attempt] = seen
             unwritten.append(seen)
-    return Found(list(results.values()), unwritten, attempts, running, remarks)
+    # The number of one that was deleted is not used again: its line would speak for the new one.
+    return Found(list(results.values()), unwritten, attempts | written, running, remarks)
 
 
 def _attempts(folder: Path) -> tuple[set[Attempt], set[Attempt]]:
@@ -186,8 +189,8 @@ def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
                 results.append(Result.from_dict(json.loads(line)))
             except (ValueError, KeyError, TypeError, OverflowError):
                 damaged += 1
-    plural = "line" if damaged == 1 else "lines"
-    told = f"{damaged} {plural} of the ledger could not be read, and were made again"
+    several = "1 line" if damaged == 1 else f"{damaged} lines"
+    told = f"{several} of the ledger cannot be read: the run folders tell instead"
     return results, [told] if damaged else []
 
 
@@ -210,6 +213,7 @@ def _recover(
         began=_began(paths, attempt),
     )
     folder = paths.run(attempt.place)
+    blank = replace(blank, seconds=max(0.0, _last_written(folder) - blank.began))
     if not folder.is_dir():
         return None if _owner_lives(paths.claim(attempt.place), folder) else blank
     try:
@@ -241,6 +245,13 @@ def _began(paths: StudyPaths, attempt: Attempt) -> float:
     for path in (paths.claim(attempt.place), paths.run(attempt.place)):
         with contextlib.suppress(OSError):
             return path.stat().st_mtime
+    return 0.0
+
+
+def _last_written(folder: Path) -> float:
+    """When it was last heard of."""
+    with contextlib.suppress(OSError):
+        return max((entry.stat().st_mtime for entry in os.scandir(folder)), default=0.0)
     return 0.0
 
 

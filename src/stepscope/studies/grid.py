@@ -89,7 +89,8 @@ class Grid:
             return Dominance({}, share, seed)
         before, count, dominance = self._observed
         if known is not before or len(known.results) != count:
-            dominance = observed(known.results, self._specs, share, seed)
+            calm = [result for result in known.results if not known.is_disturbed(result)]
+            dominance = observed(calm, self._specs, share, seed)
             self._observed = known, len(known.results), dominance
         return dominance
 

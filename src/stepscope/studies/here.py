@@ -61,6 +61,8 @@ class Here:
         asked = spec.get("gpus")
         if isinstance(asked, int) and asked > count:
             return f"{asked} GPU{'s' if asked > 1 else ''} cannot be had here: {there}"
+        if isinstance(asked, str) and asked and len(asked.split(",")) > count:
+            return f"GPUs {asked} cannot be had here: {there}"
         if not self.gpus and spec.workload.device == "cuda":
             return f"device cuda cannot be had here: {there}"
         memory = spec.limits.gpu_memory

@@ -7,7 +7,7 @@ what failed around a trial is no answer until it has failed three times.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping, Sequence
 
 from stepscope.analysis.study.drift import BlockJudged, BlockSeen, judge_blocks, trend
 from stepscope.analysis.throughput import Spread
@@ -16,19 +16,25 @@ from stepscope.studies.result import Result, Role
 
 RETRIES = 2
 """How often a trial is tried again after something around it failed."""
-_TIMED = (Outcome.OK, Outcome.TIMEOUT)
-"""Outcomes that a disturbance can change: memory runs out with or without neighbours."""
-
 Trial = tuple[str, int]
 """The key of a spec, and which repeat of it."""
+
+
+def spread_of(results: Sequence[Result]) -> Spread | None:
+    """How much trials were known to differ on their machine before the first of these: later ones
+    have learnt from those before."""
+    told = [result for result in results if result.values.get("spread_dof")]
+    if not told:
+        return None
+    first = min(told, key=lambda result: result.began)
+    return Spread(first.values["spread_cv"], first.values["spread_dof"], "others")
 
 
 class Known:
     """All results of a study, and what follows from them."""
 
-    def __init__(self, reruns: int = 1, spread: Spread | None = None) -> None:
+    def __init__(self, reruns: int = 1) -> None:
         self._reruns = reruns
-        self._spread = spread
         self.results: list[Result] = []
         self._of: dict[tuple[str, Role, int], list[Result]] = defaultdict(list)
         self._attempts: dict[tuple[str, Role, int], int] = defaultdict(int)
@@ -47,10 +53,15 @@ class Known:
         self.begun(result.key, result.role, result.repeat, result.attempt)
         self._judged = None
 
-    def forgive(self) -> None:
+    def forgive(self, crashed: bool = False) -> None:
         """The study is run again: what failed before around a trial may have been mended, and
-        nobody else can be running anything of it."""
-        self._forgiven = {result.place for result in self.results if result.infrastructure}
+        nobody else can be running anything of it. With `crashed`, the code may have been, too."""
+        again = (Outcome.CRASHED, Outcome.TIMEOUT) if crashed else ()
+        self._forgiven = {
+            result.place
+            for result in self.results
+            if result.infrastructure or result.outcome in again
+        }
         self.elsewhere.clear()
 
     def begun(self, key: str, role: Role, repeat: int, attempt: int) -> None:
@@ -66,12 +77,12 @@ class Known:
         found = self._of.get((key, "trial", repeat))
         if not found:
             return None
-        answers = [result for result in found if result.is_result]
+        answers = [r for r in found if r.is_result and r.place not in self._forgiven]
         calm = [result for result in answers if not self.is_disturbed(result)]
         if calm:
             return calm[-1]
         if len(answers) > self._reruns:
-            return answers[-1]
+            return next((result for result in reversed(answers) if not result.noise), answers[-1])
         failed = [r for r in found if r.infrastructure and r.place not in self._forgiven]
         return (answers or failed)[-1] if len(failed) > RETRIES else None
 
@@ -85,8 +96,6 @@ class Known:
 
     def is_disturbed(self, result: Result) -> bool:
         """Whether its block was, in a way that may have changed it."""
-        if result.outcome not in _TIMED or not result.block:
-            return False
         judged = self.judged.get(result.block)
         return judged is not None and judged.flagged
 
@@ -107,13 +116,18 @@ class Known:
     def judged(self) -> Mapping[int, BlockJudged]:
         """Every block by its number, and whether it was disturbed."""
         if self._judged is None:
-            self._judged = judge_blocks(list(self._blocks()), self._spread)
+            self._judged = {
+                number: judged
+                for blocks in self._by_sentinel().values()
+                for number, judged in judge_blocks(blocks, spread_of(self.results)).items()
+            }
         return self._judged
 
     @property
     def trend(self) -> str:
         """Whether the machine became slower or faster over the study, in words."""
-        return trend(list(self._blocks()))
+        most = max(self._by_sentinel().values(), key=len, default=[])
+        return trend(most)
 
     @property
     def last_block(self) -> int:
@@ -129,11 +143,6 @@ class Known:
         """That all trials took so far."""
         return sum(result.seconds for result in self.results)
 
-    def ooms(self) -> Iterator[Result]:
-        for result in self.results:
-            if result.outcome in (Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.SHM_FULL):
-                yield result
-
     def in_blocks(self) -> dict[int, list[Result]]:
         blocks: dict[int, list[Result]] = defaultdict(list)
         for result in self.results:
@@ -141,14 +150,18 @@ class Known:
                 blocks[result.block].append(result)
         return blocks
 
-    def _blocks(self) -> Iterable[BlockSeen]:
+    def _by_sentinel(self) -> dict[str, list[BlockSeen]]:
+        """The blocks, apart where a design that was edited gave them another sentinel."""
+        found: dict[str, list[BlockSeen]] = defaultdict(list)
         for number, results in sorted(self.in_blocks().items()):
             sentinels = [result for result in results if result.role == "sentinel"]
             trained = [result for result in sentinels if result.is_ok and result.throughput]
-            yield BlockSeen(
+            seen = BlockSeen(
                 number=number,
                 sentinel=trained[-1].throughput if trained else None,
-                sentinel_failed=bool(sentinels) and not trained,
+                sentinel_failed=not trained and any(r.is_result for r in sentinels),
                 noise=tuple(result.noise for result in results),
                 trials=sum(result.role == "trial" for result in results),
             )
+            found[sentinels[-1].key if sentinels else ""].append(seen)
+        return found

@@ -21,10 +21,9 @@ from stepscope.studies.result import Result
 
 _AROUND = re.compile(
     r"address already in use|connection (refused|reset|closed)|no route to host|stale file handle"
-    r"|input/output error|no space left on device|too many open files"
-    r"|resource temporarily unavailable|transport endpoint"
-    r"|(busy or unavailable|unknown error|initialization error|ECC error|driver shutting down"
-    r"|system not yet initialized|GPU is lost|has fallen off the bus)"
+    r"|input/output error|no space left on device|transport endpoint"
+    r"|CUDA[^\n]*(busy or unavailable|unknown error|initialization error|ECC error"
+    r"|driver shutting down|system not yet initialized)|GPU is lost|has fallen off the bus"
     r"|NCCL error[^\n]*(system error|remote process|internal error)|nccl.*unhandled system error",
     re.IGNORECASE,
 )

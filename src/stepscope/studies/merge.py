@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -50,8 +51,10 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    trials = [sum(r.is_result for r in study.known.results) for _, study in studies]
-    return dict(zip(names, trials, strict=True))
+    trials: Counter[str] = Counter()
+    for name, (_, study) in zip(names, studies, strict=True):
+        trials[name] += sum(r.role == "trial" and r.is_result for r in study.known.results)
+    return dict(trials)
 
 
 def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
@@ -87,16 +90,19 @@ def _check(studies: Sequence[tuple[StudyPaths, Study]], out: Path) -> None:
 
 
 def _machine_names(sources: Sequence[StudyPaths]) -> list[str]:
-    """By their hardware; where that is the same, by the name of the host, else by a number."""
+    """By their hardware; where several hosts have the same, by these too. Two studies of one host
+    are of one machine."""
     facts = [facts_of(source) for source in sources]
-    names = [str(each.get("machine") or source.folder.name) for each, source in
-             zip(facts, sources, strict=True)]  # fmt: skip
-    for index, name in enumerate(list(names)):
-        if names.count(name) > 1:
-            names[index] = f"{name} ({facts[index].get('host') or index + 1})"
+    names = [str(each.get("machine") or "unknown") for each in facts]
+    hosts = [str(each.get("host") or "unknown host") for each in facts]
+    several = {
+        name
+        for name in names
+        if len({host for other, host in zip(names, hosts, strict=True) if other == name}) > 1
+    }
     return [
-        name if names.count(name) == 1 else f"{name} {1 + names[:index].count(name)}"
-        for index, name in enumerate(names)
+        f"{name} ({host})" if name in several else name
+        for name, host in zip(names, hosts, strict=True)
     ]
 
 

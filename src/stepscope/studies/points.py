@@ -77,7 +77,7 @@ def default_sentinel(
             return near
     why = lacks(middle) if middle is not None else _why_not(design, wanted)
     raise BadDesign(
-        f"{_shown(design)}the sentinel with {levels_text(said)}: {why}",
+        f"{_shown(design)}the sentinel{_with(said)}: {why}",
         "Say other settings for it, or `sentinel: none`",
     )
 
@@ -269,6 +269,10 @@ def _distance(design: Design, wanted: Mapping[str, Level], spec: Spec) -> tuple[
     """In how many factors they differ, then by what would need more memory."""
     differ = sum(spec.get(factor.name) != wanted[factor.name] for factor in design.factors)
     return differ, _as_number(spec.get("batch_size"))
+
+
+def _with(said: Mapping[str, Level]) -> str:
+    return f" with {levels_text(said)}" if said else ""
 
 
 def _why_not(design: Design, wanted: Mapping[str, Level]) -> str:

@@ -30,20 +30,25 @@ class Ran:
     trials: int
 
 
-def run_study(study: Study, onlooker: Onlooker, interval_s: float = 0.1) -> Ran:
-    """Run what is missing of a study, as the only one. BadDesign if nothing of it can be had."""
+def run_study(
+    study: Study, onlooker: Onlooker, interval_s: float = 0.1, again: bool = False
+) -> Ran:
+    """Run what is missing of a study, as the only one. BadDesign if nothing of it can be had.
+
+    With `again`, what crashed or took too long before is missing too.
+    """
     design = study.design
     if not study.grid.planned:
         left = study.grid.skipped(Known())
         raise BadDesign(
             f"Nothing of {design.name} can be tried on this machine: {left[0].why}",
-            "See all reasons with: stepscope study plan",
+            f"See all reasons: stepscope study plan {design.file or ''}".rstrip(),
         )
     with alone(study.paths):
         study.look_again()  # who ran it before may have ended a moment ago
         write_down(study)
+        study.known.forgive(crashed=again)
         onlooker.begins(study)
-        study.known.forgive()
         ledger = Ledger(study.paths)
         for result in study.found.unwritten:
             ledger.add(result)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepscope.analysis.throughput import Spread
 from stepscope.errors import RunFolderError
 from stepscope.runs.paths import slug
 from stepscope.studies.design import Design, Left, Points
@@ -80,9 +80,18 @@ class Study:
 
     @cached_property
     def sentinel(self) -> Spec | None:
-        if not self.design.with_sentinel:
+        """What blocks begin with: the one they began with so far, unless the design says another
+        or cannot have it any more."""
+        if not self.design.with_sentinel or not self.grid.planned:
             return None
-        return default_sentinel(self.design, self.points, self._lacks)
+        chosen = default_sentinel(self.design, self.points, self._lacks)
+        return chosen if self.design.sentinel else (self._sentinel_so_far() or chosen)
+
+    def _sentinel_so_far(self) -> Spec | None:
+        used = Counter(result.key for result in self.known.results if result.role == "sentinel")
+        for key, _ in used.most_common(1):
+            return next((spec for spec in self.points.chosen if spec.key == key), None)
+        return None
 
     @cached_property
     def here(self) -> Here:
@@ -113,6 +122,11 @@ class Study:
         """Forget what was read of its folder: it is read anew."""
         for name in ("found", "known"):
             self.__dict__.pop(name, None)
+
+    @property
+    def was_looked_at(self) -> bool:
+        """Whether what is known of it was read: it is ours then, if it is run."""
+        return "known" in self.__dict__
 
     @property
     def runner(self) -> Mapping[str, Any] | None:
@@ -147,22 +161,13 @@ def find_folder(target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Path:
 
 
 def known_of(found: Found, design: Design) -> Known:
-    known = Known(design.reruns, spread_of(found.results))
+    known = Known(design.reruns)
     for result in sorted(found.results, key=lambda result: (result.began, result.place)):
         known.add(result)
     for attempt in found.attempts:
         known.begun(attempt.key, attempt.role, attempt.repeat, attempt.number)
     known.elsewhere = {(a.key, a.repeat) for a in found.running if a.role == "trial"}
     return known
-
-
-def spread_of(results: list[Result]) -> Spread | None:
-    """How much trials were known to differ on their machine, when the last of them ran."""
-    for result in sorted(results, key=lambda result: result.began, reverse=True):
-        cv, dof = result.values.get("spread_cv"), result.values.get("spread_dof")
-        if cv is not None and dof:
-            return Spread(cv, dof, "others")
-    return None
 
 
 class DamagedStudy(RunFolderError):

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.capture.session import Plan, prepare_folder
+from stepscope.capture.session import check_interval as check_pace
 from stepscope.errors import CannotTry, CannotWatch
 from stepscope.runs.paths import RunPaths, replace_atomically
 from stepscope.trials import child
@@ -44,6 +45,14 @@ class TrialPlan:
     def teaches(self) -> dict[str, Any]:
         """What repeats must share to tell how much they differ."""
         return {**self.workload.as_dict(), "cpus": self.limits.cpus, "memory": self.limits.memory}
+
+
+def check_interval(seconds: float) -> None:
+    """CannotTry unless one can sample at this pace."""
+    try:
+        check_pace(seconds)
+    except CannotWatch as error:
+        raise CannotTry(error.message, error.hint) from None
 
 
 def make_data(workload: Workload, tell: Callable[[str], None]) -> None:

@@ -158,6 +158,7 @@ def test_json_has_all_of_it_and_no_number_that_is_none(tmp_path: Path) -> None:
         "finished": 159,
         "pending": 2,
         "attempts": 160,
+        "disturbed": 0,
         "outcomes": {"host_oom": 6, "ok": 153},
     }
     assert told["best"][0]["levels"] == {

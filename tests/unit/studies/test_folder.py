@@ -277,8 +277,19 @@ def test_a_run_folder_that_was_deleted_is_tried_again(paths: StudyPaths) -> None
     ledger_of(paths, looked(paths))
     shutil.rmtree(paths.run(attempt().place))
     found = looked(paths)
-    assert outcomes(found) == {f"{KEY}/r1a1": "lost", f"{KEY}/r2a1": "ok"}
+    assert outcomes(found) == {f"{KEY}/r2a1": "ok"}
     assert attempt() in found.attempts, "its number is taken"
+
+
+def test_the_number_of_one_that_was_deleted_with_its_claim_is_not_used_again(
+    paths: StudyPaths,
+) -> None:
+    """Its line would be taken for that of a new one, which may be cut short."""
+    ran(paths, attempt())
+    ledger_of(paths, looked(paths))
+    shutil.rmtree(paths.run(attempt().place).parent)
+    found = looked(paths)
+    assert not found.results and attempt() in found.attempts
 
 
 def test_the_later_line_counts_of_a_trial_that_was_deleted_with_its_claim_and_run_again(

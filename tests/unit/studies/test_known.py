@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepscope.analysis.study.records import THROUGHPUT
 from stepscope.records import Outcome
 from stepscope.studies.known import RETRIES, Known
 from stepscope.studies.result import RESULTS, Result
@@ -70,12 +72,24 @@ def test_a_calm_answer_counts_whatever_came_before_or_after() -> None:
 
 
 @pytest.mark.parametrize("outcome", [Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.SHM_FULL])
-def test_memory_runs_out_with_or_without_neighbours(outcome: Outcome) -> None:
+def test_memory_that_ran_out_beside_a_neighbour_is_asked_for_again(outcome: Outcome) -> None:
+    """It may have been the neighbour's."""
     out = result(outcome=outcome, noise=NOISE, values={})
     it = known(out)
-    assert it.judged[1].flagged
-    assert it.answer(KEY, 1) == out
-    assert list(it.ooms()) == [out]
+    assert it.judged[1].flagged and it.answer(KEY, 1) is None
+    alone = result(2, 2, outcome=outcome, values={})
+    it.add(alone)
+    assert it.answer(KEY, 1) == alone
+
+
+def test_what_crashed_is_asked_for_again_once_the_code_was_mended() -> None:
+    it = known(result(1, outcome=Outcome.CRASHED, values={}))
+    it.forgive()
+    assert it.answer(KEY, 1) is not None
+    it.forgive(crashed=True)
+    assert it.answer(KEY, 1) is None
+    it.add(result(2))
+    assert it.answer(KEY, 1) == it.results[-1]
 
 
 def test_a_neighbour_of_one_trial_is_one_of_the_whole_block() -> None:
@@ -161,3 +175,39 @@ def test_what_an_answer_is(results: list[Result], reruns: int) -> None:
         assert it.best_known(KEY, 1) == answer
     if any(not it.is_disturbed(each) for each in answers):
         assert answer is not None and not it.is_disturbed(answer) and answer.is_result
+
+
+def test_of_two_disturbed_answers_the_one_that_was_calm_itself_counts() -> None:
+    """Its block was disturbed, but not it."""
+    calmer, noisier = result(1, 1), result(2, 2, noise=NOISE)
+    neighbour = result(1, 1, repeat=2, noise=NOISE)
+    it = known(calmer, neighbour, noisier)
+    assert it.judged[1].flagged and it.judged[2].flagged
+    assert it.answer(KEY, 1) == calmer
+
+
+def test_blocks_with_another_sentinel_are_not_compared() -> None:
+    """A design that was edited may have another one, with a rate of its own."""
+    slow = [
+        replace(result(block=b, role="sentinel", repeat=b), key="aa", values={THROUGHPUT: 100.0})
+        for b in range(1, 5)
+    ]
+    fast = [
+        replace(result(block=b, role="sentinel", repeat=b), key="bb", values={THROUGHPUT: 900.0})
+        for b in range(5, 9)
+    ]
+    assert not any(judged.flagged for judged in known(*slow, *fast).judged.values())
+    off = replace(fast[0], repeat=9, block=9, values={THROUGHPUT: 100.0})
+    judged = known(*slow, *fast, off).judged
+    assert [number for number, each in judged.items() if each.flagged] == [9]
+
+
+def test_run_again_what_failed_before_has_a_new_chance() -> None:
+    it = known(*map(failed, range(1, RETRIES + 2)))
+    assert it.answer(KEY, 1) is not None
+    it.forgive()
+    assert it.answer(KEY, 1) is None
+    for attempt in range(RETRIES + 2, 2 * RETRIES + 3):
+        assert it.answer(KEY, 1) is None
+        it.add(failed(attempt))
+    assert it.answer(KEY, 1) is not None

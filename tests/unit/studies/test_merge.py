@@ -65,10 +65,9 @@ def test_the_sources_stay_as_they_were(done: Path, tmp_path: Path) -> None:
     ("first", "second"),
     [
         ({"machine": LONG, "host": "a"}, {"machine": LONG, "host": "b"}),
-        ({"machine": LONG, "host": "a"}, {"machine": LONG, "host": "a"}),
         ({"machine": f"{LONG}, 1 × GPU A"}, {"machine": f"{LONG}, 1 × GPU B"}),
         ({"machine": "2 × CPU (a)"}, {"machine": "2 × CPU -a-"}),
-        ({"machine": ""}, {"machine": None}),
+        ({"machine": "", "host": "a"}, {"machine": None, "host": "b"}),
     ],
 )
 def test_machines_that_look_the_same_are_told_apart(
@@ -80,6 +79,11 @@ def test_machines_that_look_the_same_are_told_apart(
     parts = list(parts_of(StudyPaths(tmp_path / "both")))
     assert [machine for machine, _ in parts] == list(machines)
     assert len({part.paths.folder for _, part in parts}) == 2
+
+
+def test_two_studies_of_one_host_are_of_one_machine(done: Path, tmp_path: Path) -> None:
+    a, b = (of_machine(done, tmp_path / n, machine=LONG, host="a") for n in ("a", "b"))
+    assert merge_studies([a, b], tmp_path / "both") == {LONG: 4}
 
 
 def test_what_cannot_be_merged_is_said_and_nothing_is_left(done: Path, tmp_path: Path) -> None:

@@ -22,11 +22,11 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 
 from stepscope.analysis.study.noise import Scatter, estimate
+from stepscope.analysis.study.quantiles import t_quantile
 from stepscope.analysis.study.records import Noise
 from stepscope.analysis.study.words import percent
 from stepscope.analysis.throughput import Spread
@@ -41,9 +41,11 @@ enough."""
 LEAST = 0.05
 """A smaller deviation is not worth a block's time."""
 _LEAST_CV = 0.02
-_USUAL_CV = 0.08
+_USUAL = Spread(0.08, 4, "assumed")
 """Of sentinels where nothing is known of the machine yet."""
 _MAD_TO_SIGMA = 1.4826
+_MAD_EFFICIENCY = 0.37
+"""So much of the sentinels is a median of deviations worth, compared with their variance."""
 _NUMBERS = re.compile(r"[\d.,]+")
 TREND_FROM = 4
 """Sentinels that make a line: two degrees of freedom are left."""
@@ -129,13 +131,15 @@ def _tolerated(
 ) -> float:
     """How far a sentinel may be off, as a logarithm."""
     count = len(logarithms)
-    sigma = known.cv if known else _USUAL_CV
+    known = known or _USUAL
+    sigma, sigmas = known.cv, SIGMAS
     if count >= SCATTER_FROM:
         away = np.abs(logarithms - np.median(logarithms))
         seen = _MAD_TO_SIGMA * float(np.median(away))
-        before = known.dof if known else 0.0
-        sigma = math.sqrt((before * sigma**2 + count * seen**2) / (before + count))
-    sigmas = max(SIGMAS, NormalDist().inv_cdf(1 - CHANCE / (2 * count)))
+        worth = _MAD_EFFICIENCY * count
+        dof = known.dof + worth
+        sigma = math.sqrt((known.dof * known.cv**2 + worth * seen**2) / dof)
+        sigmas = max(SIGMAS, t_quantile(1 - CHANCE / (2 * count), dof))
     return max(sigmas * max(sigma, _LEAST_CV), math.log1p(LEAST))
 
 

@@ -58,12 +58,26 @@ def test_sentinels_that_scatter_tell_how_much_is_usual() -> None:
     assert flagged(blocks(*rates, 45)) == [9]
 
 
-def test_hardly_any_block_of_a_quiet_study_is_flagged() -> None:
+@pytest.mark.parametrize("count", [3, 5, 10, 30])
+@pytest.mark.parametrize("noise", [0.03, 0.08])
+def test_of_twenty_quiet_studies_about_one_has_a_block_flagged(count: int, noise: float) -> None:
     random = np.random.default_rng(2)
-    counts = [
-        len(flagged(blocks(*(100 * np.exp(0.04 * random.normal(size=20)))))) for _ in range(200)
-    ]
-    assert np.mean(counts) / 20 < 0.03
+    studies = 400
+    wrong = sum(
+        bool(flagged(blocks(*(100 * np.exp(noise * random.normal(size=count))))))
+        for _ in range(studies)
+    )
+    assert wrong / studies < 0.07
+
+
+def test_a_block_at_two_thirds_of_the_usual_rate_is_mostly_found() -> None:
+    random = np.random.default_rng(3)
+    found = 0
+    for _ in range(200):
+        rates = 100 * np.exp(0.05 * random.normal(size=8))
+        rates[5] *= 0.66
+        found += flagged(blocks(*rates)) == [6]
+    assert found / 200 > 0.6
 
 
 def test_disturbances_in_words() -> None:
