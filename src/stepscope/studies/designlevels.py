@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import typing
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from stepscope.studies.designnodes import (
 )
 from stepscope.studies.spec import NAMES, checked_level, in_design_words, level_text
 from stepscope.workloads.own import find_own, is_place
-from stepscope.workloads.spec import nearest
+from stepscope.workloads.spec import KNOBS, knob_type, nearest
 
 
 class LevelReader:
@@ -76,7 +77,7 @@ class LevelReader:
     def level(self, name: str, node: Node, into: dict[str, Level]) -> None:
         """A checked level, unless it is none."""
         try:
-            value = value_of(node)
+            value = value_of(node, is_text=_is_text(name))
         except NoValue as error:
             self.trouble.at(node, error.what, error.hint)
             return
@@ -99,6 +100,13 @@ class LevelReader:
             find_own(str(self.base / model) if is_file and not here else model)
         except (OSError, ValueError) as error:
             raise BadWorkload(f"{model!r} cannot be looked for: {error}") from None
+
+
+def _is_text(name: str) -> bool:
+    if name not in KNOBS:
+        return name == "model"
+    kind = knob_type(name)
+    return str in (kind, *typing.get_args(kind))
 
 
 def _as_written(name: str, node: Node, value: Any, error: StepscopeError) -> tuple[str, str]:

@@ -209,11 +209,16 @@ class NoValue(ValueError):
         self.hint = hint
 
 
-def value_of(node: Node) -> Any:
-    """A number, text, true, false or nothing, as people mean it; NoValue where that is not sure."""
+def value_of(node: Node, is_text: bool = False) -> Any:
+    """A number, text, true, false or nothing, as people mean it; NoValue where that is not sure.
+
+    Where `is_text` is meant, 1e3 and 08 are what YAML says: text.
+    """
     if not isinstance(node, ScalarNode):
         raise NoValue(f"one value is wanted here, not {in_words(node)}")
     raw, kind = node.value, node.tag.rpartition(":")[2]
+    if is_text and kind == "str":
+        return raw
     if kind == "int" and ":" in raw:
         raise NoValue(
             f"YAML reads {raw} as {_built(node)}", "Write the number, or put it in quotes"

@@ -367,6 +367,7 @@ _IN_A_FOLDER = settings(
 
 @_IN_A_FOLDER
 @given(factors=_FACTORS, flow=st.booleans())
+@example(factors={"data_path": ["0E0", "08"]}, flow=False)
 def test_any_factors_come_back(tmp_path: Path, factors: dict[str, list[Any]], flow: bool) -> None:
     told = {"factors": factors, **({} if "model" in factors else {"workload": "cnn"})}
     design = read(tmp_path, yaml.safe_dump(told, default_flow_style=flow, sort_keys=False))
