@@ -399,6 +399,19 @@ def test_a_workload_beside_the_design(here: Folder) -> None:
     assert "is left out" in said and "mine.py" in said and "no such file" not in said.lower()
 
 
+def test_a_workload_that_is_edited_between_two_runs(here: Folder) -> None:
+    """Its trials are not of the same code: that is said, there and in the report."""
+    mine = here.folder / "mine.py"
+    mine.write_text("def workload(): ...\n")
+    text = "workload: mine.py:workload\nfixed: {framework: made_up.loop}\n" + CALM
+    here.run(text + "factors: {batch_size: [16]}\n")
+    assert not any("versions" in remark for remark in here.told()["remarks"])
+    mine.write_text("def workload(): return 1\n")
+    said = here.run(text + "factors: {batch_size: [16, 32]}\n")
+    assert "mine.py was changed between runs of the study: its trials are of 2 versions" in said
+    assert any("2 versions" in remark for remark in here.told()["remarks"])
+
+
 def test_a_level_more_keeps_the_sentinel(here: Folder) -> None:
     """The middle of the levels is another one then, and its rate could not be compared."""
     blocks = "blocks: {size: 2, reruns: 0}\n"

@@ -15,7 +15,7 @@ from stepscope.studies.known import Known, spread_of
 from stepscope.studies.merge import parts_of
 from stepscope.studies.result import MACHINE, Result
 from stepscope.studies.spec import Spec, level_text, levels_text
-from stepscope.studies.study import Study, facts_of, running_now
+from stepscope.studies.study import Study, code_remarks, facts_of, running_now
 
 _HOW_LONG = ("seconds", "steps", "epochs", "timeout", "hang", "seed")
 """Settings that may differ between merged studies without making a factor of their own."""
@@ -182,7 +182,7 @@ def _running(paths: StudyPaths) -> RunningNow | None:
 
 def _remarks(study: Study) -> list[str]:
     known = study.known
-    remarks = [*study.points.remarks, *study.found.remarks]
+    remarks = [*study.points.remarks, *study.found.remarks, *code_remarks(study.paths)]
     if drifts := known.trend:
         remarks.append(drifts)
     tried = {r.key for r in known.results if r.role == "trial"}

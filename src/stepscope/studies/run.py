@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from stepscope import __version__
@@ -17,7 +19,7 @@ from stepscope.studies.folder import FORMAT, Ledger, alone, is_study, unwritable
 from stepscope.studies.known import Known
 from stepscope.studies.launchers.local import LocalLauncher
 from stepscope.studies.result import Result
-from stepscope.studies.study import DamagedStudy, Study, facts_of
+from stepscope.studies.study import DamagedStudy, Study, code_remarks, facts_of
 
 _SHOWN_S = 1.0
 
@@ -49,6 +51,8 @@ def run_study(
         write_down(study)
         study.known.forgive(crashed=again)
         onlooker.begins(study)
+        for remark in code_remarks(study.paths):
+            onlooker.tell(remark)
         ledger = Ledger(study.paths)
         for result in study.found.unwritten:
             ledger.add(result)
@@ -90,10 +94,24 @@ def write_down(study: Study) -> None:
             "stepscope": __version__,
             "file": str((design.file or paths.design).absolute()),
             "lacked": study.grid.unavailable,
+            "code": _code(study, told.get("code")),
         }
         replace_atomically(paths.study_json, json.dumps(told, indent=1) + "\n")
     except OSError as error:
         raise unwritable(paths, error) from None
+
+
+def _code(study: Study, before: Any) -> dict[str, list[str]]:
+    """The versions that a user's own files had while the study was run, as digests."""
+    code = dict(before) if isinstance(before, dict) else {}
+    base = study.design.file.parent if study.design.file else Path()
+    own = {spec.workload.model for spec in study.points.chosen if spec.workload.is_own}
+    for model in sorted(own):
+        file = base / model.rpartition(":")[0]
+        if file.is_file():
+            digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+            code[model] = list(dict.fromkeys([*code.get(model, ()), digest]))
+    return code
 
 
 def _facts_before(study: Study) -> dict[str, Any]:

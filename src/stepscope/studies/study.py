@@ -202,6 +202,17 @@ def facts_of(paths: StudyPaths) -> dict[str, Any]:
     return told
 
 
+def code_remarks(paths: StudyPaths) -> list[str]:
+    """Which files of the user's were not the same for all trials."""
+    code = facts_of(paths).get("code")
+    return [
+        f"{model.rpartition(':')[0]} was changed between runs of the study: its trials are of "
+        f"{len(versions)} versions. Delete the folders of those to be tried again"
+        for model, versions in (code.items() if isinstance(code, dict) else ())
+        if isinstance(versions, list) and len(versions) > 1
+    ]
+
+
 def running_now(paths: StudyPaths) -> Mapping[str, Any] | None:
     """What runs now, as its runner last wrote it down; None if nobody runs it."""
     who = runner_of(paths)
