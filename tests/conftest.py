@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,14 @@ def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tests may themselves run under stepscope: what they start must not report there."""
     for variable in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
         monkeypatch.delenv(variable)
+
+
+@pytest.fixture(autouse=True)
+def _listening() -> Iterator[None]:
+    """What a test does to our own signals is not passed on to what the next one starts."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)
