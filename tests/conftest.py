@@ -90,7 +90,8 @@ def _listening() -> Iterator[None]:
     """What a test does to our own signals is not passed on to what the next one starts."""
     before = signal.getsignal(signal.SIGINT)
     yield
-    signal.signal(signal.SIGINT, before)
+    if before is not None:  # none of Python's
+        signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)
