@@ -346,6 +346,11 @@ def test_a_study_of_another_machine_or_of_another_name(here: Folder) -> None:
     assert here.begun == here.told()["trials"]["finished"] == 4, "it is made anew"
 
 
+def test_a_name_with_spaces_is_found_by_it(here: Folder) -> None:
+    here.run(f"name: my study\nworkload: cnn\nfixed: {{framework: made_up.loop}}\n{FOUR}")
+    assert "4 trials" in here.ask("show", "my study").stdout
+
+
 def test_another_design_of_the_same_name(here: Folder) -> None:
     here.run("factors: {batch_size: [16]}\n" + CALM)
     other = here.folder / "project"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import json
@@ -90,8 +91,9 @@ def run(
         try:
             ran = run_study(study, bar, interval, again)
         except StepscopeError:
-            if study.was_looked_at and study.known.results:
-                _derive(view_of(study))  # what there is is worth a report
+            with contextlib.suppress(StepscopeError):  # a full disk: the first error says more
+                if study.was_looked_at and study.known.results:
+                    _derive(view_of(study))
             raise
     if ran.trials or not quiet or as_json:
         _conclude(study, ran, quiet, as_json)

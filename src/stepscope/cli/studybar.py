@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import gc
-from types import TracebackType
-from typing import Any
 
-from stepscope.cli.run import say
+from stepscope.cli.bars import QuietBar
 from stepscope.report.format import rate_text, seconds_text
 from stepscope.report.studyplan import headline, plan_view
 from stepscope.studies.design import Design
@@ -16,13 +14,12 @@ from stepscope.studies.spec import levels_text, setting
 from stepscope.studies.study import Study
 
 
-class StudyBar:
+class StudyBar(QuietBar):
     """`with StudyBar(...) as bar`: an onlooker of a study."""
 
     def __init__(self, design: Design, quiet: bool) -> None:
+        super().__init__(quiet)
         self._design = design
-        self._quiet = quiet
-        self._bar: Any = None
 
     def __enter__(self) -> StudyBar:
         from rich.console import Console
@@ -49,16 +46,6 @@ class StudyBar:
             self._task = self._bar.add_task(self._design.name, total=1.0, left="", best="", said="")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
     def begins(self, study: Study) -> None:
         """What will be run, in a line or two."""
         gc.enable()
@@ -67,14 +54,6 @@ class StudyBar:
         view = plan_view(study)
         for text in (headline(view), *view.remarks):
             self.tell(text)
-
-    def tell(self, text: str) -> None:
-        if self._quiet:
-            return
-        if self._bar is not None:
-            self._bar.console.print(f"stepscope: {text}", markup=False, highlight=False)
-        else:
-            say(text)
 
     def show(self, moment: Moment) -> None:
         if self._bar is None:

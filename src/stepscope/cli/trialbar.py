@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from types import TracebackType
-from typing import Any
-
-from stepscope.cli.run import say
+from stepscope.cli.bars import QuietBar
 from stepscope.trials.pulse import Progress
 
 _NEVER_DONE = 0.99
 """A full bar stops its clock, and there is still something to clean up."""
 
 
-class TrialBar:
+class TrialBar(QuietBar):
     """`with TrialBar(...) as bar`: `bar.show` a trial's progress, `bar.tell` a line above it."""
 
     def __init__(self, name: str, repeats: int, quiet: bool) -> None:
+        super().__init__(quiet)
         self._name = name
         self._repeats = repeats
-        self._quiet = quiet
-        self._bar: Any = None
 
     def __enter__(self) -> TrialBar:
         from rich.console import Console
@@ -39,24 +35,6 @@ class TrialBar:
             self._task = self._bar.add_task(self._name, total=1.0, said="")
             self._number = 0
         return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def tell(self, text: str) -> None:
-        if self._quiet:
-            return
-        if self._bar is not None:
-            self._bar.console.print(f"stepscope: {text}", markup=False, highlight=False)
-        else:
-            say(text)
 
     def show(self, number: int, progress: Progress) -> None:
         if self._bar is None:

@@ -50,37 +50,6 @@ _MOST_NAMED = 8
 _MOST_RANKINGS = 9
 _TEXTS = (CONFIGURATION, "Why", "What held it back")
 
-_PAGE = Template("""<!doctype html>
-<html lang="en">
-<head>
-<meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<meta name="generator" content="stepscope $version">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; \
-style-src $style_sources">
-<link rel="icon" href="data:,">
-<title>$title</title>
-$styles
-</head>
-<body>
-<main>
-<header class="top">
-<div class="identity">
-<h1>$name</h1>
-<span class="badge $tone">$state</span>
-</div>
-<p class="headline">$headline</p>
-<p class="about">$about</p>
-$now
-</header>
-$sections
-<footer>$footer</footer>
-</main>
-</body>
-</html>
-""")
-
 
 def write_report(view: StudyView, folder: Path) -> Path:
     """Write the page of a study into a folder."""
@@ -94,7 +63,7 @@ def html_of(view: StudyView) -> str:
     """The whole page."""
     styles = [asset(name) for name in _STYLES]
     units = "Units are decimal: 1 GB is 10⁹ bytes. All tables lie beside this page as CSV."
-    return _PAGE.substitute(
+    return Template(asset("study.html")).substitute(
         version=escape(__version__),
         style_sources=allowed(styles),
         title=escape(f"{view.name} · stepscope"),

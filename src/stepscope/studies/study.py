@@ -150,8 +150,9 @@ def find_folder(target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Path:
     path = Path(target)
     if path.is_dir():
         return path
-    if not path.exists() and is_study(Path(out) / path):
-        return Path(out) / path
+    named = Path(out) / slug(str(target))
+    if not path.exists() and is_study(named):
+        return named
     folder = Study.of(path, out).paths.folder
     if not is_study(folder):
         raise RunFolderError(

@@ -365,7 +365,7 @@ def test_who_only_looks_keeps_nobody_from_running_it(paths: StudyPaths) -> None:
         os._exit(0)
     os.close(looking)  # our child has it for a moment longer
     with alone(paths):
-        pass
+        assert (runner_of(paths) or {})["pid"] == os.getpid()
     os.waitpid(pid, 0)
 
 
