@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 _MIB = 1 << 20
 _PAGE = 4096
 _REST_S = 0.35
+_LONG_REST_S = 0.8
+"""Between a task that is judged by its CPU time and one that takes some: on a busy machine a
+reading comes late, and then holds what was done since the last one."""
 _BURN_S = 1.5
 _LONGEST_S = 6.0
 """After so long a burn ends, whatever it got of a busy machine."""
@@ -96,12 +99,16 @@ def _work_on_host(load: _Load, disk: str | None, filesystem: str) -> None:
     with contextlib.ExitStack() as kept:
         file = kept.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0)) if disk else None
         load.do(tasks.IDLE, lambda: time.sleep(1.0))
-        load.do(tasks.BURN, lambda: burn(_BURN_S))
+        load.do(tasks.BURN, lambda: burn(_BURN_S), _LONG_REST_S)
         load.do(tasks.SHM, fill_shm)
         load.do(tasks.LOOPBACK, send_to_self)
         load.do(tasks.MEMORY, hold_memory)
-        load.do(tasks.WRITE, lambda: {tasks.AMOUNT: write(file), tasks.PLACE: filesystem})
-        load.do(tasks.WORKER, burn_in_worker)
+        load.do(
+            tasks.WRITE,
+            lambda: {tasks.AMOUNT: write(file), tasks.PLACE: filesystem},
+            _LONG_REST_S,
+        )
+        load.do(tasks.WORKER, burn_in_worker, _LONG_REST_S)
         load.do(tasks.READ, lambda: {tasks.AMOUNT: read_back(file), tasks.PLACE: filesystem})
 
 

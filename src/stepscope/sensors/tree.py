@@ -97,8 +97,8 @@ class ProcessTree:
         changes = Changes()
         now = time.monotonic()
         started = self._something_started()
-        # Nothing started and nothing went: then children cannot have been reaped, and the cheap
-        # reading tells all that changes from sample to sample.
+        # Nothing started, nothing went, and everybody has had time to take a name: then children
+        # cannot have been reaped, and the cheap reading tells all that changes between samples.
         due = started or thorough or self._unsettled or now >= self._next_full
         if not due and self._read_all_quick():
             changes.full = False
@@ -109,9 +109,9 @@ class ProcessTree:
                 changes.gone.append(process)
                 self._forget(process)
         changes.gone.reverse()
-        self._unsettled = bool(changes.gone)
         if started and (thorough or now >= self._next_scan):
             changes.appeared = self._scan(now)
+        self._unsettled = bool(changes.gone) or not all(p.settled for p in self)
         return changes
 
     def forget(self, pid: int) -> None:
