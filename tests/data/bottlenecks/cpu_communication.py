@@ -4,6 +4,7 @@ How one comes to it: a wide model, a small batch per rank, a slow network betwee
 Start: torchrun --standalone --nproc-per-node 2
 """
 
+import gc
 from contextlib import nullcontext
 
 import torch
@@ -53,7 +54,8 @@ def main() -> None:
             clock.step(len(rows))
     if dist.get_rank() == 0:
         clock.report()
-    del model
+    del model, optimizer, loss  # what holds the group when it goes may abort at the exit
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 

@@ -4,6 +4,7 @@ How one comes to it: the second machine reads its data from a slower disk. All r
 all-reduce, so the slowest sets the pace. Start: torchrun --standalone --nproc-per-node 2
 """
 
+import gc
 import time
 
 import torch
@@ -57,7 +58,8 @@ def main() -> None:
             clock.step(len(images))
     if dist.get_rank() == 0:
         clock.report()
-    del model
+    del model, optimizer, loss  # what holds the group when it goes may abort at the exit
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 

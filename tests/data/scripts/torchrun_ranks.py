@@ -1,5 +1,7 @@
 """Two ranks with DistributedDataParallel over Gloo."""
 
+import gc
+
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
@@ -22,7 +24,8 @@ def main() -> None:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-    del model
+    del model, optimizer  # what holds the group when it goes may abort at the exit
+    gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 
