@@ -7,6 +7,7 @@
     with stepscope.watch("my run"): ...   # watch this process from here to there
     stepscope.open_run("runs/...")        # read any run
     stepscope.trial("resnet18", cpus=4)   # train a workload in isolation, and measure it
+    stepscope.fit("resnet50").batch_size  # the largest batch that fits and is still fast
     stepscope.study("design.yaml")        # many trials, each once, and what they teach
     stepscope.open_study("studies/...")   # what a study tells
 
@@ -20,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0"
 __all__ = [
     "__version__",
+    "fit",
     "latest_run",
     "mark",
     "open_run",
@@ -34,6 +36,7 @@ _HOMES = {
     "mark": "stepscope.marks",
     "phase": "stepscope.marks",
     "trial": "stepscope.api",
+    "fit": "stepscope.api",
     "study": "stepscope.api",
     "open_study": "stepscope.api",
     "watch": "stepscope.capture.watch",
@@ -42,7 +45,7 @@ _HOMES = {
 }
 
 if TYPE_CHECKING:
-    from stepscope.api import open_study, study, trial
+    from stepscope.api import fit, open_study, study, trial
     from stepscope.capture.watch import watch
     from stepscope.marks import mark, phase
     from stepscope.runs.reader import latest_run, open_run

@@ -1,12 +1,17 @@
-"""Trials and studies for programs: `stepscope.trial("resnet18", batch_size=64, cpus=4)`."""
+"""Trials, studies and fits for programs: `stepscope.trial("resnet18", batch_size=64, cpus=4)`."""
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import StepscopeError
+from stepscope.advice.answer import Fit
+from stepscope.advice.fitting import Asked, fit_workload
+from stepscope.errors import BadWorkload, CannotTry, StepscopeError
+from stepscope.report.fit import NOT_ASKED
 from stepscope.report.study import StudyView
 from stepscope.report.studyread import read_view, view_of
 from stepscope.report.trial import TrialView, trial_view
@@ -16,15 +21,16 @@ from stepscope.studies.folder import DEFAULT_FOLDER as STUDIES
 from stepscope.studies.result import Result
 from stepscope.studies.run import run_study
 from stepscope.studies.study import Study, find_folder
-from stepscope.trials.limits import Limits, parse_size
+from stepscope.trials.limits import Limits, Room, check_limits, parse_size
 from stepscope.trials.prepare import TrialPlan, check_interval
 from stepscope.trials.pulse import Progress
 from stepscope.trials.repeats import learn, run_repeats
 from stepscope.trials.runner import Tried
 from stepscope.workloads.own import find_own, is_place
-from stepscope.workloads.spec import make_workload
+from stepscope.workloads.spec import make_workload, option_name
 
 PROFILED_STEPS = 5
+_PERCENTAGE = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*%")
 
 
 def trial(
@@ -80,6 +86,97 @@ def trial(
     if any(each.asked_to_end for each in tried):
         raise TrialInterrupted(views)
     return views
+
+
+def fit(
+    model: str | Callable[..., Any],
+    *,
+    gpu_memory: int | str | None = None,
+    memory: int | str | None = None,
+    headroom: int | str = 0,
+    gpus: Sequence[str] | None = None,
+    cards: Sequence[int | str] = (),
+    method: str = "auto",
+    prove: bool = False,
+    estimate: bool = False,
+    fresh: bool = False,
+    hang: float = 300.0,
+    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
+    **knobs: Any,
+) -> Fit:
+    """The largest batch that fits, and the largest that is still fast: `.batch_size` to use.
+
+    `model` is a name or `FILE.py:FUNCTION`, as everywhere, or the function itself: its file is
+    imported by the probes, which are processes of their own. `gpu_memory` is what the framework
+    may take there; without a GPU the batch is fitted into host memory, of which `memory` is the
+    limit. Whatever is found is a result: see `.verdict` and `.says`.
+    """
+    for name in NOT_ASKED:
+        if name in knobs:
+            raise BadWorkload(f"{option_name(name)} is not for a fit to be told", "Leave it out")
+    place = model if isinstance(model, str) else _place_of(model)
+    if is_place(place):
+        find_own(place)
+    workload = make_workload(place, knobs)
+    limits = Limits(
+        memory=None if memory is None else parse_size(memory),
+        gpu_memory=None if gpu_memory is None else parse_size(gpu_memory),
+        gpus=None if gpus is None else tuple(gpus),
+        hang_s=hang,
+    )
+    check_limits(limits, Room.here())
+    asked = Asked(
+        gpu_memory=limits.gpu_memory,
+        memory=limits.memory,
+        headroom=_headroom(headroom, limits),
+        gpus=limits.gpus,
+        cards=tuple(parse_size(card) for card in cards),
+        method=method,
+        prove=prove,
+        estimate=estimate,
+        fresh=fresh,
+        hang_s=hang,
+    )
+    return fit_workload(workload, asked, tell, show)
+
+
+def _headroom(given: int | str, limits: Limits) -> int:
+    """Bytes to leave free: a size, or a part of the limit that was given."""
+    text = str(given).strip()
+    if not text.endswith("%"):
+        return parse_size(given)
+    if not _PERCENTAGE.fullmatch(text):
+        raise CannotTry(f"--headroom {text} is no percentage", "For example: 5%")
+    share = float(text[:-1]) / 100
+    whole = limits.memory if limits.gpu_memory is None else limits.gpu_memory
+    if share >= 1:
+        raise CannotTry(f"--headroom {text} leaves nothing to fit into", "Give less than 100%")
+    if whole is None:
+        raise CannotTry(
+            f"--headroom {text} is a part of a limit, and none was given",
+            "Give --gpu-memory or --memory too, or a size: --headroom 1GiB",
+        )
+    return int(share * whole)
+
+
+def _place_of(function: Callable[..., Any]) -> str:
+    """`FILE.py:FUNCTION` of a function, such as other processes can find."""
+    function = inspect.unwrap(function)
+    name = getattr(function, "__qualname__", "")
+    if not inspect.isfunction(function) or not name.isidentifier():
+        raise BadWorkload(
+            f"{name or type(function).__name__} cannot be found by another process",
+            "Give a function that stands at the top of a file, neither a lambda nor within "
+            'another one; or its place: "train.py:workload"',
+        )
+    file = Path(inspect.getsourcefile(function) or "")
+    if not file.is_file():
+        raise BadWorkload(
+            f"{name} was typed in, and is in no file",
+            "The probes are processes of their own, which import it: put it into a .py file",
+        )
+    return f"{file}:{name}"
 
 
 def study(

@@ -10,6 +10,7 @@ import typer
 import stepscope
 from stepscope.cli.doctor import doctor
 from stepscope.cli.explain import explain
+from stepscope.cli.fit import fit
 from stepscope.cli.report import report
 from stepscope.cli.run import run
 from stepscope.cli.study import app as study
@@ -51,6 +52,7 @@ app.command()(top)
 app.command()(report)
 app.command()(explain)
 app.command()(trial)
+app.command()(fit)
 app.add_typer(study, name="study")
 app.command()(doctor)
 

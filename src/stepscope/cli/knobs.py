@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Annotated, Any
 
 import typer
@@ -25,11 +25,11 @@ _PANEL_OF = {knob: panel for panel, knobs in _PANELS.items() for knob in knobs}
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
-def with_knobs(command: Callable[..., None]) -> Callable[..., None]:
-    """Replace the `**knobs` of a command by an option for each knob."""
+def with_knobs(command: Callable[..., None], without: Collection[str] = ()) -> Callable[..., None]:
+    """Replace the `**knobs` of a command by an option for each knob, but for some."""
     signature = inspect.signature(command, eval_str=True)
     own = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
-    added = [_parameter(name) for name in sorted(KNOBS, key=_order)]
+    added = [_parameter(name) for name in sorted(KNOBS, key=_order) if name not in without]
     parameters = [p.replace(kind=p.KEYWORD_ONLY) for p in own] + added
 
     def wrapper(**values: Any) -> None:

@@ -23,14 +23,11 @@ from stepscope.errors import BadWorkload
 from stepscope.runs.paths import RunPaths
 from stepscope.trials import stacks
 from stepscope.workloads.own import find_own, hint_for, where_in
-from stepscope.workloads.reporting import FailureKind, Place, RankReport
+from stepscope.workloads.reporting import Place, RankReport, failure_kind
 from stepscope.workloads.spec import Workload
 
 MODULE = "stepscope.trials.child"
 _PR_SET_PDEATHSIG = 1
-_GPU_NAMES = ("CUDA", "CUBLAS", "CUDNN")
-_NO_GPU_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_NO_HOST_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "Caught MemoryError")
 
 
 def main(spec_file: str) -> int:
@@ -55,7 +52,7 @@ def main(spec_file: str) -> int:
         report.fail("workload", _without_traceback(error))
         return error.exit_code
     except Exception as error:
-        report.fail(_kind(error), error, hint_for(error), _where(workload, error))
+        report.fail(failure_kind(error), error, hint_for(error), _where(workload, error))
         traceback.print_exc()
         return 1
     return 0
@@ -82,6 +79,7 @@ def _place(spec: dict[str, Any], paths: RunPaths, workload: Workload) -> Place:
         threads=spec["threads"],
         gpu_memory=spec["gpu_memory"],
         profiled_steps=spec["profiled_steps"],
+        cycle=spec.get("cycle", False),
     )
 
 
@@ -124,15 +122,6 @@ def _without_traceback(error: BadWorkload) -> BadWorkload:
 def _where(workload: Workload, error: BaseException) -> str | None:
     """The line of the user's file at which it happened."""
     return where_in(error, find_own(workload.model).file) if workload.is_own else None
-
-
-def _kind(error: BaseException) -> FailureKind:
-    """Memory may also end in libraries, which have words of their own for it."""
-    text = str(error)
-    if isinstance(error, MemoryError) or any(words in text for words in _NO_HOST_MEMORY):
-        return "host_oom"
-    of_gpu = type(error).__name__ == "OutOfMemoryError" or any(name in text for name in _GPU_NAMES)
-    return "gpu_oom" if of_gpu and any(words in text for words in _NO_GPU_MEMORY) else "error"
 
 
 if __name__ == "__main__":

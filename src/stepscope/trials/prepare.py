@@ -40,6 +40,9 @@ class TrialPlan:
     """What else belongs under `trial` in run.json: which repeat, the machine's spread."""
     folder: Path | None = None
     """The run folder itself, where it is not to be a new one in `out`."""
+    cycle: bool = False
+    """Whether to go through a whole cycle: after the steps an evaluation, a smaller batch, and
+    steps again."""
 
     @property
     def teaches(self) -> dict[str, Any]:
@@ -111,5 +114,6 @@ def _write_spec(plan: TrialPlan, fence: Fence, paths: RunPaths) -> None:
         "threads": fence.threads,
         "gpu_memory": plan.limits.gpu_memory,
         "profiled_steps": plan.profiled_steps,
+        "cycle": plan.cycle,
     }
     replace_atomically(paths.trial_spec, json.dumps(spec, indent=1) + "\n")

@@ -18,6 +18,11 @@ from stepscope.runs.paths import replace_atomically
 
 FailureKind = Literal["workload", "gpu_oom", "host_oom", "error"]
 _LONGEST_MESSAGE = 4000
+_GPU_NAMES = ("CUDA", "CUBLAS", "CUDNN")
+_NO_GPU_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
+_NO_HOST_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "Caught MemoryError")
+_NO_ENGINE = "unable to find an engine to execute this computation"
+"""What cuDNN's front end says when it has tried all algorithms, also if each ran out of memory."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,8 @@ class Place:
     """Bytes the framework may allocate on its GPU."""
     profiled_steps: int = 0
     """How many more steps to take under the profiler."""
+    cycle: bool = False
+    """Whether an evaluation, a smaller batch and steps again follow the steps."""
 
 
 @dataclass
@@ -93,6 +100,18 @@ class RankReport:
 
     def write(self) -> None:
         replace_atomically(self.place.facts, json.dumps(self.facts, indent=1, default=str) + "\n")
+
+
+def failure_kind(error: BaseException, ooms: int = 0) -> FailureKind:
+    """Memory may also end in libraries, which have words of their own for it. `ooms` is how often
+    the allocator of the device could not give any."""
+    text = str(error)
+    if isinstance(error, MemoryError) or any(words in text for words in _NO_HOST_MEMORY):
+        return "host_oom"
+    of_gpu = type(error).__name__ == "OutOfMemoryError" or any(name in text for name in _GPU_NAMES)
+    if of_gpu and any(words in text for words in _NO_GPU_MEMORY):
+        return "gpu_oom"
+    return "gpu_oom" if ooms and _NO_ENGINE in text else "error"
 
 
 def _in_one_line(kind: str, message: str) -> str:

@@ -77,8 +77,8 @@ def describe_device(device: torch.device) -> dict[str, Any]:
     return {"device": str(device), "device_name": name}
 
 
-def versions() -> dict[str, str | None]:
-    """Of what does the work."""
+def versions(starts_cuda: bool = True) -> dict[str, str | None]:
+    """Of what does the work. To ask for cuDNN's starts CUDA, and then no fork can use it."""
     try:
         torchvision = metadata.version("torchvision")
     except metadata.PackageNotFoundError:
@@ -87,7 +87,7 @@ def versions() -> dict[str, str | None]:
         "torch": str(torch.__version__),
         "torchvision": torchvision,
         "cuda": torch.version.cuda,
-        "cudnn": _cudnn(),
+        "cudnn": _cudnn() if starts_cuda else None,
     }
 
 

@@ -137,25 +137,42 @@ def _batches_in(loader: DataLoader[Any]) -> int | None:
 def mover(device: torch.device, channels_last: bool) -> Callable[[Any], Any]:
     """A function that takes a batch, of any nesting, to the device; copies overlap if pinned."""
 
-    def move(thing: Any) -> Any:
-        if isinstance(thing, torch.Tensor):
-            layout = _layout(thing) if channels_last else torch.preserve_format
-            return thing.to(device, non_blocking=True, memory_format=layout)
-        if isinstance(thing, Mapping):
-            moved = {key: move(value) for key, value in thing.items()}
-            with contextlib.suppress(Exception):  # a BatchEncoding, say, stays one
-                return type(thing)(moved)  # type: ignore[call-arg]
-            return moved
-        if isinstance(thing, tuple) and hasattr(thing, "_fields"):
-            return type(thing)(*(move(value) for value in thing))
-        if isinstance(thing, (list, tuple)):
-            return type(thing)(move(value) for value in thing)
+    def moved(tensor: torch.Tensor) -> torch.Tensor:
+        layout = layout_of(tensor) if channels_last else torch.preserve_format
+        return tensor.to(device, non_blocking=True, memory_format=layout)
+
+    def other(thing: Any) -> Any:
         return thing.to(device) if hasattr(thing, "to") else thing
 
-    return move
+    return lambda batch: map_tensors(batch, moved, other)
 
 
-def _layout(tensor: torch.Tensor) -> torch.memory_format:
+def map_tensors(
+    thing: Any,
+    change: Callable[[torch.Tensor], torch.Tensor],
+    other: Callable[[Any], Any] = lambda thing: thing,
+) -> Any:
+    """The same nesting with every tensor changed, and what else there is by `other`."""
+
+    def mapped(thing: Any) -> Any:
+        if isinstance(thing, torch.Tensor):
+            return change(thing)
+        if isinstance(thing, Mapping):
+            changed = {key: mapped(value) for key, value in thing.items()}
+            with contextlib.suppress(Exception):  # a BatchEncoding, say, stays one
+                return type(thing)(changed)  # type: ignore[call-arg]
+            return changed
+        if isinstance(thing, tuple) and hasattr(thing, "_fields"):
+            return type(thing)(*(mapped(value) for value in thing))
+        if isinstance(thing, (list, tuple)):
+            return type(thing)(mapped(value) for value in thing)
+        return other(thing)
+
+    return mapped(thing)
+
+
+def layout_of(tensor: torch.Tensor) -> torch.memory_format:
+    """Channels last, for a tensor that has any."""
     if tensor.dim() == 4:
         return torch.channels_last
     return torch.channels_last_3d if tensor.dim() == 5 else torch.preserve_format

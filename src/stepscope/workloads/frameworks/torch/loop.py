@@ -24,6 +24,7 @@ from stepscope.workloads.frameworks.torch.clock import (
     StepClock,
     running,
 )
+from stepscope.workloads.frameworks.torch.cycle import Cycle, HostMemory, parts_of
 from stepscope.workloads.frameworks.torch.data import build_data, prepare_cache
 from stepscope.workloads.frameworks.torch.device import (
     Numbers,
@@ -95,6 +96,10 @@ def _train(
         loop = Loop(
             workload, feed, move if stepper and not workload.part else _leave, stepper, clock
         )
+        memory = HostMemory()
+        if place.cycle:
+            loop = replace(loop, after_step=memory.note)
+            memory.begin()
         steps = loop.run(duration, report)
         log.close()
         report.tell(
@@ -105,6 +110,9 @@ def _train(
         )
         if place.profiled_steps:
             _profile(loop, place, report, device, per_epoch)
+        if place.cycle:
+            _go_on(loop, report)
+            report.tell(host_memory=memory.facts())
 
 
 @contextlib.contextmanager
@@ -250,6 +258,26 @@ def _profile(
         replace_atomically(place.profile, json.dumps(found, indent=1) + "\n")
 
 
+def _go_on(loop: Loop, report: RankReport) -> None:
+    """The rest of the cycle, and what of its memory is known by name."""
+    stepper, untimed = loop.stepper, replace(loop, clock=NoClock())
+    if stepper is None:
+        return
+    report.tell(parts=parts_of(stepper.forward, stepper.optimizer))
+
+    def train(batch: Any) -> None:
+        stepper.batch(batch, last=True)
+        stepper.step()
+
+    Cycle(
+        batch=lambda: loop.move(loop.feed.next()),
+        train=train,
+        evaluate=stepper.evaluate,
+        step=untimed.one_step,
+        size=loop.workload.batch_size,
+    ).run(report)
+
+
 class Stepper:
     """Forward, backward and optimizer of one rank."""
 
@@ -264,9 +292,10 @@ class Stepper:
             _use_channels_last(model)
         if workload.compile:
             model = torch.compile(model)  # type: ignore[assignment]
-        self._forward = ranks.distributed(_Forward(model, built.loss), place.ranks, device)
-        parameters = [p for p in self._forward.parameters() if p.requires_grad]
-        self._optimizer = (
+        self.forward = ranks.distributed(_Forward(model, built.loss), place.ranks, device)
+        """From a batch to its loss."""
+        parameters = [p for p in self.forward.parameters() if p.requires_grad]
+        self.optimizer = (
             built.own.optimizer(parameters)
             if built.own and built.own.optimizer
             else _optimizer(workload, parameters)
@@ -275,16 +304,25 @@ class Stepper:
 
     def batch(self, batch: Any, last: bool) -> None:
         """Add the gradients of a batch; the last of a step exchanges them between ranks."""
-        with contextlib.nullcontext() if last else ranks.without_sync(self._forward):
+        with contextlib.nullcontext() if last else ranks.without_sync(self.forward):
             with self._numbers.autocast():
-                loss = self._forward(batch)
+                loss = self.forward(batch)
             self._loss = loss.detach()
             self._numbers.scaler.scale(loss / self._parts if self._parts > 1 else loss).backward()
 
     def step(self) -> None:
-        self._numbers.scaler.step(self._optimizer)
+        self._numbers.scaler.step(self.optimizer)
         self._numbers.scaler.update()
-        self._optimizer.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def evaluate(self, batch: Any) -> None:
+        """The loss of a batch as a validation computes it; what is trained stays as it is."""
+        self.forward.eval()
+        try:
+            with torch.no_grad(), self._numbers.autocast():
+                self.forward(batch)
+        finally:
+            self.forward.train()
 
     def last_loss(self) -> float | None:
         """What the loss was in the end. Waits for the device: not within the measured steps."""
@@ -330,6 +368,7 @@ class Loop:
     move: Callable[[Any], Any]
     stepper: Stepper | None
     clock: StepClock
+    after_step: Callable[[], None] = lambda: None
 
     def run(self, duration: Duration, report: RankReport) -> int:
         """All steps of the trial; the first is timed apart: it builds, tunes and compiles."""
@@ -361,3 +400,4 @@ class Loop:
         if stepper:
             stepper.step()
         clock.done()
+        self.after_step()

@@ -1,0 +1,1 @@
+"""Planners and answers on what was measured: what fits."""

@@ -1,0 +1,133 @@
+"""`fit`, as it is asked for: on the GPU that is there, or on the host; found before, or anew."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, replace
+from datetime import datetime
+from typing import Any
+
+from stepscope.advice import cache
+from stepscope.advice.answer import Fit
+from stepscope.advice.fit import Options, fit_on_gpu
+from stepscope.advice.hostfit import fit_on_host
+from stepscope.advice.linear2019 import fit_2019
+from stepscope.advice.prober import Prober
+from stepscope.advice.room import GpuHere, gpu_here, gpu_room, probe_environment
+from stepscope.advice.wording import answer, host_room, memory_free
+from stepscope.errors import CannotTry
+from stepscope.workloads.spec import Workload, nearest
+
+METHODS = ("auto", "linear2019")
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a user asked of `fit`."""
+
+    gpu_memory: int | None = None
+    """Bytes that the framework may take on the GPU, as of a trial."""
+    memory: int | None = None
+    """Bytes of host memory."""
+    headroom: int = 0
+    """Bytes to leave free."""
+    gpus: tuple[str, ...] | None = None
+    cards: tuple[int, ...] = ()
+    """Other sizes to foresee batches for; nothing: those of the usual cards."""
+    method: str = "auto"
+    prove: bool = False
+    estimate: bool = False
+    fresh: bool = False
+    """Whether to look anew, also where the answer is known."""
+    hang_s: float = 300.0
+
+
+Say = Callable[[str], None]
+
+
+def fit_workload(workload: Workload, asked: Asked, tell: Say, show: Say) -> Fit:
+    """The answer, from the cache where nothing has changed that it depends on."""
+    _check(asked)
+    gpu = None if workload.device == "cpu" else gpu_here(asked.gpus, probe_environment(None))
+    if gpu is None:
+        _need_no_gpu(workload, asked)
+    key = cache.key_of(workload, _settings(asked, gpu))
+    known = None if asked.fresh or asked.prove else cache.recall(key)
+    if known is not None:
+        return known
+    began = time.monotonic()
+    if gpu is None:
+        fit = fit_on_host(workload, asked.memory, asked.headroom, asked.hang_s, tell, show)
+    else:
+        fit = _on_gpu(workload, asked, gpu, show)
+    fit = replace(
+        fit,
+        effort=replace(fit.effort, seconds=time.monotonic() - began),
+        made=datetime.now().astimezone().isoformat(timespec="seconds"),
+        environment={"gpu": asdict(gpu) if gpu else None},
+    )
+    cache.remember(key, fit)
+    return fit
+
+
+def _on_gpu(workload: Workload, asked: Asked, gpu: GpuHere, show: Say) -> Fit:
+    room = gpu_room(gpu, asked.gpu_memory, asked.headroom)
+    show(f"building {workload.short_name}")
+    with Prober(workload, probe_environment(gpu), asked.hang_s) as prober:
+        if prober.subject.device != "cuda":
+            raise CannotTry(
+                f"{gpu.name} is there, but this PyTorch cannot use it",
+                "Install one built for CUDA, or give --device cpu",
+            )
+        if asked.method == "linear2019":
+            return fit_2019(prober, workload, room, show)
+        between = (min(asked.cards), max(asked.cards)) if asked.estimate and asked.cards else None
+        options = Options(asked.estimate, asked.prove, _traced(between, gpu), asked.cards)
+        found = fit_on_gpu(prober, room, options, show)
+        host = host_room(workload, prober.subject.sample_bytes, asked.memory)
+        return answer(found, workload, asked.method, options, host)
+
+
+def _traced(between: tuple[int, int] | None, gpu: GpuHere) -> tuple[int, int] | None:
+    """Between which sizes to trace, so that what is to be foreseen lies within: at most half of
+    the GPU each, since both are there at once."""
+    if between is None:
+        return None
+    low, high = between
+    return int(0.8 * low), max(int(0.9 * low), min(int(0.9 * high), int(0.45 * gpu.free)))
+
+
+def _check(asked: Asked) -> None:
+    if asked.method not in METHODS:
+        raise CannotTry(f"--method {asked.method} is not known", nearest(asked.method, METHODS))
+    if asked.headroom < 0:
+        raise CannotTry("--headroom is less than nothing", "Give a size from 0 up")
+
+
+def _need_no_gpu(workload: Workload, asked: Asked) -> None:
+    """Without a GPU it is the host's memory that is fitted into."""
+    for given, option in ((asked.gpu_memory, "--gpu-memory"), (asked.cards, "--cards")):
+        if given:
+            raise CannotTry(
+                f"{option} is about a GPU, and there is none to probe here",
+                "Leave it out to fit host memory, or see: stepscope doctor",
+            )
+    if workload.device == "cuda":
+        raise CannotTry("There is no GPU here", "Leave --device out, or see: stepscope doctor")
+    if asked.method == "linear2019":
+        raise CannotTry(
+            "linear2019 reads the memory of a GPU's allocator, and there is no GPU here",
+            "Use --method auto",
+        )
+
+
+def _settings(asked: Asked, gpu: GpuHere | None) -> dict[str, Any]:
+    """What of the question and the machine an answer depends on."""
+    told = asdict(replace(asked, fresh=False, hang_s=0.0, prove=False))
+    if gpu is None:
+        free = None if asked.memory is not None else memory_free() >> 28
+        return {**told, "free": free, "cpus": os.cpu_count()}
+    free = None if asked.gpu_memory is not None else gpu.free >> 26
+    return {**told, "gpu": gpu.name, "total": gpu.total, "driver": gpu.driver, "free": free}

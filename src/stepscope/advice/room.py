@@ -1,0 +1,107 @@
+"""How much memory there is to fit into, and who else is there."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.advice.answer import Room
+from stepscope.errors import CannotTry
+from stepscope.sensors.gpus import visible_gpus
+from stepscope.sensors.nvml import Nvml, NvmlGpu, NvmlUnavailable, Unreadable, open_nvml
+from stepscope.trials.limits import size_text
+
+
+@dataclass(frozen=True)
+class GpuHere:
+    """The GPU that is fitted into, as its driver shows it now."""
+
+    uuid: str
+    name: str
+    total: int
+    free: int
+    tenants: tuple[str, ...]
+    driver: str | None = None
+
+
+def gpu_here(names: tuple[str, ...] | None, environment: Mapping[str, str]) -> GpuHere | None:
+    """The GPU that PyTorch would take, or the first of those named; None where there is none."""
+    try:
+        nvml = open_nvml()
+    except NvmlUnavailable:
+        if names:
+            raise CannotTry(
+                f"--gpus {','.join(names)} cannot be had: no driver", "Leave --gpus out"
+            ) from None
+        return None
+    try:
+        gpu = _chosen(nvml, names, environment)
+        return _described(nvml, gpu) if gpu else None
+    finally:
+        nvml.close()
+
+
+def _chosen(
+    nvml: Nvml, names: tuple[str, ...] | None, environment: Mapping[str, str]
+) -> NvmlGpu | None:
+    there = visible_gpus(nvml.gpus, environment)
+    if names is None:
+        return there[0] if there else None
+    if not names:
+        return None
+    for gpu in there:
+        by_number = names[0].isdigit() and gpu.facts.index == int(names[0])
+        if by_number or gpu.facts.uuid.startswith(names[0]):
+            return gpu
+    listed = ", ".join(gpu.facts.label for gpu in there) or "none"
+    raise CannotTry(f"There is no GPU {names[0]} for this process", f"There is: {listed}")
+
+
+def _described(nvml: Nvml, gpu: NvmlGpu) -> GpuHere:
+    total = int(gpu.facts.memory_bytes or 0)
+    try:
+        used = int(gpu.memory_used())
+    except Unreadable:
+        used = 0
+    try:
+        tenants = tuple(_tenant(pid, held) for pid, held in gpu.processes())
+    except Unreadable:
+        tenants = ()
+    return GpuHere(gpu.facts.uuid, gpu.facts.name, total, total - used, tenants, nvml.driver)
+
+
+def _tenant(pid: int, held: float | None) -> str:
+    """Somebody on the GPU, by name where this process can see it."""
+    try:
+        name = Path(f"/proc/{pid}/comm").read_text().strip()
+    except OSError:
+        name = "a process"
+    size = f" holds {size_text(int(held))}" if held is not None else ""
+    return f"{name} (pid {pid}){size}"
+
+
+def gpu_room(gpu: GpuHere, asked: int | None, headroom: int) -> Room:
+    """What batches may take; until a probe has told the size of a context, without knowing it."""
+    if asked is not None and asked > gpu.total:
+        raise CannotTry(
+            f"--gpu-memory asks for {size_text(asked)} of a GPU that has {size_text(gpu.total)}",
+            "A larger GPU cannot be emulated: --cards predicts what it would take",
+        )
+    limit = min(asked if asked is not None else gpu.free, gpu.free) - headroom
+    if limit <= 0:
+        raise CannotTry(
+            f"--headroom {size_text(headroom)} leaves nothing of "
+            f"{size_text(min(asked or gpu.free, gpu.free))}",
+            "Give less",
+        )
+    return Room("gpu", limit, gpu.total, gpu.free, asked, headroom, gpu.tenants)
+
+
+def probe_environment(gpu: GpuHere | None) -> dict[str, str]:
+    """That of the probes: they see this one GPU, and nothing else."""
+    environment = dict(os.environ)
+    if gpu is not None:
+        environment["CUDA_VISIBLE_DEVICES"] = gpu.uuid
+    return environment

@@ -1,0 +1,458 @@
+"""Probes with PyTorch: one process holds model and samples, forked ones train a batch for a moment.
+
+The holder imports PyTorch and builds everything on the CPU, with a single thread: neither CUDA nor
+a pool of threads survives a fork. Its children inherit all of it and change only copies, so that no
+probe sees what another has done.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import resource
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from stepscope.errors import BadWorkload
+from stepscope.workloads.frameworks.torch.device import cap_memory, set_numbers, versions
+from stepscope.workloads.frameworks.torch.feed import mover
+from stepscope.workloads.frameworks.torch.layers import layers_of
+from stepscope.workloads.frameworks.torch.loop import Stepper
+from stepscope.workloads.frameworks.torch.models import build_model, parameters_of, shape_of
+from stepscope.workloads.frameworks.torch.parts import Built
+from stepscope.workloads.frameworks.torch.samples import Samples, bytes_in, samples_for
+from stepscope.workloads.frameworks.torch.user import load_own
+from stepscope.workloads.own import hint_for
+from stepscope.workloads.probing import Ask, Layer, Parts, Subject, Told
+from stepscope.workloads.reporting import Place, failure_kind
+from stepscope.workloads.spec import Workload
+
+_PART = 2, 5
+"""The last batch of an epoch, as a part of the others: any will do."""
+_LEAST_PART = 2
+"""One sample alone is refused by batch normalisation, which is no matter of memory."""
+_MOST_EVENTS = 1_000_000
+_WANTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
+_IN_USE = re.compile(r"allocated memory ([\d.]+) (bytes|KiB|MiB|GiB|TiB) is allocated by PyTorch")
+_UNUSED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB|TiB) is reserved by PyTorch but unallocated")
+_FREE = re.compile(r"of which ([\d.]+) (bytes|KiB|MiB|GiB|TiB) is free")
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+
+
+@dataclass(frozen=True)
+class Held:
+    """What is probed, in the process that children are forked from."""
+
+    workload: Workload
+    built: Built
+    samples: Samples
+    device: torch.device
+
+    @property
+    def subject(self) -> Subject:
+        own = self.built.own
+        return Subject(
+            device="cuda" if self.device.type == "cuda" else "cpu",
+            device_name=self.device.type,
+            parameters=parameters_of(self.built.model),
+            sample_bytes=self.samples.sample_bytes,
+            samples=self.samples.of,
+            layers=sum(not any(True for _ in m.children()) for m in self.built.model.modules()),
+            varies=self.samples.varies,
+            own_optimizer=own is not None and own.optimizer is not None,
+            optimizer=self.workload.optimizer,
+            versions=versions(starts_cuda=False),
+            notes=own.notes if own else (),
+        )
+
+    def probe(self, ask: Ask, tell: Callable[[Told], None], trace: Path) -> None:
+        """In a child: train each batch, and tell how it went. A batch that fails is the last."""
+        _Probe(self, ask, tell, trace).run()
+
+    def layers(self) -> list[Layer]:
+        """In a child too: one sample goes through the model."""
+        return layers_of(self.built, self.samples.on_host(2), 2)
+
+
+def hold(workload: Workload) -> Held:
+    """Build the model and take some samples; BadWorkload where that is not possible."""
+    torch.set_num_threads(1)
+    torch.manual_seed(workload.seed)
+    device = _device(workload)
+    if workload.is_own:
+        built, shape = load_own(workload), None
+    else:
+        shape = shape_of(workload)
+        built = build_model(replace(workload, batch_size=max(2, workload.batch_size)), shape)
+    return Held(workload, built, samples_for(workload, built, shape), device)
+
+
+def _device(workload: Workload) -> torch.device:
+    """Which kind, without starting CUDA: PyTorch asks NVML for the number of GPUs."""
+    count = torch.cuda.device_count() if workload.device != "cpu" else 0
+    if workload.device == "cuda" and count == 0:
+        raise BadWorkload(
+            "There is no GPU that PyTorch can use here",
+            "Leave --device out, or see: stepscope doctor",
+        )
+    return torch.device("cuda", 0) if count else torch.device("cpu")
+
+
+@dataclass
+class _Probe:
+    """The life of a child."""
+
+    held: Held
+    ask: Ask
+    tell: Callable[[Told], None]
+    trace: Path
+    cap: int | None = None
+    notes: list[str] = field(default_factory=list)
+
+    def run(self) -> None:
+        ask, device = self.ask, self.held.device
+        meter = GpuMeter(device) if device.type == "cuda" else HostMeter()
+        try:
+            meter.begin(ask)
+            stepper = self._stepper(meter)
+        except Exception as error:
+            self._failed(ask.batches[0], "to the device", error, meter, Parts(), _Course())
+            return
+        with _turn(self.trace.with_name("turn")) if ask.turn else nullcontext():
+            for batch in ask.batches:
+                meter.forget_peaks()
+                if not self._one(batch, stepper, meter):
+                    return
+        if ask.trace:
+            self.trace.write_text(json.dumps(meter.events()))
+
+    def _stepper(self, meter: Meter) -> Stepper:
+        workload = self.held.workload
+        place = Place(Path(), Path(), Path(), Path(), ranks=workload.ranks)
+        if workload.ranks > 1:
+            self._join_alone()
+        numbers = set_numbers(workload.precision, self.held.device)
+        return Stepper(workload, place, self.held.built, self.held.device, numbers)
+
+    def _join_alone(self) -> None:
+        """A group of one: what a rank of many holds beside its model, the buckets of gradients,
+        it holds here too."""
+        backend = "nccl" if self.held.device.type == "cuda" else "gloo"
+        store = f"file://{self.trace.with_suffix('.group').resolve()}"
+        dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
+
+    def _one(self, batch: int, stepper: Stepper, meter: Meter) -> bool:
+        course = _Course()
+        parts = Parts()
+        try:
+            for phase, size in self._phases(batch):
+                course.phase = phase
+                parts = self._do(phase, size, batch, stepper, meter, course) or parts
+        except Exception as error:
+            self._failed(batch, course.phase, error, meter, parts, course)
+            return False
+        parts = replace(parts, outside=meter.outside())
+        self.tell(self._told(batch, "ok", "", meter, parts, course))
+        return True
+
+    def _phases(self, batch: int) -> Iterator[tuple[str, int]]:
+        ask = self.ask
+        for number in range(ask.steps):
+            yield f"step {number + 1}", batch
+        if not ask.cycle:
+            return
+        part = max(_LEAST_PART, round(batch * _PART[0] / _PART[1]))
+        if part < batch:
+            yield "a smaller batch", part
+        yield "evaluation", batch
+        for number in range(ask.again):
+            yield f"step {ask.steps + number + 1}", batch
+
+    def _do(
+        self, phase: str, size: int, batch: int, stepper: Stepper, meter: Meter, course: _Course
+    ) -> Parts | None:
+        if phase == "evaluation":
+            self._evaluate(self._batch(size), stepper)
+            return None
+        parts = self._step(size, stepper, meter, course, counts=size == batch)
+        return parts if size == batch else None
+
+    def _step(
+        self, size: int, stepper: Stepper, meter: Meter, course: _Course, counts: bool
+    ) -> Parts:
+        """One whole step, as the loop of a trial takes it: what a batch was is gone after it."""
+        seconds, kept, inputs = 0.0, 0, 0
+        for part in range(self.held.workload.accumulate, 0, -1):
+            batch = self._batch(size)
+            inputs = bytes_in(batch)
+            with meter.after_forward(stepper) as forward, meter.timed() as took:
+                stepper.batch(batch, last=part == 1)
+                if part == 1:
+                    gradients = _gradients(stepper)
+                    stepper.step()
+            seconds += took()
+            kept = forward()
+            del batch
+        if counts:
+            course.step_s.append(seconds)
+            course.kept.append(meter.allocated())
+            course.reserved.append(meter.reserved())
+        return Parts(
+            weights=_weights(stepper),
+            gradients=gradients,
+            optimizer=_state(stepper),
+            inputs=inputs,
+            activations=kept,
+        )
+
+    def _evaluate(self, batch: Any, stepper: Stepper) -> None:
+        """A step of a user's may not be made for evaluation: that is no matter of memory."""
+        try:
+            stepper.evaluate(batch)
+        except Exception as error:
+            if failure_kind(error) != "error":
+                raise
+            said = str(error).strip().splitlines()
+            self.notes.append(f"evaluation was not probed: {said[0] if said else error!r}")
+
+    def _batch(self, size: int) -> Any:
+        workload, device = self.held.workload, self.held.device
+        move = mover(device, workload.channels_last)
+        return self.held.samples.on_device(size, device, workload.channels_last, move)
+
+    def _failed(
+        self,
+        batch: int,
+        phase: str,
+        error: Exception,
+        meter: Meter,
+        parts: Parts,
+        course: _Course,
+    ) -> None:
+        text = str(error)
+        kind = failure_kind(error, meter.counts()[1])
+        if isinstance(error, BadWorkload):
+            kind, text = "workload", error.message
+        told = self._told(batch, kind, phase, meter, parts, course)
+        wanted = _size(_WANTED, text)
+        self.tell(
+            replace(
+                told,
+                wanted=wanted,
+                missing=_missing(text, wanted, self.ask.cap),
+                message=text.strip().splitlines()[0][:500] if text.strip() else repr(error),
+                hint=getattr(error, "hint", "") or hint_for(error),
+            )
+        )
+
+    def _told(
+        self, batch: int, kind: Any, phase: str, meter: Meter, parts: Parts, course: _Course
+    ) -> Told:
+        retries, ooms = meter.counts()
+        allocated, reserved = meter.peaks()
+        return Told(
+            batch,
+            kind,
+            phase,
+            allocated,
+            reserved,
+            retries,
+            ooms,
+            tuple(course.step_s),
+            tuple(course.kept),
+            tuple(course.reserved),
+            parts=parts,
+            notes=tuple(dict.fromkeys(self.notes)),
+        )
+
+
+@contextmanager
+def _turn(lock: Path) -> Iterator[None]:
+    """Alone among the probes: others may start meanwhile, but do not train."""
+    with lock.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass
+class _Course:
+    """What was read on the way through one batch."""
+
+    phase: str = ""
+    step_s: list[float] = field(default_factory=list)
+    kept: list[int] = field(default_factory=list)
+    reserved: list[int] = field(default_factory=list)
+
+
+class HostMeter:
+    """Memory and time where the CPU computes: the process has no allocator to ask."""
+
+    def begin(self, ask: Ask) -> None:
+        torch.set_num_threads(len(os.sched_getaffinity(0)))
+
+    def forget_peaks(self) -> None: ...
+
+    def counts(self) -> tuple[int, int]:
+        """Retries, and how often there was no memory."""
+        return 0, 0
+
+    def peaks(self) -> tuple[int, int]:
+        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return held, held
+
+    def allocated(self) -> int:
+        with open("/proc/self/statm", "rb") as file:
+            return int(file.read().split()[1]) * resource.getpagesize()
+
+    def reserved(self) -> int:
+        return self.allocated()
+
+    def outside(self) -> int:
+        return 0
+
+    def events(self) -> list[int]:
+        return []
+
+    @contextmanager
+    def timed(self) -> Iterator[Callable[[], float]]:
+        began = time.perf_counter()
+        ended = began
+        yield lambda: ended - began
+        ended = time.perf_counter()
+
+    @contextmanager
+    def after_forward(self, stepper: Stepper) -> Iterator[Callable[[], int]]:
+        """What the forward pass left in memory."""
+        before, after = self.allocated(), 0
+
+        def note(*_: Any) -> None:
+            nonlocal after
+            after = self.allocated()
+
+        hook = stepper.forward.register_forward_hook(note)
+        try:
+            yield lambda: max(0, after - before)
+        finally:
+            hook.remove()
+
+
+class GpuMeter(HostMeter):
+    """The allocator's own figures, and the device's clock."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free_before: int | None = None
+        self._traced = False
+
+    def begin(self, ask: Ask) -> None:
+        super().begin(ask)
+        self._free_before = ask.free_before
+        torch.cuda.set_device(self._device)
+        cap_memory(self._device, ask.cap)
+        if ask.trace:
+            self._traced = True
+            torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST_EVENTS)
+
+    def forget_peaks(self) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self._device)
+
+    def counts(self) -> tuple[int, int]:
+        if not _has_begun():
+            return 0, 0
+        stats = torch.cuda.memory_stats(self._device)
+        return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
+
+    def peaks(self) -> tuple[int, int]:
+        if not _has_begun():
+            return 0, 0
+        allocated = torch.cuda.max_memory_allocated(self._device)
+        return allocated, torch.cuda.max_memory_reserved(self._device)
+
+    def allocated(self) -> int:
+        return torch.cuda.memory_allocated(self._device)
+
+    def reserved(self) -> int:
+        return torch.cuda.memory_reserved(self._device)
+
+    def outside(self) -> int:
+        """What is gone of the device beside the allocator's: right while nobody else comes."""
+        if self._free_before is None:
+            return 0
+        free, _ = torch.cuda.mem_get_info(self._device)
+        return max(0, self._free_before - free - self.reserved())
+
+    def events(self) -> list[int]:
+        """All allocations (their bytes) and releases (`~n`, of the n-th) since the beginning."""
+        history = torch.cuda.memory._snapshot(self._device)["device_traces"][self._device.index]
+        torch.cuda.memory._record_memory_history(None)
+        events: list[int] = []
+        live: dict[int, int] = {}
+        count = 0
+        for entry in history:
+            if entry["action"] == "alloc":
+                live[entry["addr"]] = count
+                count += 1
+                events.append(int(entry["size"]))
+            elif entry["action"] == "free_completed" and entry["addr"] in live:
+                events.append(~live.pop(entry["addr"]))
+        return events
+
+    @contextmanager
+    def timed(self) -> Iterator[Callable[[], float]]:
+        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        begin.record()
+        yield lambda: begin.elapsed_time(end) / 1e3
+        end.record()
+        end.synchronize()
+
+
+Meter = HostMeter
+
+
+def _has_begun() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+def _weights(stepper: Stepper) -> int:
+    module = stepper.forward
+    return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
+
+
+def _gradients(stepper: Stepper) -> int:
+    grads = (parameter.grad for parameter in stepper.forward.parameters())
+    return sum(grad.nbytes for grad in grads if grad is not None)
+
+
+def _state(stepper: Stepper) -> int:
+    states = stepper.optimizer.state.values()
+    return sum(
+        value.nbytes
+        for state in states
+        for value in (state.values() if isinstance(state, dict) else ())
+        if isinstance(value, torch.Tensor)
+    )
+
+
+def _size(pattern: re.Pattern[str], text: str) -> int | None:
+    found = pattern.search(text)
+    return int(float(found[1]) * _UNITS[found[2]]) if found else None
+
+
+def _missing(text: str, wanted: int | None, cap: int | None) -> int | None:
+    """What of a failed allocation there was not, by what PyTorch says about its memory."""
+    in_use, unused = _size(_IN_USE, text), _size(_UNUSED, text)
+    if wanted is None or in_use is None or unused is None:
+        return None
+    free = cap - in_use - unused if cap is not None else _size(_FREE, text) or 0
+    return max(0, wanted - max(0, free))

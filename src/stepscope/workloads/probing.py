@@ -1,0 +1,157 @@
+"""What a probe is asked and what it tells: one throw-away process that trains a batch for a moment.
+
+A probe runs the whole cycle of a training, since memory runs out in all of its parts: some steps
+(the first makes the optimizer's state), the last and smaller batch of an epoch, an evaluation, and
+steps again. Standard library only: both sides of the pipe read it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Kind = Literal["ok", "gpu_oom", "host_oom", "error", "workload", "timeout", "killed"]
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What a probe shall do."""
+
+    batches: tuple[int, ...]
+    """One after the other in the same process, the cache emptied between them."""
+    cap: int | None = None
+    """Bytes that the framework may allocate on the device; None: what there is."""
+    steps: int = 3
+    """Before the smaller batch. Without the cycle, these are all."""
+    again: int = 2
+    """After the evaluation."""
+    cycle: bool = True
+    free_before: int | None = None
+    """Bytes free on the device before the probe: the rest that goes is the context."""
+    turn: bool = False
+    """Whether to train only while no other probe with a turn does: its steps are to be timed."""
+    trace: bool = False
+    """Whether to keep every allocation, for a replay. Of the last batch, which should be alone."""
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Ask:
+        return cls(**{**told, "batches": tuple(told["batches"])})
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the memory of a batch was made of, in bytes."""
+
+    weights: int = 0
+    """Parameters and buffers."""
+    gradients: int = 0
+    optimizer: int = 0
+    inputs: int = 0
+    """One batch, as the model gets it."""
+    activations: int = 0
+    """What the forward pass keeps for the backward pass."""
+    outside: int = 0
+    """What the process holds beside the allocator: the context, libraries."""
+
+
+@dataclass(frozen=True)
+class Told:
+    """How one batch went."""
+
+    batch: int
+    kind: Kind
+    phase: str = ""
+    """Where it ended, if it did not go well: "step 1", "evaluation", "smaller batch"."""
+    allocated_peak: int = 0
+    """Bytes in use at once."""
+    reserved_peak: int = 0
+    """Bytes that the allocator held at once: in use, cached, or lost between."""
+    retries: int = 0
+    """How often it found no memory, gave back what it had cached, and tried again."""
+    ooms: int = 0
+    """How often even that did not help: cuDNN then takes an algorithm that needs less."""
+    step_s: tuple[float, ...] = ()
+    """Each whole training step of this batch, on the clock of the device."""
+    kept: tuple[int, ...] = ()
+    """Bytes in use after each of these steps: a leak shows here."""
+    reserved: tuple[int, ...] = ()
+    """Bytes held after each of these steps."""
+    wanted: int | None = None
+    """The allocation that failed."""
+    missing: int | None = None
+    """How much of it there was not."""
+    parts: Parts = Parts()
+    message: str = ""
+    hint: str = ""
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_ok(self) -> bool:
+        return self.kind == "ok"
+
+    @property
+    def is_oom(self) -> bool:
+        return self.kind in ("gpu_oom", "host_oom", "killed")
+
+    @property
+    def thrashes(self) -> bool:
+        return self.retries > 0
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """By the median step, without the first, which builds and tunes."""
+        steps = sorted(self.step_s[1:])
+        return self.batch / steps[len(steps) // 2] if steps and steps[len(steps) // 2] > 0 else None
+
+    def as_dict(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Told:
+        known = {field.name for field in dataclasses.fields(cls)}
+        values = {key: value for key, value in told.items() if key in known}
+        for name in ("step_s", "kept", "reserved", "notes"):
+            values[name] = tuple(values.get(name) or ())
+        return cls(**{**values, "parts": Parts(**(values.get("parts") or {}))})
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What is probed, as the process that holds it knows it."""
+
+    device: Literal["cuda", "cpu"]
+    device_name: str
+    parameters: int
+    sample_bytes: int
+    """One sample within a batch, on the host: the largest that was seen."""
+    samples: int | None
+    """How many the data set has; None where it has no end, or is made up by us."""
+    layers: int = 1
+    """How many the model has, of those that hold no others."""
+    varies: bool = False
+    """Whether samples differ in size, so that batches are made of the largest."""
+    own_optimizer: bool = False
+    optimizer: str = ""
+    versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, told: Mapping[str, Any]) -> Subject:
+        return cls(**{**told, "notes": tuple(told.get("notes") or ())})
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model by equation 4.1 of Tripathi 2019: parameters, and outputs twice."""
+
+    name: str
+    kind: str
+    parameters: int
+    """Bytes."""
+    output: int
+    """Bytes of its output for one sample."""

@@ -1,0 +1,136 @@
+"""A GPU that is not there: probes answered by replaying made-up trainings through the model of the
+caching allocator. What `fit` finds can then be held against every batch, tried one by one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from stepscope.advice.prober import Probed
+from stepscope.analysis.memory_model import Trace, replay, scratch
+from stepscope.workloads.probing import Ask, Layer, Parts, Subject, Told
+
+MiB = 1 << 20
+GiB = 1 << 30
+
+
+@dataclass
+class Net:
+    """A chain of layers: weights, activations per sample, workspace per sample of its kernels."""
+
+    weights: Sequence[int] = (8 * MiB, 20 * MiB, 64 * MiB, 16 * MiB)
+    activations: Sequence[int] = (3 * MiB, 5 * MiB, 2 * MiB, 1 * MiB)
+    workspaces: Sequence[int] = (0, 2 * MiB, 1 * MiB, 0)
+    leaks: int = 0
+    steps: int = 3
+
+    def trace(self, batch: int, steps: int | None = None) -> Trace:
+        events: list[int] = []
+        count = 0
+
+        def alloc(size: int) -> int:
+            nonlocal count
+            events.append(size)
+            count += 1
+            return count - 1
+
+        for size in self.weights:
+            alloc(size)
+        for step in range(steps or self.steps):
+            inputs = alloc(600_000 * batch)
+            kept, gradients = [], []
+            for size, work in zip(self.activations, self.workspaces, strict=True):
+                kept.append(alloc(size * batch))
+                if work:
+                    events.append(~alloc(work * batch))
+            flowing = alloc(self.activations[-1] * batch)
+            for n in reversed(range(len(self.activations))):
+                if self.workspaces[n]:
+                    events.append(~alloc(self.workspaces[n] * batch))
+                gradients.append(alloc(self.weights[n]))
+                before = alloc(self.activations[max(0, n - 1)] * batch)
+                events += [~flowing, ~kept[n]]
+                flowing = before
+            events += [~flowing, ~inputs]
+            if step == 0:
+                for size in self.weights:
+                    alloc(size)
+            if self.leaks:
+                alloc(self.leaks)
+            events += [~each for each in gradients]
+        return Trace(tuple(events))
+
+
+@dataclass
+class SimulatedGpu:
+    """Answers like a `Prober`, and counts what it was asked."""
+
+    net: Net
+    total: int = 80 * GiB
+    samples: int | None = None
+    rate: Callable[[int], float] = lambda batch: 1000.0
+    error_at: int | None = None
+    """From which batch on a step fails for another reason than memory."""
+    flaky: dict[int, list[bool]] = field(default_factory=dict)
+    """Batches that pass or fail by a list of their own, one after the other."""
+    asked: list[Ask] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.subject = Subject("cuda", "a made-up GPU", 1, 600_000, self.samples)
+
+    def ask(self, asks: Sequence[Ask]) -> list[Probed]:
+        self.asked += asks
+        return [self._probed(ask) for ask in asks]
+
+    def layers(self) -> list[Layer]:
+        return []
+
+    def passes(self, batch: int, cap: int) -> bool:
+        trace = self.net.trace(batch)
+        return replay(trace, cap, scratch(trace)).fits
+
+    def is_smooth(self, batch: int, cap: int) -> bool:
+        return replay(self.net.trace(batch), cap).reserved_peak <= cap and (
+            replay(self.net.trace(batch), cap).retries == 0
+        )
+
+    def _probed(self, ask: Ask) -> Probed:
+        told: list[Told] = []
+        for batch in ask.batches:
+            told.append(self._told(batch, ask))
+            if not told[-1].is_ok:
+                break
+        trace = self.net.trace(ask.batches[-1]) if ask.trace and told[-1].is_ok else None
+        return Probed(ask, tuple(told), 1.0, trace)
+
+    def _told(self, batch: int, ask: Ask) -> Told:
+        if self.error_at is not None and batch >= self.error_at:
+            return Told(batch, "error", "step 1", message="shapes do not match")
+        trace = self.net.trace(batch)
+        cap = min(ask.cap or self.total, self.total)
+        ran = replay(trace, cap, scratch(trace))
+        fits = self.flaky[batch].pop(0) if self.flaky.get(batch) else ran.fits
+        steps = ask.steps + (ask.again if ask.cycle else 0)
+        if not fits:
+            return Told(
+                batch, "gpu_oom", "step 1", ran.allocated_peak, ran.reserved_peak, ran.retries, 1,
+                missing=ran.missing,
+            )  # fmt: skip
+        slow = 0.6 if ran.skipped else 1.0
+        weights = sum(self.net.weights)
+        return Told(
+            batch,
+            "ok",
+            "",
+            ran.allocated_peak,
+            ran.reserved_peak,
+            ran.retries,
+            0,
+            (batch / self.rate(batch) / slow,) * steps,
+            tuple(weights * 2 + self.net.leaks * n for n in range(steps)),
+            (ran.reserved_peak,) * steps,
+            parts=Parts(
+                weights, weights, weights, 600_000 * batch,
+                sum(self.net.activations) * batch, 500 * MiB,
+            ),
+        )  # fmt: skip

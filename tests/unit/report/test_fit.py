@@ -1,0 +1,253 @@
+"""A fit as it is printed and as JSON: the answer first, and only what is there."""
+
+from __future__ import annotations
+
+import io
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+
+from stepscope.advice.answer import (
+    Batch,
+    Card,
+    Composition,
+    Effort,
+    Fit,
+    HostRoom,
+    Linear2019,
+    Point,
+    Room,
+    WhatIf,
+)
+from stepscope.analysis.memory_model import NO_LIMIT, Line
+from stepscope.report.fit import fit_view
+from stepscope.report.fitjson import fit_dict
+from stepscope.report.fittext import print_fit
+from stepscope.workloads.probing import Layer, Parts, Subject, Told
+from stepscope.workloads.spec import Workload
+
+MiB, GiB = 1 << 20, 1 << 30
+
+ROOM = Room("gpu", 15 * GiB, 140 * GiB, 139 * GiB, 15 * GiB)
+SUBJECT = Subject("cuda", "NVIDIA H200", 25_557_032, 602_112, None, optimizer="sgd")
+LARGEST = Batch(180, 188 * MiB, 2, 857.2, True, 181, 49 * MiB, "in step 2")
+FAST = Batch(156, 900 * MiB, 1, 878.4, False)
+PARTS = Parts(98 * MiB, 98 * MiB, 98 * MiB, 90 * MiB, 12 * GiB, 520 * MiB)
+BARE = Fit(
+    "fits", "180 is the largest.", "resnet50", Workload("resnet50").as_dict(), "auto", ROOM,
+    None, Effort(12.3, 11, 3),
+)  # fmt: skip
+WHOLE = replace(
+    BARE,
+    subject=SUBJECT,
+    largest=LARGEST,
+    fast=FAST,
+    curve=tuple(
+        Point(batch, batch not in (158, 181), 156 < batch < 181, 870 - batch / 10, batch * 83 * MiB)
+        for batch in (2, 16, 64, 78, 125, 145, 156, 158, 160, 162, 170, 175, 178, 180, 181, 190)
+    ),
+    holes=((158, 160),),
+    composition=Composition(
+        156, PARTS, 300 * MiB, 700 * MiB, 300 * MiB, 83.2 * MiB,
+        "Activations take most: --precision bf16 would halve them.",
+    ),
+    need=Line(0.4 * GiB, 80 * MiB),
+    ease=Line(0.5 * GiB, 93 * MiB),
+    cards=(Card(11 * GiB, 10 * GiB, 120, 108), Card(80 * GiB, 79 * GiB, NO_LIMIT, 900)),
+    what_if=(WhatIf("--precision bf16", 310, "activations take 55 %"),),
+    host=HostRoom(4, 2, True, 602_112, 14, 50 * GiB, 8 * GiB, 1500, "/dev/shm", 22_000),
+)  # fmt: skip
+LINEAR = Linear2019(
+    10, 20, 1.2 * GiB, 2.1 * GiB, 92 * MiB, 0.3 * GiB,
+    ((0, 163), (GiB, 152), (int(1.5 * GiB), 146)), 2,
+    tuple(Layer(f"layer{n}", "Conv2d", n * MiB, n * 1000) for n in range(14)), 171,
+)  # fmt: skip
+
+
+def printed(fit: Fit, width: int = 80) -> str:
+    out = io.StringIO()
+    print_fit(Console(file=out, width=width), fit_view(fit))
+    return out.getvalue()
+
+
+def words(fit: Fit, width: int = 80) -> str:
+    return " ".join(printed(fit, width).split())
+
+
+def test_the_answer_comes_first() -> None:
+    lines = [" ".join(line.split()) for line in printed(WHOLE).splitlines()]
+    assert lines[:6] == [
+        "resnet50 on NVIDIA H200, fp32, 15 GiB for PyTorch",
+        "",
+        "use --batch-size 156 878 samples/s, no allocator retry",
+        "largest --batch-size 180 857 samples/s, 2.4 % slower, fits, but thrashes",
+        "(allocator retries)",
+        "180 fits and leaves 188 MiB; 181 would need 49 MiB more (in step 2)",
+    ]
+
+
+def test_then_all_that_it_follows_from() -> None:
+    text = words(WHOLE)
+    for part in (
+        "It went through a whole cycle in 2 fresh processes",
+        "Memory at 156: 12.64 GiB",
+        "activations 12 GiB 95 % ████████████████████████",
+        "A context takes 520 MiB on top of it",
+        "300 MiB for any batch, 83.2 MiB for each of its samples",
+        "Where memory is short, a batch needs 409.6 MiB + 80 MiB a sample",
+        "With ease, it takes 512 MiB + 93 MiB a sample",
+        "Activations take most",
+        "Batches tried (4 more are in the JSON)",
+        "156 854 12.64 GiB use",
+        "158 854 12.81 GiB a hole",
+        "180 852 14.59 GiB largest, allocator retries",
+        "181 852 14.67 GiB fails",
+        "158 fails although 160 fits",
+        "Other cards, predicted from the same probes",
+        "11 GiB 10 GiB 108 120",
+        "80 GiB 79 GiB 900 no limit",
+        "--precision bf16 310 activations take 55 %",
+        "4 workers × 2 prefetched, pinned: up to 14 batches at once, 588 KiB a sample",
+        "Bears a batch of 1,500, bound by /dev/shm (50 GiB free, 8 GiB in /dev/shm)",
+        "Without prefetch and copies (equation 4.10): 22,000",
+        "11 probes in 12.3 s, 3 of which ran out of memory in processes that were thrown away",
+        "Try it stepscope trial resnet50 --batch-size 156 --gpu-memory 15GiB",
+    ):
+        assert part in text, part
+
+
+def test_what_is_not_there_is_not_said() -> None:
+    text = printed(BARE)
+    assert text.splitlines()[:3] == [
+        "resnet50, fp32, 15 GiB for PyTorch", "", "180 is the largest.",
+    ]  # fmt: skip
+    for absent in ("use", "Memory", "tried", "cards", "Host", "Note", "Proof", "Try", "Global"):
+        assert absent not in text.replace("nothing of yours", "")
+
+
+def test_one_batch_may_be_both() -> None:
+    text = words(replace(WHOLE, fast=replace(LARGEST, thrashes=False)))
+    assert "use --batch-size 180 857 samples/s, no allocator retry, the largest that fits" in text
+    assert "largest --batch-size" not in text
+
+
+def test_an_estimate_says_that_nothing_was_run() -> None:
+    guess = Batch(180, 0, 0, None, False)
+    text = words(replace(WHOLE, largest=guess, fast=replace(guess, size=150), curve=()))
+    assert "use --batch-size 150 predicted, not run" in text
+    assert "180 fits" not in text
+
+
+def test_what_does_not_fit_says_why() -> None:
+    fit = replace(
+        BARE, verdict="does not fit", says="A batch of 1 would need 2 GiB more.", subject=SUBJECT
+    )
+    text = printed(fit)
+    assert "A batch of 1 would need 2 GiB more." in text
+    assert "--batch-size" not in text
+
+
+def test_no_limit_says_so_and_still_names_a_batch() -> None:
+    text = words(replace(WHOLE, verdict="no limit", says="Memory sets no limit here."))
+    assert "Memory sets no limit here." in text and "use --batch-size 156" in text
+    assert "fits and leaves" not in text
+
+
+def test_the_host_may_bear_less_than_the_gpu() -> None:
+    assert WHOLE.host is not None
+    text = words(replace(WHOLE, host=replace(WHOLE.host, largest=90)))
+    assert "The host bears a batch of 90 only (/dev/shm): fewer --workers" in text
+
+
+def test_the_proof_counts_processes() -> None:
+    proof = (
+        Told(156, "ok"), Told(156, "ok"), Told(180, "ok", retries=18),
+        Told(180, "gpu_oom", "step 7", message="tried to allocate 2 GiB"),
+    )  # fmt: skip
+    text = words(replace(WHOLE, proof=proof))
+    assert "156 passed in 2 of 2" in text
+    assert "180 passed in 1 of 2; it failed in step 7: tried to allocate 2 GiB; up to 18" in text
+    assert "Not all of the fresh processes of --prove passed" in text
+
+
+def test_neighbours_notes_the_cache_and_the_global_batch() -> None:
+    fit = replace(
+        WHOLE,
+        room=replace(ROOM, asked=None, headroom=GiB, tenants=("python (pid 812) holds 3.2 GiB",)),
+        notes=("a note", "a note", "another"),
+        cached="2026-11-16T03:12:55+01:00",
+        knobs=Workload("resnet50", accumulate=4, pin=False, compile=True).as_dict(),
+    )
+    text = words(fit)
+    assert "139 GiB free of 140 GiB, of which 1 GiB stay free" in text
+    assert "Also on the GPU python (pid 812) holds 3.2 GiB" in text
+    assert "Note a note another" in text
+    assert "Found 2026-11-16 03:12, and kept; --fresh measures again" in text
+    assert "Global batch 624 (156 × 4 accumulated × 1 rank)" in text
+    assert text.endswith("trial resnet50 --batch-size 156 --accumulate 4 --no-pin --compile")
+
+
+def test_the_estimate_of_2019_has_its_own_view() -> None:
+    guess = Batch(163, 0, 0, None, False)
+    text = words(replace(BARE, says="It says 163.", linear=LINEAR, largest=guess))
+    for part in (
+        "It says 163.",
+        "estimate --batch-size 163 predicted, not run",
+        "Batch 10 held 1.2 GiB, 20 held 2.1 GiB: s = 92 MiB a sample, X = 307.2 MiB",
+        "163 with nothing in reserve, 326 on 2 GPUs",
+        "152 with 1 GiB in reserve, 304 on 2 GPUs",
+        "146 with 1.5 GiB in reserve",
+        "171 by the sizes of all layers (equation 4.1)",
+        "layer13 Conv2d 13 MiB 12.7 KiB",
+        "The largest layers (4 more are in the JSON)",
+    ):
+        assert part in text, part
+    assert "layer3 " not in text
+
+
+def test_on_the_host_nobody_speaks_of_allocators() -> None:
+    room = Room("host", 2 * GiB, 8 * GiB, 6 * GiB, 2 * GiB)
+    fit = replace(WHOLE, room=room, largest=replace(LARGEST, thrashes=False), what_if=(), curve=())
+    text = words(fit)
+    assert "2 GiB of host memory" in text and "libraries and data 520 MiB" in text
+    assert "allocator" not in text and "context" not in text
+    assert "--memory 2GiB" in text
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_nothing_is_wider_than_the_terminal(width: int) -> None:
+    lines = printed(replace(WHOLE, linear=LINEAR), width).splitlines()
+    assert [line for line in lines if len(line) > width and not line.startswith("Try it")] == []
+
+
+def test_texts_of_the_user_cannot_steer_the_terminal() -> None:
+    fit = replace(WHOLE, model="evil\x1b[2J", notes=("[bold]not ours[/bold]\x07",))
+    assert "\x1b" not in printed(fit) and "[bold]not ours[/bold]" in printed(fit)
+
+
+def test_json_has_all_of_it_and_comes_back() -> None:
+    told = fit_dict(replace(WHOLE, linear=LINEAR, proof=(Told(156, "ok"),)))
+    assert json.loads(json.dumps(told, allow_nan=False)) == told
+    assert list(told)[:2] == ["format", "batch_size"] and told["batch_size"] == 156
+    assert told["largest"]["size"] == 180 and told["fast"]["samples_per_second"] == 878.4
+    assert told["knobs"]["model"] == "resnet50" and told["holes"] == [[158, 160]]
+
+
+_JSON: Any = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+_FITS = st.builds(
+    Fit,
+    knobs=st.dictionaries(st.sampled_from([*Workload("cnn").as_dict(), "odd"]), _JSON, max_size=6),
+    environment=st.dictionaries(st.text(max_size=5), _JSON, max_size=2),
+)
+
+
+@settings(deadline=None, max_examples=60, suppress_health_check=list(HealthCheck))
+@given(_FITS, st.sampled_from([30, 80, 200]))
+def test_any_fit_can_be_drawn(fit: Fit, width: int) -> None:
+    assert printed(fit, width)
+    json.dumps(fit_dict(fit), allow_nan=False)
