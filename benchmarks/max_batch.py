@@ -73,6 +73,11 @@ class Bench:
         self._findings = Findings(state)
         self._subject: tuple[Case, Subject] | None = None
 
+    @property
+    def beside(self) -> bool:
+        """Whether others are at work on this GPU, so that seconds say nothing."""
+        return bool(self._options.beside)
+
     def time_for(self, item: str) -> bool:
         return self._left() >= SECONDS[item]
 
@@ -184,10 +189,11 @@ class Bench:
         from max_batch_children import Ask
 
         batch = self._answered(case)[0]
-        asks = [Ask(batch, self._limit(case)) for _ in range(3)]
+        alone = 3 * case.gib > AT_ONCE_GIB
+        asks = [Ask(batch, self._limit(case), alone=alone) for _ in range(3)]
         known = self._state.point(case.name, batch)
         tries = [known] if known else []
-        more = self._train(case, asks[len(tries) :], alone=3 * case.gib > AT_ONCE_GIB)
+        more = self._train(case, asks[len(tries) :], alone)
         return {**more, "tries": tries + more["tries"]}
 
     def _long(self, case: Case) -> Told:
@@ -324,23 +330,49 @@ def measure(options: argparse.Namespace, state: State, cases: Sequence[Case]) ->
         if not bench.time_for(item):
             print(f"no time for {case.name}, {item}", flush=True)
             continue
-        began = time.monotonic()
-        try:
-            told = bench.do(case, item)
-            if told is None:
-                state.clear_failure(case.name, item)
-            else:
-                state.put(case.name, item, told)
-            said = summary(findings, case, item)
-        except OutOfTime:
-            said = "not complete: the time is over"
-        except Exception as error:  # one piece of work must not cost the others
-            name = "" if isinstance(error, ItemFailed) else f"{type(error).__name__}: "
-            state.put(case.name, item, {"failed": f"{name}{error}"[:800]})
-            said = f"FAILED {name}{error}".strip().rpartition("\n")[2][:300]
-        now = time.monotonic()
-        print(f"{now - BEGAN:6.1f} {case.name:28} {item:20} {now - began:6.1f} s  {said}",
-              flush=True)  # fmt: skip
+        _measure(bench, findings, case, item)
+
+
+def follow(options: argparse.Namespace, state: State, cases: Sequence[Case]) -> None:
+    """What another process has an answer of `fit` for, as soon as it has one."""
+    bench, findings = Bench(options, state), Findings(state)
+    failed: set[tuple[Case, str]] = set()
+    while bench.time_for("scan"):
+        state.merge([State(options.follow)])
+        ready = (
+            (case, item)
+            for case, item in in_order(cases)
+            if matches(options.only, case, item) and (case, item) not in failed
+            and findings.batches(case) and not findings.is_done(case, item)
+            and bench.time_for(item)
+        )  # fmt: skip
+        work = next(ready, None)
+        if work is None:
+            time.sleep(1)
+            continue
+        _measure(bench, findings, *work)
+        if not findings.is_done(*work):
+            failed.add(work)
+
+
+def _measure(bench: Bench, findings: Findings, case: Case, item: str) -> None:
+    began = time.monotonic()
+    state = findings.state
+    try:
+        told = bench.do(case, item)
+        if told is None:
+            state.clear_failure(case.name, item)
+        else:
+            state.put(case.name, item, {**told, "beside": True} if bench.beside else told)
+        said = summary(findings, case, item)
+    except OutOfTime:
+        said = "not complete: the time is over"
+    except Exception as error:  # one piece of work must not cost the others
+        name = "" if isinstance(error, ItemFailed) else f"{type(error).__name__}: "
+        state.put(case.name, item, {"failed": f"{name}{error}"[:800]})
+        said = f"FAILED {name}{error}".strip().rpartition("\n")[2][:300]
+    now = time.monotonic()
+    print(f"{now - BEGAN:6.1f} {case.name:28} {item:20} {now - began:6.1f} s  {said}", flush=True)
 
 
 def machine() -> Told:
@@ -361,6 +393,12 @@ def main() -> None:
     )
     parser.add_argument("--only", default="*", help="parts of CASE/WORK, with commas between them")
     parser.add_argument("--again", default="", help="as --only: measure these anew")
+    parser.add_argument(
+        "--follow", type=Path, help="a state that another process writes: go on where it has fits"
+    )
+    parser.add_argument(
+        "--beside", action="store_true", help="others measure here: seconds are off"
+    )
     parser.add_argument("--list", action="store_true", help="what is done, and what holds")
     parser.add_argument("--tables", action="store_true", help="write the result, print its tables")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
@@ -389,7 +427,7 @@ def main() -> None:
         if matches(options.again, case, item):
             state.forget(case.name, item)
     state.begins(machine(), command)
-    measure(options, state, cases)
+    (follow if options.follow else measure)(options, state, cases)
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from max_batch_cases import Case
 from stepscope.workloads.frameworks.torch.data import build_data
 from stepscope.workloads.frameworks.torch.models import build_model, shape_of
 from stepscope.workloads.frameworks.torch.user import load_own
+from stepscope.workloads.probing import taking_turns
 from stepscope.workloads.spec import make_workload
 
 AT_ONCE = 3
@@ -92,6 +93,8 @@ class Ask:
     steps: int = 20
     evaluations: tuple[int, ...] = (10,)
     """After which steps, each the last of an epoch and of a smaller batch."""
+    alone: bool = True
+    """Whether its speed counts: then nothing else of ours trains at the same time."""
     timed: int = 8
     """Steps at the end whose median tells the speed."""
 
@@ -262,12 +265,13 @@ def attempt(subject: Subject, ask: Ask, wait: Callable[[], None]) -> Told:
     try:
         training = Training(subject, ask)
         wait()
-        began = time.monotonic()
-        try:
-            training.run()
-            told |= {"passed": True, "rate": round(training.rate(), 2)}
-        finally:
-            told["seconds"] = round(time.monotonic() - began, 3)
+        with taking_turns(alone=ask.alone):
+            began = time.monotonic()
+            try:
+                training.run()
+                told |= {"passed": True, "rate": round(training.rate(), 2)}
+            finally:
+                told["seconds"] = round(time.monotonic() - began, 3)
     except Exception as error:  # whatever it is, somebody wants to read it
         told |= {"memory": is_memory_error(error), "message": f"{type(error).__name__}: {error}"}
         told["message"] = told["message"][:300]

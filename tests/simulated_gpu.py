@@ -22,6 +22,8 @@ class Net:
     activations: Sequence[int] = (3 * MiB, 5 * MiB, 2 * MiB, 1 * MiB)
     workspaces: Sequence[int] = (0, 2 * MiB, 1 * MiB, 0)
     leaks: int = 0
+    inputs: int = 600_000
+    """Bytes of a sample."""
     steps: int = 3
 
     def trace(self, batch: int, steps: int | None = None) -> Trace:
@@ -37,7 +39,7 @@ class Net:
         for size in self.weights:
             alloc(size)
         for step in range(steps or self.steps):
-            inputs = alloc(600_000 * batch)
+            inputs = alloc(self.inputs * batch)
             kept, gradients = [], []
             for size, work in zip(self.activations, self.workspaces, strict=True):
                 kept.append(alloc(size * batch))
@@ -76,7 +78,7 @@ class SimulatedGpu:
     asked: list[Ask] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.subject = Subject("cuda", "a made-up GPU", 1, 600_000, self.samples)
+        self.subject = Subject("cuda", "a made-up GPU", 1, self.net.inputs, self.samples)
 
     def ask(self, asks: Sequence[Ask]) -> list[Probed]:
         self.asked += asks
@@ -130,7 +132,7 @@ class SimulatedGpu:
             tuple(weights * 2 + self.net.leaks * n for n in range(steps)),
             (ran.reserved_peak,) * steps,
             parts=Parts(
-                weights, weights, weights, 600_000 * batch,
+                weights, weights, weights, self.net.inputs * batch,
                 sum(self.net.activations) * batch, 500 * MiB,
             ),
         )  # fmt: skip

@@ -47,7 +47,7 @@ _TELLING = 50
 """How many times the largest that was tried a batch can be foreseen from its memory."""
 _TRACED = (0.4, 0.8)
 """Which parts of the expected largest batch are traced."""
-_LANES = 6
+_LANES = 4
 _CONTEXT = GiB
 """What a process takes beside the allocator, until one has told."""
 _SPARED = 0.02
@@ -210,7 +210,7 @@ class Outlook:
     def of(cls, foresight: Foresight, limits: Iterable[int]) -> Outlook:
         traces, fixed = foresight.traces, foresight.fixed
         needs = [(batch, float(need(each, scratch(each)))) for batch, each in traces.items()]
-        cards = {limit: foresight.at(limit) for limit in limits if limit > 0}
+        cards = {limit: foresight.at(limit, thorough=False) for limit in limits if limit > 0}
         return cls(Line.through(needs, fixed), foresight.ease, cards)
 
 
@@ -225,14 +225,14 @@ class Foresight:
         (small, one), (large, other) = min(traces.items()), max(traces.items())
         self._grows = growth(one, small, other, large)
 
-    def at(self, limit: int, most: int | None = None) -> tuple[int, int]:
+    def at(self, limit: int, most: int | None = None, thorough: bool = True) -> tuple[int, int]:
         """The largest batch and the smooth one in so much memory."""
         guess = predicted(self._need, self.ease, limit)
         if most is not None:
             guess = min(guess[0], most), min(guess[1], most)
         if self._grows is None or not 0 < guess[0] < _HUGE:
             return guess
-        return foreseen(self._grows, limit, guess, most)
+        return foreseen(self._grows, limit, guess, most, thorough)
 
 
 def fit_on_gpu(probes: Probes, room: Room, options: Options, show: Callable[[str], None]) -> Found:
@@ -272,6 +272,8 @@ def climb(search: Search) -> Found | None:
         if not one.is_ok or one.allocated_peak > room.limit:
             return Found(search, trouble="too large", amount=_missing(one, room))
     search.outside = max(parts.outside for parts in search.parts.values())
+    if search.outside > 2 * _CONTEXT:  # somebody else came meanwhile
+        search.outside = _CONTEXT
     if room.asked is None or room.limit > room.free - search.outside:
         search.room = replace(room, limit=room.free - search.outside - room.headroom)
     return _climb_on(search, cap)
@@ -337,15 +339,17 @@ def _foreseen_by_peak(search: Search, size: float) -> int:
 
 def close_in(search: Search, largest: int, smooth: int) -> None:
     """Probe at both foretold edges until each is known, or the data has no more samples."""
-    beyond: tuple[int, ...] | None = None
+    looked_beyond = False
     for _ in range(_MOST_ROUNDS):
         lanes = max(1, search.lanes // 2)
         wanted = bracket.next_batches(search.passed, largest, lanes, most=search.most)
-        if not wanted and beyond is None:  # closed: but is what failed a hole?
-            wanted = beyond = bracket.beyond(search.passed, lanes, search.most)
         if search.lanes > 1 or not wanted:
             most = search.edge or search.most
-            wanted += bracket.next_batches(search.smooth, smooth, lanes, _FINE_FAST, most)
+            more = bracket.next_batches(search.smooth, smooth, lanes, _FINE_FAST, most)
+            if more and not wanted and not looked_beyond:  # is what failed a hole?
+                looked_beyond = True
+                more += bracket.beyond(search.passed, lanes, search.most)
+            wanted += more
         if not wanted:
             return
         search.ask([Ask((batch,), search.cap) for batch in dict.fromkeys(wanted)])

@@ -50,7 +50,9 @@ Say = Callable[[str], None]
 def fit_workload(workload: Workload, asked: Asked, tell: Say, show: Say) -> Fit:
     """The answer, from the cache where nothing has changed that it depends on."""
     _check(asked)
-    gpu = None if workload.device == "cpu" else gpu_here(asked.gpus, probe_environment(None))
+    gpu = None
+    if workload.device != "cpu":
+        gpu = gpu_here(asked.gpus, probe_environment(None), workload.ranks)
     if gpu is None:
         _need_no_gpu(workload, asked)
     key = cache.key_of(workload, _settings(asked, gpu))

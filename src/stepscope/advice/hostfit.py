@@ -317,5 +317,5 @@ def _spread_note(search: Search, size: int) -> tuple[str, ...]:
         f"the same batch of {size:,} held between {size_text(min(peaks))} and "
         f"{size_text(max(peaks))} in different processes: malloc keeps what was freed, more or "
         "less of it, so that there is no sharp limit. With MALLOC_MMAP_THRESHOLD_=1048576 in the "
-        "environment of training and fit there is one, and the batch can be larger",
+        "environment of both training and fit there is one",
     )

@@ -26,8 +26,13 @@ class GpuHere:
     driver: str | None = None
 
 
-def gpu_here(names: tuple[str, ...] | None, environment: Mapping[str, str]) -> GpuHere | None:
-    """The GPU that PyTorch would take, or the first of those named; None where there is none."""
+def gpu_here(
+    names: tuple[str, ...] | None, environment: Mapping[str, str], ranks: int = 1
+) -> GpuHere | None:
+    """The GPU that PyTorch would take, or the first of those named; None where there is none.
+
+    Of several that train together, the one with the least memory free: its answer holds for all.
+    """
     try:
         nvml = open_nvml()
     except NvmlUnavailable:
@@ -37,26 +42,30 @@ def gpu_here(names: tuple[str, ...] | None, environment: Mapping[str, str]) -> G
             ) from None
         return None
     try:
-        gpu = _chosen(nvml, names, environment)
-        return _described(nvml, gpu) if gpu else None
+        there = visible_gpus(nvml.gpus, environment)
+        chosen = there if names is None else [_named(name, there) for name in names]
+        if chosen and len(chosen) < ranks:
+            raise CannotTry(
+                f"{ranks} ranks need as many GPUs, and there {_is_are(len(chosen))} here",
+                f"Give --ranks {len(chosen)}, or --device cpu",
+            )
+        described = [_described(nvml, gpu) for gpu in chosen[:ranks]]
+        return min(described, key=lambda gpu: gpu.free, default=None)
     finally:
         nvml.close()
 
 
-def _chosen(
-    nvml: Nvml, names: tuple[str, ...] | None, environment: Mapping[str, str]
-) -> NvmlGpu | None:
-    there = visible_gpus(nvml.gpus, environment)
-    if names is None:
-        return there[0] if there else None
-    if not names:
-        return None
+def _is_are(count: int) -> str:
+    return "is 1" if count == 1 else f"are {count}"
+
+
+def _named(name: str, there: list[NvmlGpu]) -> NvmlGpu:
     for gpu in there:
-        by_number = names[0].isdigit() and gpu.facts.index == int(names[0])
-        if by_number or gpu.facts.uuid.startswith(names[0]):
+        by_number = name.isdigit() and gpu.facts.index == int(name)
+        if by_number or gpu.facts.uuid.startswith(name):
             return gpu
     listed = ", ".join(gpu.facts.label for gpu in there) or "none"
-    raise CannotTry(f"There is no GPU {names[0]} for this process", f"There is: {listed}")
+    raise CannotTry(f"There is no GPU {name} for this process", f"There is: {listed}")
 
 
 def _described(nvml: Nvml, gpu: NvmlGpu) -> GpuHere:

@@ -11,8 +11,6 @@ from collections.abc import Mapping
 
 FINE = 0.004
 """A gap of this part of the batch is small enough, or one of a single sample."""
-_STRIDES = (1, 3, 6, 12, 25, 50, 100)
-"""Away from a guess, ever faster, in such gaps."""
 _HOLES = (0.01, 0.02, 0.03)
 """How far above the first that fails others are tried: near the limit, some pass again."""
 
@@ -63,8 +61,8 @@ def next_batches(
 
 
 def _strides(steps: int, lanes: int) -> list[int]:
-    """How far to go, after so many steps in this direction."""
-    return [_STRIDES[min(max(0, steps) + n, len(_STRIDES) - 1)] for n in range(lanes)]
+    """How far to go, in gaps, after so many steps in this direction: 1, 3, 6, 12 and so on."""
+    return [(3 << max(0, steps) + n) >> 1 for n in range(lanes)]
 
 
 def _between(low: int, high: int, lanes: int) -> list[int]:

@@ -139,12 +139,19 @@ def need(trace: Trace, optional: frozenset[int] = frozenset()) -> int:
 
 
 def foreseen(
-    grows: Growth, limit: int, guess: tuple[float, float], most: int | None = None
+    grows: Growth,
+    limit: int,
+    guess: tuple[float, float],
+    most: int | None = None,
+    thorough: bool = True,
 ) -> tuple[int, int]:
     """The largest batch and the smooth one in so much memory, each by replays near a guess.
 
-    Smooth is what needs no retry: then nothing is ever gone without.
+    Smooth is what needs no retry: then nothing is ever gone without. `thorough` looks for larger
+    ones that pass again beyond the first that does not.
     """
+    looks = max(_FEWEST_LOOKS, min(_MOST_LOOKS, _REPLAYED // len(grows.events)))
+    looks = looks if thorough else 0
 
     def passes(batch: int) -> bool:
         trace = grows.at(batch)
@@ -153,21 +160,24 @@ def foreseen(
     def is_smooth(batch: int) -> bool:
         return ease(grows.at(batch)) <= limit
 
-    largest = _last_edge(passes, guess[0], most)
-    return largest, min(largest, _last_edge(is_smooth, guess[1], largest))
+    largest = _last_edge(passes, guess[0], most, looks)
+    return largest, min(largest, _last_edge(is_smooth, guess[1], largest, looks))
 
 
-_LOOKS_BEYOND = 24
+_FEWEST_LOOKS, _MOST_LOOKS = 4, 16
+_REPLAYED = 150_000
+"""Events that are worth a second: a long trace is looked at less often."""
+_APART = 0.015
 
 
-def _last_edge(passes: Callable[[int], bool], guess: float, most: int | None) -> int:
+def _last_edge(passes: Callable[[int], bool], guess: float, most: int | None, looks: int) -> int:
     """The largest batch that passes. Where one fails, larger ones may pass again, so that from the
     first edge on more are looked at, some per cent apart."""
     edge = _edge_of(passes, max(1.0, guess), most)
-    stride = max(1, round(edge * 0.01))
-    if most is not None:
-        stride = max(stride, (most - edge) // _LOOKS_BEYOND)
-    further = [edge + stride * n for n in range(_LOOKS_BEYOND, 1, -1)]
+    stride = max(1, round(edge * _APART))
+    if most is not None and looks:
+        stride = max(stride, (most - edge) // looks)
+    further = [edge + stride * n for n in range(looks, 0, -1)]
     higher = next((b for b in further if (most is None or b <= most) and passes(b)), None)
     return edge if higher is None else _edge_of(passes, higher, most)
 

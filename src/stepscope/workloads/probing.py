@@ -8,8 +8,13 @@ steps again. Standard library only: both sides of the pipe read it.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+import fcntl
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 Kind = Literal["ok", "gpu_oom", "host_oom", "error", "workload", "timeout", "killed"]
@@ -31,7 +36,7 @@ class Ask:
     free_before: int | None = None
     """Bytes free on the device before the probe: the rest that goes is the context."""
     turn: bool = False
-    """Whether to train only while no other probe with a turn does: its steps are to be timed."""
+    """Whether to train while no other probe of this user does: its steps are to be timed."""
     trace: bool = False
     """Whether to keep every allocation, for a replay. Of the last batch, which should be alone."""
 
@@ -41,6 +46,16 @@ class Ask:
     @classmethod
     def of(cls, told: Mapping[str, Any]) -> Ask:
         return cls(**{**told, "batches": tuple(told["batches"])})
+
+
+@contextmanager
+def taking_turns(alone: bool) -> Iterator[None]:
+    """Train while nobody is timed, or be timed while nobody trains: among all probes of a user on
+    this machine, so that two who look for a batch at once do not slow each other down unseen."""
+    lock = Path(tempfile.gettempdir()) / f"stepscope-turns-{os.getuid()}"
+    with lock.open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        yield
 
 
 @dataclass(frozen=True)

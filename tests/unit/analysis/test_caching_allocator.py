@@ -6,18 +6,20 @@ from itertools import pairwise
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 
 from stepscope.analysis.caching_allocator import (
     CachingAllocator,
+    KiB,
     MiB,
     OutOfMemory,
     Trace,
     allocated_peak,
+    growth,
     replay,
-    scaled,
     scratch,
 )
+from simulated_gpu import Net
 from synthetic_traces import traces
 
 # Rules
@@ -268,24 +270,80 @@ def test_scratch_is_what_the_next_event_releases() -> None:
     assert scratch(trace, least=512) == {0, 3, 4}
 
 
-def test_a_trace_is_scaled_by_each_allocations_own_line() -> None:
+# Growth
+
+
+def at(batch: int, small: Trace, small_batch: int, large: Trace, large_batch: int) -> Trace:
+    found = growth(small, small_batch, large, large_batch)
+    assert found is not None
+    return found.at(batch)
+
+
+def test_a_trace_grows_by_each_allocations_own_line() -> None:
     small, large = Trace((1000, 40, ~0, 80)), Trace((1000, 80, ~0, 120))
-    assert scaled(small, 4, large, 8, 16) == Trace((1000, 160, ~0, 200))
-    assert scaled(small, 4, large, 8, 4) == small
-    assert scaled(small, 4, large, 8, 0) == Trace((1000, 0, ~0, 40))
+    assert at(16, small, 4, large, 8) == Trace((1000, 160, ~0, 200))
+    assert at(4, small, 4, large, 8) == small
+    assert at(0, small, 4, large, 8) == Trace((1000, 0, ~0, 40))
 
 
-def test_traces_of_other_kinds_are_not_scaled() -> None:
-    small = Trace((10, 20, ~0))
-    assert scaled(small, 1, Trace((10, 20, ~1)), 2, 3) is None
-    assert scaled(small, 1, Trace((10, 20, 30)), 2, 3) is None
-    assert scaled(small, 1, Trace((10, 20)), 2, 3) is None
-    assert scaled(small, 1, small, 1, 3) is None
+def test_traces_of_other_kinds_do_not_grow_into_each_other() -> None:
+    small = Trace((10 * MiB, 20 * MiB, ~0))
+    assert growth(small, 1, small, 2) is not None
+    assert growth(small, 1, Trace((10 * MiB, 20 * MiB, ~1, ~0)), 2) is None
+    assert growth(small, 1, Trace((10 * MiB, 20 * MiB, 30 * MiB)), 2) is None
+    assert growth(small, 1, Trace((10 * MiB, 20 * MiB)), 2) is None
+    assert growth(small, 1, small, 1) is None
+
+
+def test_workspace_that_only_the_larger_batch_has_grows_with_the_batch() -> None:
+    small = Trace((2 * MiB, 4 * MiB, ~0))
+    large = Trace((4 * MiB, 10 * MiB, ~1, 8 * MiB, ~0))
+    assert at(6, small, 2, large, 4) == Trace((6 * MiB, 15 * MiB, ~1, 12 * MiB, ~0))
+
+
+def test_workspace_that_only_the_smaller_batch_has_is_left_out() -> None:
+    small = Trace((2 * MiB, 10 * MiB, ~1, 4 * MiB, ~0))
+    large = Trace((4 * MiB, 8 * MiB, ~0))
+    assert at(6, small, 2, large, 4) == Trace((6 * MiB, 12 * MiB, ~0))
+
+
+def test_workspace_of_both_is_on_its_own_line() -> None:
+    small = Trace((2 * MiB, 10 * MiB, ~1, 3 * MiB))
+    large = Trace((4 * MiB, 12 * MiB, ~1, 3 * MiB))
+    assert at(6, small, 2, large, 4) == Trace((6 * MiB, 14 * MiB, ~1, 3 * MiB))
+
+
+@pytest.mark.parametrize("size", [512, 4 * KiB - 1, 64 * KiB - 1, MiB - 1])
+def test_a_tiny_tensor_that_only_one_batch_has_stays_as_it_is(size: int) -> None:
+    small = Trace((2 * MiB, 4 * MiB, ~0))
+    large = Trace((4 * MiB, size, 8 * MiB, ~1, ~0))
+    assert at(6, small, 2, large, 4) == Trace((6 * MiB, size, 12 * MiB, ~1, ~0))
+    assert at(3, large, 4, small, 2) == Trace((3 * MiB, 6 * MiB, ~0))
+
+
+def test_a_large_tensor_that_only_one_batch_has_is_another_training() -> None:
+    small = Trace((2 * MiB, 4 * MiB, ~0))
+    assert growth(small, 2, Trace((4 * MiB, MiB, 8 * MiB, ~1, ~0)), 4) is None
 
 
 @given(traces(), st.integers(0, 50))
 @settings(max_examples=50)
-def test_a_scaled_trace_is_a_trace(trace: Trace, batch: int) -> None:
+def test_a_trace_of_which_all_grows_is_foretold_exactly(trace: Trace, batch: int) -> None:
     larger = Trace(tuple(event if event < 0 else 3 * event for event in trace.events))
     wanted = Trace(tuple(event if event < 0 else batch * event for event in trace.events))
-    assert scaled(trace, 1, larger, 3, batch) == wanted
+    assert at(batch, trace, 1, larger, 3) == wanted
+
+
+NETS = st.lists(st.tuples(*[st.integers(0, 8 * MiB)] * 3), min_size=1, max_size=6)
+
+
+@given(NETS, st.integers(1, 300), st.integers(1, 300), st.integers(1, 1000))
+@settings(max_examples=50)
+def test_a_training_at_two_batches_tells_that_at_any_other(
+    layers: list[tuple[int, int, int]], one: int, other: int, batch: int
+) -> None:
+    assume(one != other)
+    weights, activations, workspaces = zip(*layers, strict=True)
+    net = Net(weights, activations, workspaces)
+    small, large = min(one, other), max(one, other)
+    assert at(batch, net.trace(small), small, net.trace(large), large) == net.trace(batch)

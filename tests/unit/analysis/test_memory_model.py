@@ -4,6 +4,7 @@ allocator loses nothing."""
 from __future__ import annotations
 
 import math
+import random
 
 import hypothesis.strategies as st
 import pytest
@@ -11,6 +12,7 @@ from hypothesis import assume, example, given
 
 from stepscope.analysis.memory_model import (
     NO_LIMIT,
+    Growth,
     KiB,
     Line,
     MiB,
@@ -19,6 +21,8 @@ from stepscope.analysis.memory_model import (
     allocated_peak,
     ease,
     error_percent,
+    foreseen,
+    growth,
     host_batches_in_flight,
     largest_host_batch,
     largest_host_batch_2019,
@@ -28,12 +32,12 @@ from stepscope.analysis.memory_model import (
     need,
     predicted,
     replay,
-    scaled,
     scratch,
     what_bf16,
     what_checkpointing,
     what_optimizer,
 )
+from simulated_gpu import Net, SimulatedGpu
 from synthetic_traces import traces
 
 GiB = 1024 * MiB
@@ -232,10 +236,76 @@ def test_a_batch_fits_into_what_two_small_ones_say_that_it_needs(
         Trace(tuple(event if event < 0 else times * event for event in sample.events))
         for times in (2, 6, batch)
     )
-    foretold = scaled(small, 2, large, 6, batch)
-    assert foretold is not None
+    grows = growth(small, 2, large, 6)
+    assert grows is not None
+    foretold = grows.at(batch)
     assert replay(real, need(foretold)).fits
     assert replay(real, ease(foretold) + more).retries == 0
+
+
+# Both batches, by replays
+
+
+def random_net(seed: int) -> Net:
+    dice = random.Random(seed)
+    layers = range(dice.randint(2, 6))
+    return Net(
+        [dice.randint(1, 60) * MiB // 2 for _ in layers],
+        [int(dice.uniform(0.3, 6) * MiB) for _ in layers],
+        [int(dice.choice([0, 0, 1, 3]) * dice.uniform(0.1, 3) * MiB) for _ in layers],
+    )
+
+
+def growth_of(net: Net, small: int, large: int) -> Growth:
+    grows = growth(net.trace(small), small, net.trace(large), large)
+    assert grows is not None
+    return grows
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_what_is_foreseen_is_what_trying_every_batch_finds(seed: int) -> None:
+    net = random_net(seed)
+    limit = (3 + seed % 4) * GiB
+    middle = limit // sum(net.activations)
+    grows = growth_of(net, middle // 3, 2 * middle // 3)
+    largest, smooth = foreseen(grows, limit, (middle, middle))
+    gpu = SimulatedGpu(net)
+    trying = range(max(1, largest * 9 // 10), largest * 12 // 10)
+    passing = max(batch for batch in trying if gpu.passes(batch, limit))
+    smoothly = [b for b in range(max(1, smooth // 2), largest + 1) if gpu.is_smooth(b, limit)]
+    assert gpu.passes(largest, limit) and gpu.is_smooth(smooth, limit)
+    assert 0.99 * passing - 1 <= largest <= passing
+    assert 0.99 * max(smoothly) - 1 <= smooth <= max(smoothly)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_what_is_foreseen_hardly_ever_shrinks_with_more_memory(seed: int) -> None:
+    """As memory grows, blocks are cut otherwise: of some batches, a little more fits a little
+    less."""
+    net = random_net(seed)
+    grows = growth_of(net, 20, 60)
+    best = 0
+    for limit in range(2 * GiB, 4 * GiB, GiB // 8):
+        largest, smooth = foreseen(grows, limit, (limit / sum(net.activations),) * 2)
+        assert smooth <= largest
+        assert largest >= 0.98 * best
+        best = max(best, largest)
+
+
+def test_what_is_foreseen_is_found_from_a_guess_that_is_far_off() -> None:
+    net = random_net(1)
+    grows = growth_of(net, 20, 60)
+    near = foreseen(grows, 4 * GiB, (150, 150))
+    for guess in (1, 2000):
+        largest, smooth = foreseen(grows, 4 * GiB, (guess, guess))
+        assert abs(largest - near[0]) <= 0.01 * near[0] and abs(smooth - near[1]) <= 0.01 * near[1]
+
+
+def test_nothing_above_the_most_is_foreseen_and_nothing_where_none_fits() -> None:
+    grows = growth_of(random_net(1), 20, 60)
+    assert foreseen(grows, 4 * GiB, (40, 40), most=40) == (40, 40)
+    assert foreseen(grows, 4 * GiB, (500, 500), most=40) == (40, 40)
+    assert foreseen(grows, 10 * MiB, (5, 5)) == (0, 0)
 
 
 # Tripathi 2019

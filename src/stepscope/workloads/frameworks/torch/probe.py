@@ -7,14 +7,13 @@ probe sees what another has done.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import re
 import resource
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -32,7 +31,7 @@ from stepscope.workloads.frameworks.torch.parts import Built
 from stepscope.workloads.frameworks.torch.samples import Samples, bytes_in, samples_for
 from stepscope.workloads.frameworks.torch.user import load_own
 from stepscope.workloads.own import hint_for
-from stepscope.workloads.probing import Ask, Layer, Parts, Subject, Told
+from stepscope.workloads.probing import Ask, Layer, Parts, Subject, Told, taking_turns
 from stepscope.workloads.reporting import Place, failure_kind
 from stepscope.workloads.spec import Workload
 
@@ -127,7 +126,7 @@ class _Probe:
         except Exception as error:
             self._failed(ask.batches[0], "to the device", error, meter, Parts(), _Course())
             return
-        with _turn(self.trace.with_name("turn")) if ask.turn else nullcontext():
+        with taking_turns(alone=ask.turn):
             for batch in ask.batches:
                 meter.forget_peaks()
                 if not self._one(batch, stepper, meter):
@@ -221,8 +220,8 @@ class _Probe:
         except Exception as error:
             if failure_kind(error) != "error":
                 raise
-            said = str(error).strip().splitlines()
-            self.notes.append(f"evaluation was not probed: {said[0] if said else error!r}")
+            said = str(error).strip().splitlines() or [type(error).__name__]
+            self.notes.append(f"evaluation was not probed: {said[0]}")
 
     def _batch(self, size: int) -> Any:
         workload, device = self.held.workload, self.held.device
@@ -273,14 +272,6 @@ class _Probe:
             parts=parts,
             notes=tuple(dict.fromkeys(self.notes)),
         )
-
-
-@contextmanager
-def _turn(lock: Path) -> Iterator[None]:
-    """Alone among the probes: others may start meanwhile, but do not train."""
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass
