@@ -43,14 +43,14 @@ class Batch:
     samples_per_second: float | None
     thrashes: bool
     """Whether the allocator had to retry: it fits, but not well."""
-    retries: int = 0
-    """How often, in a whole cycle."""
     above: int | None = None
     """The smallest batch above it that was tried and failed."""
     misses: int | None = None
     """Bytes that this one would have needed more."""
     why_above: str = ""
     """Where it failed, in words, where that is known: "in step 1"."""
+    retries: int = 0
+    """Of the allocator, in the longest cycle."""
 
 
 @dataclass(frozen=True)

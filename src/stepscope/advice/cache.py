@@ -65,7 +65,7 @@ def recall(key: str) -> Fit | None:
     try:
         told = json.loads(_file(key).read_text(encoding="utf-8"))
         fit: Fit = _built(Fit, told)
-    except (OSError, ValueError, TypeError, KeyError):
+    except (OSError, ValueError, TypeError, KeyError, AttributeError):
         return None
     return dataclasses.replace(fit, cached=fit.made)
 

@@ -18,6 +18,7 @@ from stepscope.advice.prober import Prober
 from stepscope.advice.room import GpuHere, gpu_here, gpu_room, probe_environment
 from stepscope.advice.wording import answer, host_room, memory_free
 from stepscope.errors import CannotTry
+from stepscope.workloads.probing import Subject
 from stepscope.workloads.spec import Workload, nearest
 
 METHODS = ("auto", "linear2019")
@@ -68,10 +69,15 @@ def fit_workload(workload: Workload, asked: Asked, tell: Say, show: Say) -> Fit:
         fit,
         effort=replace(fit.effort, seconds=time.monotonic() - began),
         made=datetime.now().astimezone().isoformat(timespec="seconds"),
+        subject=_on(fit.subject, gpu),
         environment={"gpu": asdict(gpu) if gpu else None},
     )
     cache.remember(key, fit)
     return fit
+
+
+def _on(subject: Subject | None, gpu: GpuHere | None) -> Subject | None:
+    return replace(subject, device_name=gpu.name) if subject and gpu else subject
 
 
 def _on_gpu(workload: Workload, asked: Asked, gpu: GpuHere, show: Say) -> Fit:

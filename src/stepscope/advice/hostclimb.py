@@ -17,6 +17,8 @@ from stepscope.workloads.spec import Workload
 
 _FIRST_STEPS = 7
 """Of the first batch, which is small: a leak needs some to show."""
+_SETTLES = 2
+"""Of these, in which optimizer and libraries make what they keep."""
 _LEAKS = 0.0025
 """Of the room, per step: less may be anything."""
 _BEFORE_STEPS = ("start", "import", "data", "build")
@@ -109,7 +111,7 @@ class Search:
     @property
     def leak(self) -> float | None:
         assert self.first is not None
-        grows = leak(self.first.told.kept[:_FIRST_STEPS])
+        grows = leak(self.first.told.kept[_SETTLES:_FIRST_STEPS])
         return grows if grows and grows > _LEAKS * self.room.limit else None
 
     @property

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
-from stepscope.advice.answer import Batch, Effort, Fit, Linear2019, Room
+from stepscope.advice.answer import Batch, Effort, Fit, Linear2019, Room, Verdict
 from stepscope.advice.prober import Probes
 from stepscope.analysis.memory_model import layers_2019, linear_2019
 from stepscope.errors import BadWorkload
@@ -28,12 +28,13 @@ def fit_2019(probes: Probes, workload: Workload, room: Room, show: Callable[[str
     """Her answer, and nothing of ours in it."""
     cap = room.limit if room.asked is not None else None
     probed: list[Told] = []
-    tried = 0
+    tried = ooms = 0
     small, large = _BATCHES
     while True:
         show(f"batches {small} and {large}, {_ITERATIONS} iterations each")
         probed = [_probe(probes, batch, cap) for batch in (small, large)]
         tried += 2
+        ooms += sum(each.is_oom for each in probed)
         if all(each.is_ok for each in probed):
             break
         odd = next((each for each in probed if not each.is_ok and not each.is_oom), None)
@@ -46,7 +47,7 @@ def fit_2019(probes: Probes, workload: Workload, room: Room, show: Callable[[str
     linear = _linear(small, large, held, room.limit, workload.ranks, layers, probes)
     batch = linear.by_reserve[0][1]
     return Fit(
-        verdict="fits" if batch else "does not fit",
+        verdict=_verdict(batch, linear),
         says=(
             f"The 2019 method estimates {batch:,} with no reserve in {size_text(room.limit)}: "
             f"{size_text(int(linear.per_sample))} a sample and {size_text(int(linear.fixed))} "
@@ -57,11 +58,17 @@ def fit_2019(probes: Probes, workload: Workload, room: Room, show: Callable[[str
         method="linear2019",
         room=room,
         subject=probes.subject,
-        effort=Effort(0.0, tried, tried - 2),
+        effort=Effort(0.0, tried, ooms),
         largest=Batch(batch, 0, 0, None, False) if batch else None,
         linear=linear,
         notes=probes.subject.notes,
     )
+
+
+def _verdict(batch: int, linear: Linear2019) -> Verdict:
+    if linear.per_sample <= 0:
+        return "cannot tell"
+    return "fits" if batch else "does not fit"
 
 
 def _probe(probes: Probes, batch: int, cap: int | None) -> Told:

@@ -23,7 +23,7 @@ from typing import Any, Protocol
 from stepscope.advice import probeserver
 from stepscope.analysis.memory_model import Trace
 from stepscope.errors import BadWorkload, CannotTry
-from stepscope.workloads.probing import Ask, Layer, Subject, Told
+from stepscope.workloads.probing import WAITS, Ask, Layer, Subject, Told
 from stepscope.workloads.spec import Workload
 
 _LAST_LINES = 12
@@ -64,6 +64,7 @@ class Prober:
         self._hang_s = hang_s
         self._number = 0
         self._heard = b""
+        self._timed_out: set[int] = set()
 
     def __enter__(self) -> Prober:
         self._folder = Path(tempfile.mkdtemp(prefix="stepscope-fit-"))
@@ -140,16 +141,21 @@ class Prober:
     def _wait_for(self, numbers: Sequence[int]) -> dict[int, tuple[int, float]]:
         """The exit code of each and when it ended; who takes too long is ended."""
         ended: dict[int, tuple[int, float]] = {}
-        deadline = time.monotonic() + self._hang_s
         while len(ended) < len(numbers):
-            message = self._hear(deadline)
-            if message is None:
-                for number in set(numbers) - set(ended):
-                    self._write({"kill": number})
-                deadline = time.monotonic() + self._hang_s
+            message = self._hear(time.monotonic() + self._hang_s)
+            if message is not None:
+                ended[message["number"]] = message["status"], time.monotonic()
                 continue
-            ended[message["number"]] = message["status"], time.monotonic()
+            for number in set(numbers) - set(ended):
+                if not self._waits_for_its_turn(number):
+                    self._timed_out.add(number)
+                    self._write({"kill": number})
         return ended
+
+    def _waits_for_its_turn(self, number: int) -> bool:
+        """Whether another probe, of somebody else perhaps, trains meanwhile: then it is not its
+        fault that nothing is heard of it."""
+        return (self._folder / f"{number}.{WAITS}").exists()
 
     def _hear(self, deadline: float) -> dict[str, Any] | None:
         """The next line of the server; None at the deadline."""
@@ -192,13 +198,12 @@ class Prober:
         """A probe that ended without a word of how its batch went."""
         batch = ask.batches[min(done, len(ask.batches) - 1)]
         lines = _last_lines(self._folder / f"{number}.log")
+        if number in self._timed_out:
+            said = f"nothing was heard of it for {self._hang_s:g} s"
+            return Told(batch, "timeout", message=said)
         if status == -signal.SIGKILL:
-            return Told(
-                batch,
-                "killed",
-                message="it was killed: by us for taking too long, or by "
-                "the kernel for want of host memory",
-            )
+            said = "it was killed, perhaps by the kernel for want of host memory"
+            return Told(batch, "killed", message=said)
         said = lines[-1] if lines else f"it left with {status}"
         return Told(batch, "error", message=said)
 

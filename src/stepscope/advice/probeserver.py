@@ -30,6 +30,8 @@ from stepscope.workloads.reporting import failure_kind
 from stepscope.workloads.spec import Workload
 
 MODULE = "stepscope.advice.probeserver"
+_COLD = "STEPSCOPE_PROBES_COLD"
+"""Set where imports ahead of time are known to do harm."""
 READY = {"ready": True}
 """The first line, once everything is built."""
 
@@ -38,10 +40,13 @@ def main(folder: str) -> int:
     die_with_parent()
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts
     place = Path(folder)
-    say = _take_output(place / "server.log")
+    say = os.dup(1)
     workload = Workload(**json.loads((place / "workload.json").read_text(encoding="utf-8")))
     try:
         adapter = import_module(f"stepscope.workloads.frameworks.{workload.framework}.probe")
+        if not os.environ.get(_COLD) and not adapter.warm_up():
+            _begin_again(say)
+        _redirect(place / "server.log")
         held = adapter.hold(workload)
         subject = vars(held.subject)
     except Exception as error:
@@ -55,14 +60,15 @@ def main(folder: str) -> int:
     return 0
 
 
-def _take_output(log: Path) -> int:
-    """What a user's code prints goes into a file; ours alone goes to whoever started us."""
-    say = os.dup(1)
-    _redirect(log)
-    return say
+def _begin_again(say: int) -> None:
+    """What was imported to save time has cost us the GPU: once more, without it."""
+    os.close(say)
+    os.environ[_COLD] = "1"
+    os.execv(sys.executable, sys.orig_argv)
 
 
 def _redirect(log: Path) -> None:
+    """What a user's code prints goes into a file; ours alone goes to whoever started us."""
     sys.stdout.flush()
     sys.stderr.flush()
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)

@@ -19,7 +19,9 @@ from stepscope.advice.answer import (
     Verdict,
     WhatIf,
 )
-from stepscope.advice.fit import USUAL_CARDS, Found, Options, Search
+from stepscope.advice.fit import Found, Options
+from stepscope.advice.foresight import USUAL_CARDS
+from stepscope.advice.search import Search
 from stepscope.analysis import bracket
 from stepscope.analysis.memory_model import (
     Line,

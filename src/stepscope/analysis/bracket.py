@@ -28,7 +28,7 @@ def is_closed(tried: Mapping[int, bool], fine: float = FINE) -> bool:
 
 
 def _gap(batch: float, fine: float) -> int:
-    return max(1, int(fine * batch))
+    return 1 + int(fine * batch)
 
 
 def next_batches(
@@ -45,7 +45,7 @@ def next_batches(
     here = max(1, round(guess))
     gap = _gap(here, fine)
     if low < here and (high is None or here < high):
-        wanted = [here, here + gap, here + 3 * gap, here - 3 * gap][:lanes]
+        wanted = [here, here + gap, here - 2 * gap, here + 3 * gap][:lanes]
     elif low >= here:
         right = sum(passed and batch >= here for batch, passed in tried.items())
         wanted = [low + gap * stride for stride in _strides(right - 1, lanes)]

@@ -211,9 +211,13 @@ class Replayed:
 
 
 def replay(
-    trace: Trace, cap: int | None = None, optional: frozenset[int] = frozenset()
+    trace: Trace,
+    cap: int | None = None,
+    optional: frozenset[int] = frozenset(),
+    part: float = 0.0,
 ) -> Replayed:
-    """Runs a trace in so much memory. What is optional is gone without where there is none."""
+    """Runs a trace in so much memory. What is optional is gone without where there is none, or
+    with a part of it that has to be there."""
     allocator = CachingAllocator(cap)
     handles: list[int] = []
     skipped = 0
@@ -225,15 +229,23 @@ def replay(
         try:
             handles.append(allocator.alloc(event))
         except OutOfMemory as error:
-            if len(handles) not in optional:
+            try:
+                handles.append(_instead(allocator, event, len(handles) in optional, part))
+            except OutOfMemory:
                 failed_at, missing = position, error.missing
                 break
-            handles.append(_NOTHING)
             skipped += 1
     return Replayed(
         failed_at is None, failed_at, missing,
         allocator.allocated_peak, allocator.reserved_peak, allocator.retries, skipped,
     )  # fmt: skip
+
+
+def _instead(allocator: CachingAllocator, size: int, optional: bool, part: float) -> int:
+    """What is taken where there is no memory for all of it."""
+    if not optional:
+        raise OutOfMemory(size, size)
+    return allocator.alloc(int(part * size)) if part else _NOTHING
 
 
 def allocated_peak(trace: Trace, without: frozenset[int] = frozenset()) -> int:

@@ -144,18 +144,19 @@ def foreseen(
     guess: tuple[float, float],
     most: int | None = None,
     thorough: bool = True,
+    part: float = 0.0,
 ) -> tuple[int, int]:
     """The largest batch and the smooth one in so much memory, each by replays near a guess.
 
     Smooth is what needs no retry: then nothing is ever gone without. `thorough` looks for larger
-    ones that pass again beyond the first that does not.
+    ones that pass again beyond the first that does not; `part` of workspace has to be there.
     """
     looks = max(_FEWEST_LOOKS, min(_MOST_LOOKS, _REPLAYED // len(grows.events)))
     looks = looks if thorough else 0
 
     def passes(batch: int) -> bool:
         trace = grows.at(batch)
-        return replay(trace, limit, scratch(trace)).fits
+        return replay(trace, limit, scratch(trace), part).fits
 
     def is_smooth(batch: int) -> bool:
         return ease(grows.at(batch)) <= limit
@@ -348,13 +349,11 @@ def what_optimizer(line: Line, shares: Shares, optimizer: str) -> Line:
 
 _LEAK_LEAST = 64 * KiB
 _LEAK_UNLIKE = 2.0
-_SETTLES = 2
-"""Readings in which optimizer and libraries make what they keep."""
 
 
 def leak(kept: Sequence[int]) -> float | None:
     """Bytes per step by which memory in use after each step grows, where it does so evenly."""
-    grown = [later - sooner for sooner, later in pairwise(kept[_SETTLES:])]
+    grown = [later - sooner for sooner, later in pairwise(kept)]
     if len(grown) < 2 or min(grown) < _LEAK_LEAST or max(grown) > _LEAK_UNLIKE * min(grown):
         return None
     return statistics.median(grown)

@@ -15,7 +15,13 @@ from stepscope.analysis.memory_model import NO_LIMIT
 from stepscope.report.fitcurve import curve_section
 from stepscope.report.fitlinear import linear_sections
 from stepscope.report.fitmemory import memory_section
-from stepscope.report.fitparts import Section, batch_text, given_text, memory_text
+from stepscope.report.fitparts import (
+    Section,
+    batch_text,
+    given_text,
+    memory_text,
+    retries_text,
+)
 from stepscope.report.format import rate_text, seconds_text, share_text
 from stepscope.report.tables import Column, Table
 from stepscope.workloads.probing import Told
@@ -138,7 +144,7 @@ def _behaviour(batch: Batch, room: Room) -> Iterator[str]:
     if not batch.passed:
         yield "predicted, not run"
     elif batch.thrashes:
-        yield "fits, but thrashes (allocator retries)"
+        yield f"fits, but thrashes ({retries_text(batch.retries)})"
     elif room.device == "gpu":
         yield "no allocator retry"
 

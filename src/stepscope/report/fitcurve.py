@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from stepscope.advice.answer import Fit, Point
-from stepscope.report.fitparts import Section, batch_text, memory_text
+from stepscope.report.fitparts import Section, batch_text, memory_text, retries_text
 from stepscope.report.format import MISSING, rate_text
 from stepscope.report.tables import Column, Table
 
@@ -46,7 +46,7 @@ def _remarks(point: Point, fit: Fit) -> Iterator[str]:
     if not point.passed:
         yield "a hole" if any(point.batch == batch for batch, _ in fit.holes) else "fails"
     elif point.thrashes:
-        yield "allocator retries"
+        yield retries_text(point.retries)
 
 
 def _thinned(telling: Sequence[bool]) -> list[int]:

@@ -38,3 +38,10 @@ def given_text(size: int) -> str:
 
 def batch_text(batch: int) -> str:
     return f"{batch:,}"
+
+
+def retries_text(retries: int) -> str:
+    """How often the allocator had to try again, where it was counted."""
+    if retries == 1:
+        return "1 allocator retry"
+    return f"{retries:,} allocator retries" if retries > 0 else "allocator retries"

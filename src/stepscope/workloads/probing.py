@@ -48,13 +48,21 @@ class Ask:
         return cls(**{**told, "batches": tuple(told["batches"])})
 
 
+WAITS = "waits"
+"""The ending of a file that is there while a probe waits for its turn."""
+
+
 @contextmanager
-def taking_turns(alone: bool) -> Iterator[None]:
+def taking_turns(alone: bool, waits: Path | None = None) -> Iterator[None]:
     """Train while nobody is timed, or be timed while nobody trains: among all probes of a user on
     this machine, so that two who look for a batch at once do not slow each other down unseen."""
     lock = Path(tempfile.gettempdir()) / f"stepscope-turns-{os.getuid()}"
+    if waits is not None:
+        waits.touch()
     with lock.open("ab") as file:
         fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+        if waits is not None:
+            waits.unlink(missing_ok=True)
         yield
 
 

@@ -11,13 +11,12 @@ import pytest
 from simulated_gpu import GiB, MiB, Net, SimulatedGpu
 from stepscope.advice.answer import Room
 from stepscope.advice.fit import Found, Options, fit_on_gpu
-from stepscope.advice.prober import Probed
 from stepscope.errors import BadWorkload
 from stepscope.workloads.probing import Ask, Told
 
 CONTEXT = 500 * MiB
 """Of every simulated process."""
-MOST_PROBES = 30
+MOST_PROBES = 20
 
 
 @dataclass
@@ -92,13 +91,9 @@ def test_both_batches_are_those_that_trying_all_of_them_finds(seed: int, emulate
     edge, is_clean = found_by(card.is_smooth, range(fast, largest + 1))
     assert fast >= (0.97 if is_clean else 0.9) * edge - 1
     assert len(card.gpu.asked) <= 20
-    assert found.search.passes[largest] >= 2 and found.search.passes[fast] >= 1
+    assert found.search.passes[largest] >= 1 and found.search.passes[fast] >= 1
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="a traced batch in a hole hides the edge that was foreseen beyond it",
-)
 @pytest.mark.parametrize(("seed", "emulated"), [(53, True), (61, False)])
 def test_an_edge_that_is_foreseen_beyond_a_hole_is_found(seed: int, emulated: bool) -> None:
     """Batches from 231 to 240 retry and 241 to 248 do not; 115 to 118 fail and 124 passes."""
@@ -114,7 +109,7 @@ def test_an_edge_that_is_foreseen_beyond_a_hole_is_found(seed: int, emulated: bo
 def test_several_probes_are_asked_at_once_where_they_have_room() -> None:
     net, _ = random_net(1)
     emulated, full = (card.fit() for card in both(net))
-    assert emulated.search.lanes == 6 and full.search.lanes == 1
+    assert emulated.search.lanes > 2 and full.search.lanes == 1
     assert (emulated.largest, emulated.fast) == (full.largest, full.fast)
 
 
@@ -140,16 +135,16 @@ def test_headroom_is_left_free(emulated: bool) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_estimate_runs_nothing_near_the_limit(seed: int) -> None:
+def test_an_estimate_only_climbs_and_traces(seed: int) -> None:
+    """Without a cap only where there is more than the limit, or nothing but it."""
     net, limit = random_net(seed)
     for card in both(net, limit):
         found = card.fit(estimate=True)
-        assert (found.largest, found.fast) == found.foretold
-        assert found.largest and max(b for ask in card.gpu.asked for b in ask.batches) < (
-            found.largest
-        )
-        assert all(ask.cap == (None if found.search.roomy else found.search.cap)
-                   for ask in card.gpu.asked)  # fmt: skip
+        assert found.largest and (found.largest, found.fast) == found.foretold
+        assert found.search.roomy == card.emulated and found.search.ooms <= 1
+        assert {ask.cap for ask in card.gpu.asked} == {None}
+        assert all(ask.trace or not ask.cycle for ask in card.gpu.asked)
+        assert len(card.gpu.asked) <= 5
         edge, _ = found_by(card.passes, range(1, 2 * found.largest))
         assert abs(found.largest - edge) <= 0.02 * edge + 1
 
@@ -166,6 +161,14 @@ def test_cards_grow_with_their_size_and_the_own_one_is_what_was_found() -> None:
         assert foreseen == sorted(foreseen) and all(fast <= most for most, fast in foreseen)
         own = found.outlook.cards[11 * GiB]
         assert abs(own[0] - found.largest) <= 1 and abs(own[1] - found.fast) <= 1
+
+
+@pytest.mark.parametrize("seed", [16, 63])
+def test_a_card_is_foreseen_beyond_holes(seed: int) -> None:
+    net, limit = random_net(seed)
+    found = Card(SimulatedGpu(net), limit).fit(cards=(limit,))
+    assert found.outlook and found.largest
+    assert abs(found.outlook.cards[limit][0] - found.largest) <= 0.03 * found.largest
 
 
 @pytest.mark.parametrize("size", [4, 6, 16, 24])
@@ -227,7 +230,7 @@ def test_too_large_by_as_much_as_a_roomy_card_shows() -> None:
 
 
 def test_a_batch_of_one_is_found_where_two_do_not_fit() -> None:
-    net = Net((8 * MiB,), (900 * MiB,), (0,))
+    net = Net((8 * MiB,), (300 * MiB,), (0,))
     for card in both(net, 2 * GiB):
         assert card.passes(1) and not card.passes(2)
         found = card.fit()
@@ -249,6 +252,38 @@ def test_an_error_from_some_batch_on_bounds_the_answer(first: int) -> None:
         assert found.fast and found.fast >= 0.97 * found.largest - 1
         assert len(card.gpu.asked) <= MOST_PROBES
         assert any(told.kind == "error" for all_ in found.search.told.values() for told in all_)
+
+
+@dataclass
+class Refusing(SimulatedGpu):
+    """Fails for another reason than memory, where it is told to."""
+
+    refuses: Callable[[int, Ask], bool] = lambda batch, ask: False
+
+    def _told(self, batch: int, ask: Ask) -> Told:
+        if self.refuses(batch, ask):
+            return Told(batch, "error", "step 1", message="expected more than 1 value per channel")
+        return super()._told(batch, ask)
+
+
+@pytest.mark.parametrize("limit", [3, 4, 6, 10])
+def test_a_model_that_refuses_a_single_sample_is_fitted_all_the_same(limit: int) -> None:
+    """Batch normalisation does, and so few fit that single ones would be traced."""
+    net = Net((8 * MiB,), (300 * MiB,), (0,))
+    for emulated in (True, False):
+        gpu = Refusing(net, refuses=lambda batch, ask: batch == 1)
+        card = Card(gpu, limit * GiB, emulated)
+        found = card.fit()
+        assert found.largest == found_by(card.passes, range(1, 20))[0] > 1
+        assert len(gpu.asked) <= 10
+
+
+def test_a_cycle_that_no_batch_goes_through_is_the_users_matter() -> None:
+    for emulated in (True, False):
+        card = Card(Refusing(Net(), refuses=lambda batch, ask: ask.cycle), 4 * GiB, emulated)
+        with pytest.raises(BadWorkload, match="expected more than 1 value per channel"):
+            card.fit()
+        assert len(card.gpu.asked) <= MOST_PROBES
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 40, 64, 100])
@@ -296,9 +331,12 @@ def test_a_smaller_batch_that_is_faster_is_the_fast_one() -> None:
     assert found.largest and found.largest > found.fast
 
 
-def test_rates_that_differ_by_little_do_not_matter() -> None:
-    dice = random.Random(0)
-    found, edge = rated(lambda batch, edge: 1000.0 * dice.uniform(0.995, 1.005))
+@pytest.mark.parametrize("seed", range(5))
+def test_rates_that_differ_by_little_do_not_matter(seed: int) -> None:
+    dice = random.Random(seed)
+    found, edge = rated(
+        lambda batch, edge: dice.uniform(0.995, 1.005) * (1000 if batch < 0.9 * edge else 997)
+    )
     assert found.fast == edge
 
 
@@ -345,13 +383,13 @@ def test_beyond_a_hole_the_search_goes_on_and_the_hole_is_noted() -> None:
 def test_a_proof_runs_each_answer_three_times_more_and_for_longer() -> None:
     for card in both(random_net(6)[0]):
         found = card.fit(prove=True)
-        assert found.largest != found.fast
+        assert found.largest and found.fast and found.largest != found.fast
         assert sorted(told.batch for told in found.search.proof) == sorted(
             [found.fast] * 3 + [found.largest] * 3
         )
         assert all(told.is_ok and len(told.step_s) == 20 for told in found.search.proof)
         longer = [ask for ask in card.gpu.asked if ask.steps > 3]
-        assert len(longer) == 6 and all(ask.turn and ask.cap == found.search.cap for ask in longer)
+        assert len(longer) >= 6 and all(ask.turn and ask.cap == found.search.cap for ask in longer)
 
 
 def test_one_answer_that_is_both_is_proved_three_times() -> None:
@@ -377,13 +415,5 @@ def test_a_proof_that_fails_lowers_the_answer() -> None:
     assert edge.largest and edge.fast
     card = Card(LongRunsFail(net, from_batch=edge.largest - 2), limit)
     found = card.fit(prove=True)
-    assert found.largest and edge.fast <= found.largest < edge.largest - 2
+    assert found.largest and 0.98 * edge.largest <= found.largest < edge.largest - 2
     assert all(told.is_ok for told in found.search.proof) and len(found.search.proof) >= 3
-
-
-# What a probe says
-
-
-def test_a_probe_that_died_is_told_apart_from_one_that_errs() -> None:
-    probed = Probed(Ask((4,)), (Told(4, "killed"),), 1.0)
-    assert probed.last.is_oom and not probed.last.is_ok

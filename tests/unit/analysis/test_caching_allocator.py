@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import assume, given, settings
 
+from simulated_gpu import Net
 from stepscope.analysis.caching_allocator import (
     CachingAllocator,
     KiB,
@@ -19,7 +20,6 @@ from stepscope.analysis.caching_allocator import (
     replay,
     scratch,
 )
-from simulated_gpu import Net
 from synthetic_traces import traces
 
 # Rules

@@ -7,11 +7,13 @@ probe sees what another has done.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import re
 import resource
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -30,8 +32,8 @@ from stepscope.workloads.frameworks.torch.models import build_model, parameters_
 from stepscope.workloads.frameworks.torch.parts import Built
 from stepscope.workloads.frameworks.torch.samples import Samples, bytes_in, samples_for
 from stepscope.workloads.frameworks.torch.user import load_own
-from stepscope.workloads.own import hint_for
-from stepscope.workloads.probing import Ask, Layer, Parts, Subject, Told, taking_turns
+from stepscope.workloads.own import find_own, hint_for, where_in
+from stepscope.workloads.probing import WAITS, Ask, Layer, Parts, Subject, Told, taking_turns
 from stepscope.workloads.reporting import Place, failure_kind
 from stepscope.workloads.spec import Workload
 
@@ -39,6 +41,7 @@ _PART = 2, 5
 """The last batch of an epoch, as a part of the others: any will do."""
 _LEAST_PART = 2
 """One sample alone is refused by batch normalisation, which is no matter of memory."""
+_LONGEST = 500
 _MOST_EVENTS = 1_000_000
 _WANTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _IN_USE = re.compile(r"allocated memory ([\d.]+) (bytes|KiB|MiB|GiB|TiB) is allocated by PyTorch")
@@ -82,6 +85,13 @@ class Held:
         return layers_of(self.built, self.samples.on_host(2), 2)
 
 
+def warm_up() -> bool:
+    """Import what every probe would: optimizers take all of the compiler with them. Whether forks
+    of this process can still start CUDA."""
+    importlib.import_module("torch._dynamo")
+    return _forks_can_start_cuda()
+
+
 def hold(workload: Workload) -> Held:
     """Build the model and take some samples; BadWorkload where that is not possible."""
     torch.set_num_threads(1)
@@ -92,7 +102,27 @@ def hold(workload: Workload) -> Held:
     else:
         shape = shape_of(workload)
         built = build_model(replace(workload, batch_size=max(2, workload.batch_size)), shape)
-    return Held(workload, built, samples_for(workload, built, shape), device)
+    samples = samples_for(workload, built, shape)
+    if device.type == "cuda" and not _forks_can_start_cuda():
+        raise BadWorkload(
+            f"{workload.model} starts CUDA while it is built, and then no probe can use it",
+            "Leave model and data on the CPU, and ask no GPU for its name or memory: they are "
+            "moved to the device when they are trained",
+        )
+    return Held(workload, built, samples, device)
+
+
+def _forks_can_start_cuda() -> bool:
+    """PyTorch knows, in a fork, whether CUDA was started before it."""
+    is_bad = getattr(torch._C, "_cuda_isInBadFork", None)
+    if is_bad is None:
+        return True
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy's, which sleep
+        pid = os.fork()
+    if pid == 0:
+        os._exit(int(is_bad()))
+    return os.waitpid(pid, 0)[1] == 0
 
 
 def _device(workload: Workload) -> torch.device:
@@ -126,7 +156,7 @@ class _Probe:
         except Exception as error:
             self._failed(ask.batches[0], "to the device", error, meter, Parts(), _Course())
             return
-        with taking_turns(alone=ask.turn):
+        with taking_turns(ask.turn, self.trace.with_suffix(f".{WAITS}")):
             for batch in ask.batches:
                 meter.forget_peaks()
                 if not self._one(batch, stepper, meter):
@@ -248,10 +278,20 @@ class _Probe:
                 told,
                 wanted=wanted,
                 missing=_missing(text, wanted, self.ask.cap),
-                message=text.strip().splitlines()[0][:500] if text.strip() else repr(error),
+                message=self._message(error, text),
                 hint=getattr(error, "hint", "") or hint_for(error),
             )
         )
+
+    def _message(self, error: Exception, text: str) -> str:
+        """In one line, with that of the user's file where it happened."""
+        first = text.strip().splitlines()[0][:_LONGEST] if text.strip() else ""
+        if isinstance(error, BadWorkload):
+            return first
+        said = f"{type(error).__name__}: {first}" if first else type(error).__name__
+        workload = self.held.workload
+        where = where_in(error, find_own(workload.model).file) if workload.is_own else None
+        return f"{where}: {said}" if where else said
 
     def _told(
         self, batch: int, kind: Any, phase: str, meter: Meter, parts: Parts, course: _Course

@@ -1,0 +1,73 @@
+"""Layer by layer, as equation 4.1 counts: sizes worked out by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+torch = pytest.importorskip("torch")
+from torch import nn  # noqa: E402
+
+from stepscope.workloads.frameworks.torch.layers import layers_of  # noqa: E402
+from stepscope.workloads.frameworks.torch.parts import Built  # noqa: E402
+from stepscope.workloads.probing import Layer  # noqa: E402
+
+
+def layers(model: nn.Module, *shape: int, samples: int = 2) -> list[Layer]:
+    built = Built(model, lambda net, batch: net(batch))
+    return layers_of(built, torch.zeros(samples, *shape), samples)
+
+
+def test_a_small_net_by_hand() -> None:
+    """3×10×10 → conv of 4, 3 each way → 4×8×8 → half each way → 4×4×4 → 5, in 4 bytes each."""
+    net = nn.Sequential(
+        nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
+        nn.Flatten(),
+        nn.Linear(64, 5),
+    )
+    assert layers(net, 3, 10, 10) == [
+        Layer("0.0", "Conv2d", (3 * 4 * 9 + 4) * 4, 4 * 8 * 8 * 4),
+        Layer("0.1", "ReLU", 0, 4 * 8 * 8 * 4),
+        Layer("0.2", "MaxPool2d", 0, 4 * 4 * 4 * 4),
+        Layer("1", "Flatten", 0, 64 * 4),
+        Layer("2", "Linear", (64 * 5 + 5) * 4, 5 * 4),
+    ]
+
+
+def test_sizes_are_those_of_one_sample() -> None:
+    net = nn.Linear(8, 3)
+    assert layers(net, 8, samples=2) == layers(net, 8, samples=7)
+
+
+def test_a_layer_that_is_used_twice_counts_twice_with_its_parameters_once() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 4)
+            self.unused = nn.Linear(4, 4)
+
+        def forward(self, batch: Any) -> Any:
+            return self.layer(self.layer(batch))
+
+    found = layers(Twice(), 4)
+    assert [(each.name, each.parameters, each.output) for each in found] == [
+        ("layer", 80, 16),
+        ("layer", 0, 16),
+    ]
+
+
+def test_several_outputs_are_all_counted() -> None:
+    """An LSTM gives each of 6 steps, and its last two states: (6 + 1 + 1) · 5 numbers."""
+    (found,) = layers(nn.LSTM(3, 5, batch_first=True), 6, 3)
+    assert (found.kind, found.output) == ("LSTM", (6 + 1 + 1) * 5 * 4)
+    assert found.parameters == (4 * 5 * (3 + 5) + 2 * 4 * 5) * 4
+
+
+def test_nothing_stays_on_the_model() -> None:
+    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    before = {name: value.clone() for name, value in net.state_dict().items()}
+    layers(net, 4)
+    assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+    assert not any(module._forward_hooks for module in net.modules())
+    assert all(parameter.grad is None for parameter in net.parameters())
