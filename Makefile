@@ -45,6 +45,8 @@ bench-gpu: ## Measure what we claim about GPUs (with the Python that has PyTorch
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/bare_loop.py
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/explain.py --device gpu
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/example_study.py one_gpu
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/max_batch.py --state max_batch.json --seconds 7200
+	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/max_batch.py --state max_batch.json --tables
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

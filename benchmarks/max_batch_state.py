@@ -19,7 +19,7 @@ class State:
         self._path = path
         self._told: Told = {"machine": None, "commands": [], "measured": {}}
         if path and path.exists():
-            self._told = json.loads(path.read_text())
+            self._told = _state_in(json.loads(path.read_text()))
 
     @property
     def machine(self) -> Told | None:
@@ -97,6 +97,15 @@ class State:
         fresh = self._path.with_suffix(".new")
         fresh.write_text(json.dumps(self._told, indent=1) + "\n")
         os.replace(fresh, self._path)
+
+
+def _state_in(told: Told) -> Told:
+    """Of a result file, what it was written from: so a later run goes on where it ended."""
+    if "figures" not in told:
+        return told
+    figures = told["figures"]
+    keys = ("commands", "measured")
+    return {"machine": told["machine"], **{key: figures[key] for key in keys}}
 
 
 def _rank(told: Told) -> tuple[bool, float]:

@@ -30,6 +30,7 @@ from stepscope.cli.app import app
 from stepscope.cli.trial import EXIT_CODES
 from stepscope.errors import StepscopeError
 from stepscope.metrics import DERIVED, Metric, Scope, of_scope
+from stepscope.records import Outcome
 from stepscope.report import explainjson, trialjson
 from stepscope.report.explain import quantity_text
 from stepscope.sensors.contract import Sensor
@@ -57,6 +58,11 @@ PLAIN_CODES = (
         "missing, a text where a number belongs, `--repeat 0`",
     ),
     (130, "`doctor` or `study run` was interrupted"),
+)
+CODES_OF_FIT = (
+    (Outcome.GPU_OOM, "not even a batch of 1 fits the GPU"),
+    (Outcome.HOST_OOM, "not even a batch of 1 fits host memory"),
+    (Outcome.CRASHED, "it leaks"),
 )
 CODES_OF_TRIAL = (
     (4, "a knob with an impossible value; `--gpu-memory` without a GPU"),
@@ -123,6 +129,7 @@ def exit_codes() -> str:
         *((error.exit_code, first_sentence(error.__doc__)) for error in kinds),
         *CODES_OF_TRIAL,
         *((code, f"`trial`: `{outcome.value}`") for outcome, code in EXIT_CODES.items()),
+        *((EXIT_CODES[outcome], f"`fit`: {words}") for outcome, words in CODES_OF_FIT),
     ):
         meanings.setdefault(code, []).append(meaning)
     return table(

@@ -113,7 +113,7 @@ def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
         shutil.copy(file, tmp_path)
     for page, word in (
         ("measurement.md", "`rss`"),
-        ("cli.md", "`trial`: `host_oom`"),
+        ("cli.md", "`trial`: `shm_full`"),
         ("trials.md", "`between_dof`"),
         ("workloads.md", "`batch_size`"),
         ("explain.md", "`host_ahead`"),
