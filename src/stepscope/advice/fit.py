@@ -9,8 +9,7 @@
 
 Every probe is a throw-away process under the limit. Two edges are sought at once: that of the
 batches which pass, and that of those which pass *smoothly*, without a retry of the allocator. Where
-the GPU has room for several probes of the limit, they run at once; those that are timed are alive at
-once and take turns in training.
+the GPU has room for several probes of the limit, they run at once; those that are timed take turns.
 """
 
 from __future__ import annotations
