@@ -10,8 +10,8 @@ from typing import Any
 
 from stepscope.advice.answer import Fit
 from stepscope.advice.fitting import Asked, fit_workload
+from stepscope.advice.notasked import NOT_ASKED
 from stepscope.errors import BadWorkload, CannotTry, StepscopeError
-from stepscope.report.fit import NOT_ASKED
 from stepscope.report.study import StudyView
 from stepscope.report.studyread import read_view, view_of
 from stepscope.report.trial import TrialView, trial_view
@@ -110,7 +110,8 @@ def fit(
     `model` is a name or `FILE.py:FUNCTION`, as everywhere, or the function itself: its file is
     imported by the probes, which are processes of their own. `gpu_memory` is what the framework
     may take there; without a GPU the batch is fitted into host memory, of which `memory` is the
-    limit. Whatever is found is a result: see `.verdict` and `.says`.
+    limit. `headroom` is a size, or a percentage of the one that is fitted into. Whatever is found
+    is a result: see `.verdict` and `.says`.
     """
     for name in NOT_ASKED:
         if name in knobs:
@@ -126,10 +127,12 @@ def fit(
         hang_s=hang,
     )
     check_limits(limits, Room.here())
+    free, share = _headroom(headroom)
     asked = Asked(
         gpu_memory=limits.gpu_memory,
         memory=limits.memory,
-        headroom=_headroom(headroom, limits),
+        headroom=free,
+        headroom_share=share,
         gpus=limits.gpus,
         cards=tuple(parse_size(card) for card in cards),
         method=method,
@@ -141,23 +144,17 @@ def fit(
     return fit_workload(workload, asked, tell, show)
 
 
-def _headroom(given: int | str, limits: Limits) -> int:
-    """Bytes to leave free: a size, or a part of the limit that was given."""
+def _headroom(given: int | str) -> tuple[int, float]:
+    """What to leave free: bytes, and a part of what there is to fit into. One of them is 0."""
     text = str(given).strip()
     if not text.endswith("%"):
-        return parse_size(given)
+        return parse_size(given), 0.0
     if not _PERCENTAGE.fullmatch(text):
         raise CannotTry(f"--headroom {text} is no percentage", "For example: 5%")
     share = float(text[:-1]) / 100
-    whole = limits.memory if limits.gpu_memory is None else limits.gpu_memory
     if share >= 1:
         raise CannotTry(f"--headroom {text} leaves nothing to fit into", "Give less than 100%")
-    if whole is None:
-        raise CannotTry(
-            f"--headroom {text} is a part of a limit, and none was given",
-            "Give --gpu-memory or --memory too, or a size: --headroom 1GiB",
-        )
-    return int(share * whole)
+    return 0, share
 
 
 def _place_of(function: Callable[..., Any]) -> str:

@@ -56,15 +56,27 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         ("cnn", {"cards": ["big"]}, 5, "'big' is no size"),
         ("cnn", {"gpus": ["none"]}, 5, "--gpus none names no GPU"),
         ("cnn", {"device": "cuda"}, 5, "There is no GPU here"),
-        ("cnn", {"method": "linear2019"}, 5, "there is no GPU here. Use --method auto"),
+        (
+            "cnn",
+            {"device": "cpu", "gpus": ["0"]},
+            5,
+            "--device cpu leaves out the GPU that --gpus 0",
+        ),
+        ("cnn", {"device": "cpu", "gpu_memory": "1GiB"}, 5, "and --device cpu leaves it out"),
+        ("cnn", {"device": "cpu", "cards": ["1GiB"]}, 5, "and --device cpu leaves it out"),
+        (
+            "cnn",
+            {"method": "linear2019"},
+            5,
+            "--method linear2019 is about a GPU, and there is none",
+        ),
         ("cnn", {"method": "linear"}, 5, "--method linear is not known. Did you mean linear2019"),
         ("cnn", {"hang": 0.0}, 5, "--hang 0 is no time"),
         ("cnn", {"headroom": "much"}, 5, "'much' is no size"),
         ("cnn", {"headroom": "-1"}, 5, "'-1' is no size"),
-        ("cnn", {"headroom": "5%"}, 5, "--headroom 5% is a part of a limit, and none was given"),
-        ("cnn", {"headroom": "x%", "memory": "1GiB"}, 5, "--headroom x% is no percentage"),
-        ("cnn", {"headroom": "nan%", "memory": "1GiB"}, 5, "--headroom nan% is no percentage"),
-        ("cnn", {"headroom": "100%", "memory": "1GiB"}, 5, "leaves nothing to fit into"),
+        ("cnn", {"headroom": "x%"}, 5, "--headroom x% is no percentage"),
+        ("cnn", {"headroom": "nan%"}, 5, "--headroom nan% is no percentage"),
+        ("cnn", {"headroom": "100%"}, 5, "leaves nothing to fit into"),
         ("cnn", {"headroom": "2GiB", "memory": "1GiB"}, 5, "--headroom 2 GiB leaves nothing of"),
     ],
 )
@@ -105,13 +117,19 @@ def test_a_mistake_on_the_command_line_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+def test_cards_without_a_size_are_no_cards(tmp_path: Path) -> None:
+    done = fit(tmp_path, "cnn", "--cards", ",,")
+    assert done.returncode == 5 and "--cards ,, names no size. For example" in done.stderr
+
+
 def test_what_does_not_fit_says_how_much_is_missing(tmp_path: Path, own: Own) -> None:
-    done = fit(tmp_path, own(), "--memory", "128MiB", "--json")
+    done = fit(tmp_path, own(), "--memory", "128MiB", "--headroom", "25%", "--prove", "--json")
     assert done.returncode == 11, done.stderr
     told = json.loads(done.stdout)
     assert told["verdict"] == "does not fit" and told["batch_size"] is None
-    assert told["room"]["asked"] == 128 << 20
-    assert "does not fit into 128 MiB" in " ".join(done.stderr.split())
+    assert told["room"]["asked"] == 128 << 20 and told["room"]["headroom"] == 32 << 20
+    assert "does not fit into 96 MiB" in " ".join(done.stderr.split())
+    assert "stepscope: --prove is for a GPU" in done.stderr
     assert "nothing of yours was touched" in " ".join(done.stderr.split())
 
 

@@ -26,6 +26,7 @@ from stepscope.advice.search import CONTEXT, LASTING, Search
 from stepscope.analysis import bracket
 from stepscope.analysis.memory_model import Line, leak
 from stepscope.errors import BadWorkload, CannotTry
+from stepscope.trials.limits import size_text
 from stepscope.workloads.probing import Ask, Told
 
 _SMALL = (2, 16, 64)
@@ -94,32 +95,42 @@ def fit_on_gpu(probes: Probes, room: Room, options: Options, show: Callable[[str
     if not found.trouble:
         foresight = Foresight(search.traces, fixed_bytes(search))
         foretold = foresight.at(search.room.limit, search.most)
-        with ThreadPoolExecutor(1) as aside:  # other cards, while probes run
-            limits = [options.limit_of(size, search) for size in options.cards or USUAL_CARDS]
-            outlook = aside.submit(Outlook.of, foresight, limits)
+        limits = [options.limit_of(size, search) for size in options.cards or USUAL_CARDS]
+        aside = ThreadPoolExecutor(1)
+        try:
+            outlook = aside.submit(Outlook.of, foresight, limits)  # while probes run
             answers = foretold
             if not options.estimate:
                 answers = seek(search, foresight, foretold, options.prove)
             largest, fast = (batch or None for batch in answers)
             found = Found(search, largest, fast, outlook.result(), foretold)
+        finally:
+            aside.shutdown(wait=False, cancel_futures=True)
     return replace(found, seconds=time.monotonic() - began)
 
 
 def climb(search: Search) -> Found | None:
     """Small batches in one process: what is wrong with a workload shows before it is large."""
-    room, cap = search.room, None if search.roomy else search.cap
+    room, cap = search.room, search.wide
     small = tuple(batch for batch in _SMALL if search.most is None or batch <= search.most) or (1,)
     first = search.ask([Ask(small, cap, 2, cycle=False, free_before=room.free)])[0]
     _raise_if_no_workload(first.told[0])
     if not first.told[0].is_ok or first.told[0].allocated_peak > room.limit:
         one = search.ask([Ask((1,), cap, 2, cycle=False, free_before=room.free)])[0].last
         if not one.is_ok or one.allocated_peak > room.limit:
-            return Found(search, trouble="too large", amount=_missing(one, room))
+            return Found(search, trouble="too large", amount=_missing(search, one))
     search.outside = max(parts.outside for parts in search.parts.values())
     if search.outside > 2 * CONTEXT:  # somebody else came meanwhile
         search.outside = CONTEXT
-    if room.asked is None or room.limit > room.free - search.outside:
-        search.room = replace(room, limit=room.free - search.outside - room.headroom)
+    most = room.free - search.outside
+    limit = (most if room.asked is None else min(room.asked, most)) - room.headroom
+    if limit <= 0:
+        raise CannotTry(
+            f"--headroom {size_text(room.headroom)} leaves nothing: {size_text(room.free)} are "
+            f"free, of which the context takes {size_text(search.outside)}",
+            "Give less",
+        )
+    search.room = replace(room, limit=limit)
     return _climb_on(search, cap)
 
 
@@ -158,8 +169,9 @@ def fixed_bytes(search: Search) -> float:
 
 def trace(search: Search, between: tuple[int, int] | None) -> Found | None:
     """Every allocation of a whole cycle, of two larger batches. A leak shows in them too."""
-    cap = None if search.roomy else search.cap
-    limit = search.room.limit
+    limit, cap = search.room.limit, search.wide
+    if between is not None and cap is not None:
+        cap = search.room.free - CONTEXT
     low, high = between or (_TRACED[0] * limit, _TRACED[1] * limit)
     wanted = {_foreseen_by_peak(search, size) for size in (low, high)}
     tried: set[int] = set()
@@ -168,7 +180,7 @@ def trace(search: Search, between: tuple[int, int] | None) -> Found | None:
         probed = search.ask([Ask((batch,), cap, trace=True) for batch in sorted(wanted)])
         growing = [leak(each.last.kept[: each.ask.steps]) for each in probed]
         leaking = max((each for each in growing if each is not None), default=0.0)
-        if leaking > _LEAK * limit:
+        if leaking > max(_LEAK * limit, 0):
             return Found(search, trouble="leaks", amount=leaking)
         failed = [each.last for each in probed if not each.last.is_ok]
         wanted = {_further_below(search, each) for each in failed} - tried
@@ -177,7 +189,7 @@ def trace(search: Search, between: tuple[int, int] | None) -> Found | None:
     if search.traces:
         return None
     _raise_if_no_workload(failed[0])
-    return Found(search, trouble="too large", amount=_missing(failed[0], search.room))
+    return Found(search, trouble="too large", amount=_missing(search, failed[0]))
 
 
 def _further_below(search: Search, failed: Told) -> int:
@@ -206,6 +218,7 @@ def seek(search: Search, foresight: Foresight, foretold: Answers, prove: bool) -
         if not asks and (not prove or proven(search, answers)):
             return answers
         search.ask(asks)
+    search.notes.append("the edge did not hold still: what passed once did not again")
     return answers
 
 
@@ -251,11 +264,9 @@ def settle(search: Search, largest: int) -> tuple[list[Ask], Answers]:
     """What is still to be tried, each alone on the GPU, and both answers as they are by now."""
     smooth = min(bracket.edges(search.smooth)[0], largest)
     fast, wanted = _fastest(search, smooth) if smooth else (largest, set())
-    if fast not in search.rates or not search.passes.get(fast):
-        wanted.add(fast)
-    asks = [Ask((batch,), search.cap, turn=True) for batch in sorted(wanted - {largest})]
-    if largest not in search.lasted:
-        asks.append(_lasting(search, largest))
+    lasting = [batch for batch in dict.fromkeys((largest, fast)) if batch not in search.lasted]
+    asks = [Ask((batch,), search.cap, turn=True) for batch in sorted(wanted - set(lasting))]
+    asks += [_lasting(search, batch) for batch in lasting]
     if smooth and not search.rates:
         asks += _smaller(search, smooth)
     return asks, (largest, fast)
@@ -301,15 +312,15 @@ def proven(search: Search, answers: Answers) -> bool:
 
 def _raise_if_no_workload(told: Told) -> None:
     """What fails for another reason than memory is no matter of the batch."""
-    said = f"A batch of {told.batch} failed in {told.phase or 'its process'}: {told.message}"
-    if told.kind == "timeout":
-        raise CannotTry(said, "Give it longer with --hang S")
     if not (told.is_ok or told.is_oom):
-        raise BadWorkload(said, told.hint)
+        where = told.phase or "its process"
+        raise BadWorkload(f"A batch of {told.batch} failed in {where}: {told.message}", told.hint)
 
 
-def _missing(one: Told, room: Room) -> float:
-    """How much more a batch of one would need, as far as it is known."""
+def _missing(search: Search, one: Told) -> float:
+    """How much more a batch of one would need, at least."""
+    limit = search.room.limit
     if one.is_ok:
-        return float(one.allocated_peak - room.limit)
-    return float(one.missing or 0)
+        return float(one.allocated_peak - limit)
+    weights = 4 * search.probes.subject.parameters
+    return float(max(one.missing or 0, 2 * weights - limit))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stepscope.advice.answer import Room
 from stepscope.advice.hostprobe import HostProbes, HostTold
-from stepscope.advice.hostsearch import FAR, Bounds, answer, edge_of, next_batch
+from stepscope.advice.hostsearch import FAR, Bounds, answer, edge_of, leaves_much, next_batch
 from stepscope.analysis.memory_model import leak
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.trials.limits import size_text
@@ -74,8 +74,9 @@ class Search:
         self.tried.append(tried)
         told = tried.told
         if told.is_ok:
-            held = f"holds {size_text(told.reserved_peak)}" if told.reserved_peak else "just fits"
-            self.tell(f"batch {told.batch:,} {held} at most")
+            peak = told.reserved_peak
+            held = f"holds {size_text(peak)} at most" if peak else "just fits"
+            self.tell(f"batch {told.batch:,} {held}")
         else:
             self.tell(f"batch {told.batch:,} {how_it_failed(told)}")
 
@@ -120,7 +121,10 @@ class Search:
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether memory hardly grows with the batch."""
+        """Whether memory sets no limit: the data set ends well below it, or memory hardly grows
+        with the batch."""
+        if self.largest is not None and self.largest == self.most:
+            return leaves_much(self.told, self.largest, self.room.limit)
         edge = edge_of(self.told, self.bounds).batch
         return edge is None or edge > FAR * max(t.batch for t in self.told if t.is_ok)
 

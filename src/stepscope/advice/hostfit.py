@@ -7,6 +7,7 @@ passes in three of them is the answer, and one above it that fails is the proof.
 
 from __future__ import annotations
 
+import math
 import re
 import statistics
 import time
@@ -27,8 +28,13 @@ from stepscope.workloads.spec import Workload
 
 _ALL = 0.95
 """Of what is free, where no limit was given: others live here, too."""
+_MORE, _CLEARLY_MORE = 0.9, 1.1
+"""Of what is free, and of the limit: what a trial may take that is to tell how much is missing."""
 _FULL_SPEED = 0.85
-"""Of the best rate: on a CPU, processes that do the same differ by some 10 %."""
+"""Of a faster one's rate: on a CPU, processes that do the same differ by some 10 %."""
+_NEAR_LARGEST = 0.9
+_SUPPORT = 2
+"""Probes that have to say that smaller batches are faster: one may be disturbed, or lucky."""
 _NOISE = "throughput differs by 6 to 10 % between processes on a CPU: take it as a hint"
 
 
@@ -74,15 +80,17 @@ def fit_by(probe: HostProbes, workload: Workload, room: Room, tell: Callable[[st
     if search.leak:
         return _leaks(search, search.leak)
     search.go_on()
-    if search.largest == search.most or search.is_unbounded:
+    if search.is_unbounded:
         return _no_limit(search)
     return _fits(search)
 
 
-def _answer(search: Search, verdict: Verdict, says: str) -> Fit:
-    """What every answer has."""
-    ooms = sum(told.is_oom for told in search.told)
-    workload, first = search.workload, search.first
+def _answer(search: Search, verdict: Verdict, says: str, beyond: HostTold | None = None) -> Fit:
+    """What every answer has. A trial `beyond` the limit is no point of its curve."""
+    tried = [*search.tried, *([beyond] if beyond else [])]
+    ooms = sum(each.told.is_oom for each in tried)
+    workload = search.workload
+    first = search.first or (beyond if beyond and beyond.told.is_ok else None)
     return Fit(
         verdict,
         says,
@@ -91,11 +99,11 @@ def _answer(search: Search, verdict: Verdict, says: str) -> Fit:
         "auto",
         search.room,
         _subject(first, workload) if first else None,
-        Effort(time.monotonic() - search.began, len(search.tried), ooms),
+        Effort(time.monotonic() - search.began, len(tried), ooms),
         curve=_curve(search),
-        notes=_notes(search.tried),
+        notes=_notes(tried),
         made=time.strftime("%Y-%m-%d %H:%M:%S"),
-        environment=dict(search.tried[-1].environment or {}),
+        environment=dict(tried[-1].environment or {}),
     )
 
 
@@ -110,7 +118,7 @@ def _fits(search: Search) -> Fit:
     fast = _fast(search, largest)
     says = _says_largest(search, largest)
     if fast.size != size:
-        says += f" {fast.size:,} is as fast as any that was tried, and leaves more."
+        says += f" {fast.size:,} is faster, and leaves more."
     return replace(
         _answer(search, "fits", says),
         largest=largest,
@@ -118,7 +126,12 @@ def _fits(search: Search) -> Fit:
         holes=holes(_passes(search.told)),
         composition=_composition(search, size),
         need=edge.line,
-        notes=(*_notes(search.tried), *_spread_note(search, size), _NOISE),
+        notes=(
+            *_notes(search.tried),
+            *_data_note(search, size),
+            *_spread_note(search, size),
+            _NOISE,
+        ),
     )
 
 
@@ -163,30 +176,39 @@ def _leaks(search: Search, grows: float) -> Fit:
 
 
 def _does_not_fit(search: Search) -> Fit:
-    """How much is missing, by a trial without the limit."""
-    failed = search.tried[-1]
-    limit = size_text(search.room.limit)
-    begins = f"{search.workload.model} does not fit into {limit}: "
-    free = search.probe(failed.told.batch, limited=False)
-    search.tried.append(free)
-    told = free.told
-    if not told.is_ok:
-        says = f"{begins}batch {told.batch} {how_it_failed(failed.told)}."
-        return _answer(search, "does not fit", says)
-    missing = told.reserved_peak - search.room.limit
-    needs = f"batch {told.batch} needs {size_text(told.reserved_peak)}"
+    """How much is missing, by a trial within more, where there clearly is more."""
+    room, failed = search.room, search.tried[-1].told
+    begins = f"{search.workload.model} does not fit into {size_text(room.limit)}: "
+    more = int(_MORE * room.free)
+    beyond = None
+    if more > _CLEARLY_MORE * room.limit:
+        beyond = search.probe(failed.batch, memory=more)
+    if beyond is None or not beyond.told.is_ok:
+        says = f"{begins}batch {failed.batch} {how_it_failed(failed)}."
+        if beyond and beyond.told.is_oom:
+            says += f" {size_text(more)} are not enough either."
+        return _answer(search, "does not fit", says, beyond)
+    return _answer(search, "does not fit", begins + _needs(beyond, room.limit, more), beyond)
+
+
+def _needs(beyond: HostTold, limit: int, more: int) -> str:
+    """What a trial that passed within more than the limit tells of what it takes."""
+    told = beyond.told
+    peak = told.reserved_peak or more
+    missing = peak - limit
+    needs = f"batch {told.batch} needs {size_text(peak)}"
     needs += f", {size_text(missing)} more" if missing > 0 else " at times more than that"
     parts = told.parts
     model = parts.weights + parts.gradients + parts.optimizer
-    rest = max(0, free.before - parts.weights - free.data_bytes)
-    data = f", the data set {size_text(free.data_bytes)}" if free.data_bytes else ""
+    rest = max(0, beyond.before - parts.weights - beyond.data_bytes)
+    data = f", the data set {size_text(beyond.data_bytes)}" if beyond.data_bytes else ""
     says = (
-        f"{begins}{needs}. PyTorch and what it loads take {size_text(rest)}{data}, the model with "
+        f"{needs}. PyTorch and what it loads take {size_text(rest)}{data}, the model with "
         f"gradients and optimizer {size_text(model)}."
     )
-    if free.data_bytes > missing > 0:
+    if beyond.data_bytes > missing > 0:
         says += " Fewer --samples would do."
-    return _answer(search, "does not fit", says)
+    return says
 
 
 # What they are made of
@@ -203,7 +225,7 @@ def _batch(search: Search, size: int, need: Callable[[int], float] | None) -> Ba
         thrashes=False,
         above=above.batch if above else None,
         misses=max(0, round(need(above.batch) - limit)) if above and need else None,
-        why_above=above.phase if above else "",
+        why_above=_why(search.told, above) if above else "",
     )
 
 
@@ -212,13 +234,28 @@ def _failed_above(tried: Sequence[Told], size: int) -> Told | None:
     return min(failed, key=lambda told: told.batch, default=None)
 
 
+def _why(tried: Sequence[Told], above: Told) -> str:
+    """Where it failed, and how often where it passed, too."""
+    often = _how_often(tried, above.batch)
+    return ", ".join(part for part in (often, above.phase) if part)
+
+
+def _how_often(tried: Sequence[Told], batch: int) -> str:
+    passed = [told.is_ok for told in tried if told.batch == batch]
+    return f"failed in {passed.count(False)} of {len(passed)}" if any(passed) else ""
+
+
 def _fast(search: Search, largest: Batch) -> Batch:
-    """The largest of those tried that runs as fast as the best of them, or nearly."""
-    batches = sorted({t.batch for t in search.told if t.is_ok and t.batch <= largest.size})
-    rates = {batch: search.rate(batch) or 0.0 for batch in batches}
-    enough = _FULL_SPEED * max(rates.values())
-    size = max(batch for batch, rate in rates.items() if rate >= enough)
-    return largest if size == largest.size else _batch(search, size, None)
+    """The largest, unless more than one probe says that smaller ones are faster."""
+    near = _NEAR_LARGEST * largest.size
+    rates = [
+        (told.batch, told.samples_per_second)
+        for told in search.told
+        if told.is_ok and told.batch <= largest.size and told.samples_per_second
+    ]
+    usual = statistics.median([rate for batch, rate in rates if batch >= near] or [math.inf])
+    faster = [batch for batch, rate in rates if batch < near and _FULL_SPEED * rate > usual]
+    return largest if len(faster) < _SUPPORT else _batch(search, max(faster), None)
 
 
 def _passes(tried: Sequence[Told]) -> dict[int, bool]:
@@ -260,10 +297,13 @@ def _attack(parts: Parts, data: int, limit: int, size: int) -> str:
             f"more for batches, of which each sample takes {per_sample}."
         )
     if parts.weights + parts.gradients + parts.optimizer > parts.activations:
-        return "The model, its gradients and optimizer take most: sgd without momentum keeps less."
+        return (
+            "Of what you can change, the model, its gradients and optimizer take most: sgd without "
+            "momentum keeps less."
+        )
     return (
-        f"What the forward pass keeps takes most, {per_sample} for each sample: smaller inputs, "
-        "checkpointing, or --accumulate with smaller batches."
+        f"Of what you can change, what the forward pass keeps takes most, {per_sample} for each "
+        "sample: smaller inputs, checkpointing, or --accumulate with smaller batches."
     )
 
 
@@ -292,7 +332,8 @@ def _says_largest(search: Search, largest: Batch) -> str:
     above = _failed_above(search.told, largest.size)
     if above is None:
         return f"{says}."
-    return f"{says}; {above.batch:,} {how_it_failed(above)}."
+    often = _how_often(search.told, above.batch)
+    return f"{says}; {above.batch:,} {often}{': it ' * bool(often)}{how_it_failed(above)}."
 
 
 def _notes(tried: Sequence[HostTold]) -> tuple[str, ...]:
@@ -303,6 +344,10 @@ def _notes(tried: Sequence[HostTold]) -> tuple[str, ...]:
             "nature, so that the answer may be too large"
         )
     return tuple(dict.fromkeys(notes))
+
+
+def _data_note(search: Search, size: int) -> tuple[str, ...]:
+    return (f"the data set has no more than {size:,} samples",) if size == search.most else ()
 
 
 def _spread_note(search: Search, size: int) -> tuple[str, ...]:

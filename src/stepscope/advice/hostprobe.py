@@ -7,13 +7,13 @@ import fcntl
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
 from stepscope.advice.hostsearch import PRESSED
+from stepscope.advice.scratch import swept_folder
 from stepscope.errors import CannotTry
 from stepscope.records import Ending, Outcome
 from stepscope.runs.paths import RunPaths
@@ -72,7 +72,9 @@ class HostTold:
 class HostProbes(Protocol):
     """Whoever can tell how a batch goes: real trials, or a model of memory in a test."""
 
-    def __call__(self, batch: int, steps: int = 3, limited: bool = True) -> HostTold: ...
+    def __call__(self, batch: int, steps: int = 3, memory: int | None = None) -> HostTold:
+        """`memory`: another limit than the usual one."""
+        ...
 
 
 class TrialProbes:
@@ -94,15 +96,15 @@ class TrialProbes:
         self._show = show
 
     def __enter__(self) -> TrialProbes:
-        self._folder = Path(tempfile.mkdtemp(prefix="stepscope-fit-"))
+        self._folder = swept_folder("stepscope-fit-")
         return self
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def __call__(self, batch: int, steps: int = 3, limited: bool = True) -> HostTold:
+    def __call__(self, batch: int, steps: int = 3, memory: int | None = None) -> HostTold:
         workload = replace(self._workload, batch_size=batch, steps=steps, epochs=None, seconds=None)
-        limits = self._limits if limited else replace(self._limits, memory=None)
+        limits = self._limits if memory is None else replace(self._limits, memory=memory)
         plan = TrialPlan(workload, limits, self._folder, interval_s=_INTERVAL_S, cycle=True)
 
         def shown(number: int, progress: Progress) -> None:

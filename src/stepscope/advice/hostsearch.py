@@ -35,6 +35,8 @@ FAR = 8
 """How many times as large as what has passed the next may be; beyond, memory sets no limit."""
 _FAR_AT_FIRST = 128
 _HALF = 0.5
+_WELL_BELOW = 0.8
+"""Of the limit: what holds less passes in any process, however they differ."""
 _UPPER = 0.4
 """A line goes through batches of at least this part of the largest: malloc treats tensors of
 different sizes differently, so that small batches lie on another line."""
@@ -96,9 +98,16 @@ def next_batch(tried: Sequence[Told], bounds: Bounds | None) -> int | None:
     best = _best(tried, wanted)
     if best is None or best < (1 - _near(tried, best)) * wanted:
         return wanted if wanted not in passed or passed[wanted] < PASSES else None
-    if passed[best] < PASSES and best != bounds.most:
+    is_certain = best == bounds.most and leaves_much(tried, best, bounds.limit)
+    if passed[best] < PASSES and not is_certain:
         return best
     return _proof_above(tried, best, bounds.most)
+
+
+def leaves_much(tried: Sequence[Told], batch: int, limit: int) -> bool:
+    """Whether it was always seen to stay well below the limit."""
+    peaks = [told.reserved_peak for told in tried if told.batch == batch and told.is_ok]
+    return all(0 < peak < _WELL_BELOW * limit for peak in peaks)
 
 
 def answer(tried: Sequence[Told]) -> int | None:

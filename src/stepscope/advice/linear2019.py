@@ -38,9 +38,10 @@ def fit_2019(probes: Probes, workload: Workload, room: Room, show: Callable[[str
         if all(each.is_ok for each in probed):
             break
         odd = next((each for each in probed if not each.is_ok and not each.is_oom), None)
-        if odd or large <= 2:
-            failed = odd or probed[0]
-            raise BadWorkload(f"A batch of {failed.batch} failed: {failed.message}", failed.hint)
+        if odd:
+            raise BadWorkload(f"A batch of {odd.batch} failed: {odd.message}", odd.hint)
+        if large <= 2:
+            return _does_not_fit(probes, workload, room, Effort(0.0, tried, ooms))
         small, large = max(1, small // 2), max(2, large // 2)
     held = [fmean(each.reserved[-_AVERAGED:]) for each in probed]
     layers = probes.layers()
@@ -69,6 +70,19 @@ def _verdict(batch: int, linear: Linear2019) -> Verdict:
     if linear.per_sample <= 0:
         return "cannot tell"
     return "fits" if batch else "does not fit"
+
+
+def _does_not_fit(probes: Probes, workload: Workload, room: Room, effort: Effort) -> Fit:
+    return Fit(
+        verdict="does not fit",
+        says=f"Not even two small batches fit into {size_text(room.limit)}: there is no line.",
+        model=workload.model,
+        knobs=workload.as_dict(),
+        method="linear2019",
+        room=room,
+        subject=probes.subject,
+        effort=effort,
+    )
 
 
 def _probe(probes: Probes, batch: int, cap: int | None) -> Told:

@@ -13,7 +13,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,12 +20,14 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from stepscope.advice import probeserver
+from stepscope.advice.scratch import swept_folder
 from stepscope.analysis.memory_model import Trace
 from stepscope.errors import BadWorkload, CannotTry
-from stepscope.workloads.probing import WAITS, Ask, Layer, Subject, Told
+from stepscope.workloads.probing import BEAT, WAITS, Ask, Layer, Subject, Told
 from stepscope.workloads.spec import Workload
 
 _LAST_LINES = 12
+_LOOKS_EVERY_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ class Prober:
         self._timed_out: set[int] = set()
 
     def __enter__(self) -> Prober:
-        self._folder = Path(tempfile.mkdtemp(prefix="stepscope-fit-"))
+        self._folder = swept_folder("stepscope-fit")
         (self._folder / "workload.json").write_text(
             json.dumps(self._workload.as_dict()), encoding="utf-8"
         )
@@ -102,7 +103,8 @@ class Prober:
     def ask(self, asks: Sequence[Ask]) -> list[Probed]:
         """All of them at once; the answers in their order."""
         began = time.monotonic()
-        numbers = [self._request({"ask": ask.as_dict()}) for ask in asks]
+        beside = list(range(self._number + 1, self._number + len(asks) + 1))
+        numbers = [self._request({"ask": ask.as_dict(), "beside": beside}) for ask in asks]
         ended = self._wait_for(numbers)
         return [
             self._probed(ask, number, *ended[number], began)
@@ -139,23 +141,28 @@ class Prober:
         return Subject.of(message["subject"])
 
     def _wait_for(self, numbers: Sequence[int]) -> dict[int, tuple[int, float]]:
-        """The exit code of each and when it ended; who takes too long is ended."""
+        """The exit code of each and when it ended; of whom nothing is heard too long is ended."""
         ended: dict[int, tuple[int, float]] = {}
+        began = time.time()
         while len(ended) < len(numbers):
-            message = self._hear(time.monotonic() + self._hang_s)
+            message = self._hear(time.monotonic() + min(self._hang_s, _LOOKS_EVERY_S))
             if message is not None:
                 ended[message["number"]] = message["status"], time.monotonic()
                 continue
             for number in set(numbers) - set(ended):
-                if not self._waits_for_its_turn(number):
+                if time.time() - self._heard_of(number, began) > self._hang_s:
                     self._timed_out.add(number)
                     self._write({"kill": number})
         return ended
 
-    def _waits_for_its_turn(self, number: int) -> bool:
-        """Whether another probe, of somebody else perhaps, trains meanwhile: then it is not its
-        fault that nothing is heard of it."""
-        return (self._folder / f"{number}.{WAITS}").exists()
+    def _heard_of(self, number: int, began: float) -> float:
+        """When a probe last did something. That another trains meanwhile is not its fault."""
+        if (self._folder / f"{number}.{WAITS}").exists():
+            return time.time()
+        try:
+            return (self._folder / f"{number}.{BEAT}").stat().st_mtime
+        except OSError:
+            return began
 
     def _hear(self, deadline: float) -> dict[str, Any] | None:
         """The next line of the server; None at the deadline."""
@@ -190,7 +197,7 @@ class Prober:
             told.append(self._silent(ask, number, status, len(told)))
         trace_file = file.with_suffix(".trace")
         trace = None
-        if trace_file.exists():
+        if status == 0 and trace_file.exists():
             trace = Trace(tuple(json.loads(trace_file.read_text())))
         return Probed(ask, tuple(told), ended - began, trace)
 
@@ -204,7 +211,8 @@ class Prober:
         if status == -signal.SIGKILL:
             said = "it was killed, perhaps by the kernel for want of host memory"
             return Told(batch, "killed", message=said)
-        said = lines[-1] if lines else f"it left with {status}"
+        said = f"it died of {signal.Signals(-status).name}" if status < 0 else ""
+        said = said or (lines[-1] if lines else f"it left with {status}")
         return Told(batch, "error", message=said)
 
 

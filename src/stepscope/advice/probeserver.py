@@ -10,6 +10,7 @@ its children die too.
 
 from __future__ import annotations
 
+import faulthandler
 import gc
 import json
 import os
@@ -41,12 +42,12 @@ def main(folder: str) -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked otherwise, the driver starts
     place = Path(folder)
     say = os.dup(1)
+    _redirect(place / "server.log")
     workload = Workload(**json.loads((place / "workload.json").read_text(encoding="utf-8")))
     try:
         adapter = import_module(f"stepscope.workloads.frameworks.{workload.framework}.probe")
         if not os.environ.get(_COLD) and not adapter.warm_up():
             _begin_again(say)
-        _redirect(place / "server.log")
         held = adapter.hold(workload)
         subject = vars(held.subject)
     except Exception as error:
@@ -62,7 +63,7 @@ def main(folder: str) -> int:
 
 def _begin_again(say: int) -> None:
     """What was imported to save time has cost us the GPU: once more, without it."""
-    os.close(say)
+    os.dup2(say, 1)
     os.environ[_COLD] = "1"
     os.execv(sys.executable, sys.orig_argv)
 
@@ -140,11 +141,12 @@ class _Server:
             die_with_parent()
             os.close(self._say)
             _redirect(self._place / f"{number}.log")
+            faulthandler.enable()  # a crash in native code leaves its stack in the log
             file = self._place / f"{number}.json"
             if request.get("layers"):
                 replace_atomically(file, json.dumps([vars(x) for x in self._held.layers()]))
             else:
-                self._probe(Ask.of(request["ask"]), file)
+                self._probe(Ask.of(request["ask"]), file, request["beside"])
             code = 0
         except BaseException:
             traceback.print_exc()
@@ -152,14 +154,14 @@ class _Server:
         sys.stderr.flush()
         return code
 
-    def _probe(self, ask: Ask, file: Path) -> None:
+    def _probe(self, ask: Ask, file: Path, beside: list[int]) -> None:
         told: list[dict[str, Any]] = []
 
         def tell(each: Told) -> None:
             told.append(each.as_dict())
             replace_atomically(file, json.dumps(told))
 
-        self._held.probe(ask, tell, file.with_suffix(".trace"))
+        self._held.probe(ask, tell, file.with_suffix(".trace"), beside)
 
     def _bury(self, number: int) -> None:
         pid, descriptor = self._children.pop(number)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,7 +43,10 @@ def gpu_here(
         return None
     try:
         there = visible_gpus(nvml.gpus, environment)
+        if names is None:
+            _refuse_doubts(there, environment)
         chosen = there if names is None else [_named(name, there) for name in names]
+        _refuse_slices(chosen[:ranks], nvml.gpus)
         if chosen and len(chosen) < ranks:
             raise CannotTry(
                 f"{ranks} ranks need as many GPUs, and there {_is_are(len(chosen))} here",
@@ -53,6 +56,29 @@ def gpu_here(
         return min(described, key=lambda gpu: gpu.free, default=None)
     finally:
         nvml.close()
+
+
+def _refuse_doubts(there: list[NvmlGpu], environment: Mapping[str, str]) -> None:
+    """Of unlike GPUs, CUDA's numbers are not the driver's: nobody shall get another than meant."""
+    told = environment.get("CUDA_VISIBLE_DEVICES", "")
+    by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
+    unlike = len({gpu.facts.name for gpu in there}) > 1
+    if unlike and not by_place and any(part.strip().isdigit() for part in told.split(",")):
+        raise CannotTry(
+            f"Which GPU CUDA_VISIBLE_DEVICES={told} means is not certain: these are not alike",
+            "Give --gpus, or CUDA_DEVICE_ORDER=PCI_BUS_ID",
+        )
+
+
+def _refuse_slices(chosen: list[NvmlGpu], gpus: Sequence[NvmlGpu]) -> None:
+    """A slice has memory of its own, and PyTorch must start CUDA to see it."""
+    divided = {gpu.facts.mig_of for gpu in gpus if gpu.facts.mig_of}
+    for gpu in chosen:
+        if gpu.facts.mig_of or gpu.facts.uuid in divided:
+            raise CannotTry(
+                f"{gpu.facts.label} is divided into slices (MIG), which cannot be probed yet",
+                "Name a whole GPU with --gpus, or see: stepscope trial",
+            )
 
 
 def _is_are(count: int) -> str:

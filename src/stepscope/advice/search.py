@@ -9,6 +9,7 @@ from stepscope.advice.answer import Room
 from stepscope.advice.prober import Probed, Probes
 from stepscope.analysis import bracket
 from stepscope.analysis.memory_model import Trace
+from stepscope.errors import CannotTry
 from stepscope.workloads.probing import Ask, Parts, Told
 
 CONTEXT = 1 << 30
@@ -16,6 +17,10 @@ CONTEXT = 1 << 30
 LASTING = 10
 """Steps before and after the end of an epoch, of a probe that is to prove something."""
 _LANES = 6
+_WIDE, _SHARED = 3, 0.8
+"""How many times the limit, and what part of what is free, a probe beyond the limit may take."""
+_BUSY = "busy or unavailable"
+"""What CUDA says where one process at a time may use a GPU."""
 _SPARED = 0.02
 """Of the device's free memory, where several probes share it."""
 
@@ -46,6 +51,7 @@ class Search:
     lasted: set[int] = field(default_factory=set)
     """Batches that passed for longer."""
     looked_beyond: bool = False
+    one_at_a_time: bool = False
 
     @property
     def cap(self) -> int | None:
@@ -59,9 +65,16 @@ class Search:
         return self.cap is not None and self.room.free - CONTEXT > 1.5 * self.room.limit
 
     @property
+    def wide(self) -> int | None:
+        """What probes get that may be larger than allowed: not all of a GPU that others use too."""
+        if not self.roomy:
+            return self.cap
+        return int(min(_WIDE * self.room.limit, _SHARED * (self.room.free - CONTEXT)))
+
+    @property
     def lanes(self) -> int:
         """How many probes of the limit have room beside each other."""
-        if self.cap is None:
+        if self.cap is None or self.one_at_a_time:
             return 1
         each = self.cap + max(self.outside, CONTEXT // 2)
         return max(1, min(_LANES, int(self.room.free * (1 - _SPARED)) // each))
@@ -75,17 +88,27 @@ class Search:
     def ask(self, asks: Sequence[Ask]) -> list[Probed]:
         """Probe, as many at once as there is room for, and note what they told."""
         found: list[Probed] = []
-        for begin in range(0, len(asks), self.lanes):
-            some = asks[begin : begin + self.lanes]
+        waiting = list(asks)
+        while waiting:
+            some, waiting = waiting[: self.lanes], waiting[self.lanes :]
             self.show(f"batch {', '.join(f'{b:,}' for ask in some for b in ask.batches)}")
-            found += self.probes.ask(some)
-        for probed in found:
-            self._note(probed)
+            probed = self.probes.ask(some)
+            if len(some) > 1 and any(_BUSY in each.last.message for each in probed):
+                self.one_at_a_time = True  # this GPU takes no second process
+                waiting = [*some, *waiting]
+                continue
+            found += probed
+        for each in found:
+            self._note(each)
         return found
 
     def _note(self, probed: Probed) -> None:
         self.probed += 1
         for each in probed.told:
+            if each.kind == "timeout":  # says nothing of memory, so that no answer can be trusted
+                raise CannotTry(
+                    f"A batch of {each.batch:,} hangs: {each.message}", "Give it longer: --hang S"
+                )
             self.told.setdefault(each.batch, []).append(each)
             self.ooms += each.is_oom
             self.notes += [note for note in each.notes if note not in self.notes]

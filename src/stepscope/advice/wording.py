@@ -20,7 +20,7 @@ from stepscope.advice.answer import (
     WhatIf,
 )
 from stepscope.advice.fit import Found, Options
-from stepscope.advice.foresight import USUAL_CARDS
+from stepscope.advice.foresight import HUGE, USUAL_CARDS
 from stepscope.advice.search import Search
 from stepscope.analysis import bracket
 from stepscope.analysis.memory_model import (
@@ -38,7 +38,6 @@ from stepscope.trials.limits import size_text
 from stepscope.workloads.probing import Parts, Told
 from stepscope.workloads.spec import Workload
 
-_MANY = 1 << 24
 _MOSTLY = 0.5
 
 
@@ -111,7 +110,7 @@ def _retries(search: Search, batch: int) -> int:
 def _where(failed: Told | None) -> str:
     if failed is None:
         return ""
-    place = re.sub(r"^(step|evaluation|a smaller batch)", r"in \1", failed.phase)
+    place = f"in {failed.phase}" if failed.phase else "at once"
     return place if failed.is_oom else f"{place}: {failed.message}"
 
 
@@ -141,7 +140,8 @@ def _composition(found: Found) -> Composition | None:
         return None
     best = max(told, key=lambda each: len(each.kept))
     parts = replace(best.parts, outside=search.outside)
-    named = parts.weights + parts.optimizer + parts.inputs + parts.activations
+    state = parts.weights + parts.gradients + parts.optimizer
+    named = state + parts.inputs + parts.activations
     workspace = max(0, best.allocated_peak - named)
     line = found.outlook.need if found.outlook else Line(float(best.allocated_peak), 0.0)
     return Composition(
@@ -189,7 +189,7 @@ def _cards(found: Found, options: Options) -> tuple[Card, ...]:
         limit = options.limit_of(size, found.search)
         largest, fast = outlook.cards.get(limit, (0, 0))
         largest, fast = int(largest * right[0]), int(fast * right[1])
-        if largest < _MANY:
+        if largest < HUGE:
             cards.append(Card(size, limit, largest, min(largest, fast)))
     return tuple(cards)
 
@@ -293,7 +293,8 @@ def _notes(found: Found) -> tuple[str, ...]:
     if found.largest and not found.trouble and not search.passes.get(found.largest):
         notes.append("estimated from smaller batches: nothing near the limit was run")
     for batch, told in sorted(search.told.items()):
-        odd = next((each for each in told if each.kind in ("error", "workload")), None)
+        kinds = ("error", "workload", "killed")
+        odd = next((each for each in told if each.kind in kinds), None)
         if odd:
             notes.append(f"batch {batch:,} fails for another reason than memory: {odd.message}")
             break
@@ -335,7 +336,7 @@ def _largest(fit: Fit, room: str) -> str:
     if batch.above is None:
         return words + "."
     if batch.misses:
-        return f"{words}; {batch.above:,} would need {size_text(batch.misses)} more."
+        return f"{words}; {batch.above:,} would need at least {size_text(batch.misses)} more."
     return f"{words}; {batch.above:,} fails {batch.why_above}.".replace(" .", ".")
 
 
@@ -353,7 +354,7 @@ def _leaks(found: Found) -> str:
 def _too_large(found: Found, room: str) -> str:
     told = found.search.told.get(1, [])
     one = told[-1] if told else None
-    more = f" {size_text(int(found.amount))} more would be needed." if found.amount else ""
+    more = f" At least {size_text(int(found.amount))} more would be needed." if found.amount else ""
     where = f" It fails {_where(one)}." if one and not one.is_ok else ""
     parts = one.parts if one else Parts()
     state = parts.weights + parts.gradients + parts.optimizer

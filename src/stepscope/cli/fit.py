@@ -9,17 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from stepscope.advice.notasked import NOT_ASKED
 from stepscope.cli.knobs import with_knobs
 from stepscope.cli.options import Quiet
 from stepscope.cli.run import say
 from stepscope.cli.trial import EXIT_CODES, end_on_request
+from stepscope.errors import CannotTry
 from stepscope.records import Outcome
 
 if TYPE_CHECKING:
     from stepscope.advice.answer import Fit
 
-NOT_ASKED = ("batch_size", "epochs", "steps", "seconds")
-"""Knobs that a fit finds out, or has no use for."""
 _ROOM = "What it is to fit into"
 _HOW = "How it is found"
 
@@ -131,7 +131,7 @@ def fit(
                 memory=memory,
                 headroom=headroom,
                 gpus=_listed(gpus),
-                cards=_listed(cards) or (),
+                cards=_cards(cards),
                 method=method,
                 prove=prove,
                 estimate=estimate,
@@ -158,6 +158,14 @@ def exit_code(found: Fit) -> int:
 
 def _listed(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
+
+
+def _cards(text: str | None) -> list[str]:
+    """An empty list would be taken for none that was given."""
+    listed = _listed(text) or []
+    if text is not None and not listed:
+        raise CannotTry(f"--cards {text} names no size", "For example: --cards 10GiB,23GiB")
+    return listed
 
 
 def _show(found: Fit, quiet: bool, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from stepscope.advice.answer import Batch, Fit, HostRoom, Room
+from stepscope.advice.notasked import NOT_ASKED
 from stepscope.analysis.memory_model import NO_LIMIT
 from stepscope.report.fitcurve import curve_section
 from stepscope.report.fitlinear import linear_sections
@@ -30,8 +31,6 @@ from stepscope.workloads.spec import KNOBS, knob_default, option_name
 _TONES = {"fits": "good", "no limit": "good", "does not fit": "bad", "cannot tell": "warning"}
 _SLOWER = 0.02
 """Less than that is no difference to speak of."""
-NOT_ASKED = ("batch_size", "epochs", "steps", "seconds")
-"""Knobs that a fit finds out, or has no use for."""
 
 
 @dataclass(frozen=True)
@@ -99,11 +98,22 @@ def _head(fit: Fit) -> str:
 
 def _room_text(room: Room) -> str:
     what = "for PyTorch" if room.device == "gpu" else "of host memory"
-    if room.asked is not None:
-        text = f"{memory_text(room.asked)} {what}"
-    else:
+    had = _had(room)
+    if had is None:
         text = f"{memory_text(room.free)} free of {memory_text(room.total)}"
-    return f"{text}, of which {memory_text(room.headroom)} stay free" if room.headroom else text
+    else:
+        text = f"{memory_text(had)} {what}"
+    if room.headroom:
+        text += f", of which {memory_text(room.headroom)} stay free"
+    if had == room.asked:
+        return text
+    why = "others hold the rest" if room.tenants else "no more is free"
+    return f"{text}: {memory_text(room.asked)} were asked for, {why}"
+
+
+def _had(room: Room) -> int | None:
+    """What there was of what was asked for: on a GPU, others may hold some of it."""
+    return None if room.asked is None else min(room.asked, room.limit + room.headroom)
 
 
 # The two batches
@@ -305,9 +315,10 @@ def _command(fit: Fit) -> str:
     if size is None:
         return ""
     words = ["stepscope", "trial", fit.model, "--batch-size", str(size)]
-    if fit.room.asked is not None:
+    had = _had(fit.room)
+    if had is not None:
         limit = "--gpu-memory" if fit.room.device == "gpu" else "--memory"
-        words += [limit, given_text(fit.room.asked)]
+        words += [limit, given_text(had if had == fit.room.asked else had >> 20 << 20)]
     for knob, value in fit.knobs.items():
         if knob in KNOBS and knob not in NOT_ASKED and value != knob_default(knob):
             words += _as_option(knob, value)

@@ -23,8 +23,7 @@ def memory_section(fit: Fit) -> Section | None:
     parts = [(name, size) for name, size in _parts(made_of, fit.room.device) if size > 0]
     whole = _held(fit, made_of.batch) or sum(size for _, size in parts)
     lines = (
-        f"{memory_text(made_of.fixed)} for any batch, "
-        f"{memory_text(made_of.per_sample)} for each of its samples",
+        *_split(made_of, fit.need),
         *_growth(fit),
         *_context(made_of, fit.room.device),
         *([made_of.attack] if made_of.attack else []),
@@ -72,6 +71,16 @@ def _context(made_of: Composition, device: Device) -> Iterator[str]:
     """A limit for PyTorch does not hold it, but the GPU has to."""
     if device == "gpu" and made_of.parts.outside > 0:
         yield f"A context takes {memory_text(made_of.parts.outside)} on top of it"
+
+
+def _split(made_of: Composition, need: Line | None) -> Iterator[str]:
+    """What grows with the batch, and what not; unless what a batch needs is the same, and says
+    it."""
+    if need is None or _of(need) != _of(Line(made_of.fixed, made_of.per_sample)):
+        yield (
+            f"{memory_text(made_of.fixed)} for any batch, "
+            f"{memory_text(made_of.per_sample)} for each of its samples"
+        )
 
 
 def _growth(fit: Fit) -> Iterator[str]:

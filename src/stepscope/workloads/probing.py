@@ -12,7 +12,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -48,19 +48,23 @@ class Ask:
         return cls(**{**told, "batches": tuple(told["batches"])})
 
 
-WAITS = "waits"
-"""The ending of a file that is there while a probe waits for its turn."""
+WAITS, READY, BEAT = "waits", "ready", "beat"
+"""Endings of files that are there while a probe waits for its turn, once it could train, and after
+each thing that it has done."""
 
 
 @contextmanager
 def taking_turns(alone: bool, waits: Path | None = None) -> Iterator[None]:
     """Train while nobody is timed, or be timed while nobody trains: among all probes of a user on
-    this machine, so that two who look for a batch at once do not slow each other down unseen."""
+    this machine, so that two who look for a batch at once do not slow each other down unseen.
+    Where the lock cannot be had, it goes on without."""
     lock = Path(tempfile.gettempdir()) / f"stepscope-turns-{os.getuid()}"
-    if waits is not None:
-        waits.touch()
-    with lock.open("ab") as file:
-        fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    with ExitStack() as stack:
+        with suppress(OSError):
+            file = stack.enter_context(lock.open("ab"))
+            if waits is not None:
+                waits.touch()
+            fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         if waits is not None:
             waits.unlink(missing_ok=True)
         yield

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,12 @@ import pytest
 
 from simulated_gpu import GiB, Net, SimulatedGpu
 from stepscope.advice import cache
-from stepscope.advice.answer import Effort, Fit, Room
+from stepscope.advice.answer import Batch, Effort, Fit, Room
 from stepscope.advice.fit import Options, fit_on_gpu
 from stepscope.advice.fitting import Asked, _settings
 from stepscope.advice.room import GpuHere
 from stepscope.advice.wording import answer
+from stepscope.workloads.probing import Told
 from stepscope.workloads.spec import Workload, make_workload
 
 GPU = GpuHere("GPU-1", "NVIDIA A100", 40 * GiB, 39 * GiB, (), "550.54")
@@ -108,6 +111,7 @@ def test_the_same_question_has_the_same_key() -> None:
     [
         {"asked": Asked(gpu_memory=GiB)},
         {"asked": Asked(headroom=GiB)},
+        {"asked": Asked(headroom_share=0.05)},
         {"asked": Asked(cards=(GiB,))},
         {"asked": Asked(method="linear2019")},
         {"asked": Asked(estimate=True)},
@@ -131,6 +135,58 @@ def test_with_a_limit_free_memory_beyond_it_does_not_matter() -> None:
     assert key(asked) == key(asked, gpu=fuller)
 
 
+@pytest.mark.parametrize("free", [16, 20, 38])
+def test_a_limit_that_is_not_all_free_depends_on_what_is(free: int) -> None:
+    asked = Asked(gpu_memory=(free - 1) * GiB)
+    fuller = replace(GPU, free=free * GiB)
+    assert key(asked) != key(asked, gpu=fuller)
+    assert key(asked, gpu=fuller) != key(asked, gpu=replace(fuller, free=fuller.free - GiB))
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDNN_LOGLEVEL_DBG", "NVIDIA_TF32_OVERRIDE"],
+)
+def test_what_changes_kernels_or_the_allocator_has_another_key(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    before = key()
+    monkeypatch.setenv("UNRELATED", "1")
+    assert key() == before
+    monkeypatch.setenv(name, "1")
+    assert key() != before
+
+
+FITS = replace(some_fit(), verdict="fits", largest=Batch(9, 0, 2, None, False))
+
+
+@pytest.mark.parametrize(
+    "fit",
+    [
+        replace(FITS, verdict="cannot tell"),
+        replace(FITS, notes=("batch 8 fails for another reason than memory: no such file",)),
+        replace(FITS, notes=("batch 8: nothing was heard of it for 5 s",)),
+        replace(FITS, largest=Batch(9, 0, 2, None, False, 12, None, "nothing was heard of it")),
+        replace(FITS, proof=(Told(9, "ok"), Told(9, "timeout"))),
+    ],
+)
+def test_what_an_accident_had_a_part_in_is_not_remembered(fit: Fit) -> None:
+    cache.remember("abc", fit)
+    assert cache.recall("abc") is None
+    cache.remember("abc", FITS)
+    assert cache.recall("abc") is not None
+
+
+def test_the_oldest_are_forgotten(state: Path) -> None:
+    for number in range(203):
+        cache.remember(f"{number}", FITS)
+        if number < 202:
+            os.utime(state / "fits" / f"{number}.json", (number, number))
+    kept = {int(file.stem) for file in state.rglob("*.json")}
+    assert kept == set(range(3, 203))
+
+
 def test_another_version_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key()
     monkeypatch.setattr(cache, "_version", lambda package: "0.0")
@@ -151,3 +207,69 @@ def test_a_users_files_are_part_of_the_key(tmp_path: Path) -> None:
     assert written("def workload(): ...", "a = 1") == first
     assert written("def workload(): ... # more", "a = 1") != first
     assert written("def workload(): ...", "a = 2") != first
+
+
+def _own(tmp_path: Path) -> tuple[Path, Callable[[], str]]:
+    mine = tmp_path / "project" / "train.py"
+    mine.parent.mkdir()
+    mine.write_text("def workload(): ...")
+    return mine, lambda: cache.key_of(make_workload(f"{mine}:workload", {}), {})
+
+
+@pytest.mark.parametrize("name", ["net.py", "hyper.yaml", "hyper.yml", "hyper.toml", "hyper.json"])
+def test_settings_below_are_part_of_the_key(tmp_path: Path, name: str) -> None:
+    mine, key_now = _own(tmp_path)
+    before = key_now()
+    (mine.parent / "conf").mkdir()
+    (mine.parent / "conf" / name).write_text("1")
+    first = key_now()
+    (mine.parent / "conf" / name).write_text("2")
+    assert len({before, first, key_now()}) == 3
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        ".venv/lib/a.py", "env/lib/a.py", "site-packages/a.py", "node_modules/a.json",
+        "__pycache__/a.py", "runs/one/trial/a.json", "studies/one/a.yaml", "data/a.csv",
+    ],
+)  # fmt: skip
+def test_what_is_not_the_users_own_is_left_out(tmp_path: Path, place: str) -> None:
+    mine, key_now = _own(tmp_path)
+    for mark in ("env/pyvenv.cfg", "runs/one/run.json", "studies/one/study.json"):
+        (mine.parent / mark).parent.mkdir(parents=True)
+        (mine.parent / mark).write_text("")
+    for mark in ("runs/one/events", "studies/one/ledger"):
+        (mine.parent / mark).mkdir()
+    before = key_now()
+    (mine.parent / place).parent.mkdir(parents=True, exist_ok=True)
+    (mine.parent / place).write_text("1")
+    assert key_now() == before
+
+
+def test_a_large_folder_hides_neither_the_named_file_nor_its_neighbours(tmp_path: Path) -> None:
+    mine, key_now = _own(tmp_path)
+    many, near = mine.parent / "a" / "many", mine.parent / "z" / "net.py"
+    many.mkdir(parents=True)
+    near.parent.mkdir()
+    near.write_text("1")
+    for number in range(cache._MOST_FILES + 5):
+        (many / f"{number:04}.py").write_text("")
+    before = key_now()
+    (many / "0900.py").write_text("beyond what is read")
+    assert key_now() == before
+    near.write_text("2")
+    changed = key_now()
+    mine.write_text("def workload(): ... # more")
+    assert len({before, changed, key_now()}) == 3
+
+
+def test_a_file_too_large_to_read_hides_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, key_now = _own(tmp_path)
+    monkeypatch.setattr(cache, "_MOST_BYTES", 1000)
+    (mine.parent / "annotations.json").write_text("x" * 2000)
+    before = key_now()
+    (mine.parent / "net.py").write_text("1")
+    assert key_now() != before

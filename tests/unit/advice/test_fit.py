@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import pytest
 
 from simulated_gpu import GiB, MiB, Net, SimulatedGpu
 from stepscope.advice.answer import Room
 from stepscope.advice.fit import Found, Options, fit_on_gpu
-from stepscope.errors import BadWorkload
+from stepscope.advice.prober import Probed
+from stepscope.errors import BadWorkload, CannotTry
 from stepscope.workloads.probing import Ask, Told
 
 CONTEXT = 500 * MiB
@@ -35,7 +36,8 @@ class Card:
     @property
     def room(self) -> Room:
         if self.emulated:
-            return Room("gpu", self.limit, 80 * GiB, 80 * GiB, self.limit, self.headroom)
+            asked = self.limit + self.headroom
+            return Room("gpu", self.limit, 80 * GiB, 80 * GiB, asked, self.headroom)
         total = self.gpu.total + CONTEXT
         return Room("gpu", total - self.headroom, total, total, None, self.headroom)
 
@@ -125,13 +127,52 @@ def test_probes_of_a_full_card_have_no_cap_and_those_near_an_asked_limit_have() 
 @pytest.mark.parametrize("emulated", [True, False])
 def test_headroom_is_left_free(emulated: bool) -> None:
     net, _ = random_net(2)
-    card = Card(SimulatedGpu(net), 4 * GiB, emulated, headroom=GiB)
-    if emulated:
-        card.limit = 3 * GiB  # what the room is left with
+    card = Card(SimulatedGpu(net), 3 * GiB, emulated, headroom=GiB)
     found = card.fit()
     assert found.search.cap == found.search.room.limit == card.limit
     assert found.largest and card.passes(found.largest)
     assert abs(found.largest - (Card(SimulatedGpu(net), card.limit).fit().largest or 0)) <= 1
+
+
+def test_asked_for_more_than_is_free_the_rest_is_what_is_fitted_into() -> None:
+    gpu = SimulatedGpu(Net(), 6 * GiB)
+    for asked, headroom, limit in ((15, 0, 6.0), (15, 1, 5.0), (6, 1, 5.0), (4, 1, 3.0)):
+        begin = (min(asked, 6) - headroom) * GiB
+        room = Room("gpu", begin, 80 * GiB, 6 * GiB, asked * GiB, headroom * GiB)
+        found = fit_on_gpu(gpu, room, Options(estimate=True), lambda words: None)
+        context = CONTEXT if asked > 5 else 0
+        assert found.search.room.limit == int(limit * GiB) - context
+
+
+def test_headroom_that_leaves_nothing_is_refused() -> None:
+    room = Room("gpu", GiB, 80 * GiB, 2 * GiB, None, 8 * GiB // 5)
+    with pytest.raises(CannotTry, match="leaves nothing"):
+        fit_on_gpu(SimulatedGpu(Net(), 2 * GiB), room, Options(), lambda words: None)
+
+
+def test_a_probe_that_hangs_is_no_answer() -> None:
+    class Hanging(SimulatedGpu):
+        def _told(self, batch: int, ask: Ask) -> Told:
+            told = super()._told(batch, ask)
+            return replace(told, kind="timeout") if batch > 100 else told
+
+    with pytest.raises(CannotTry, match="hangs"):
+        Card(Hanging(Net())).fit()
+
+
+def test_a_gpu_that_takes_one_process_gets_one_at_a_time() -> None:
+    class Exclusive(SimulatedGpu):
+        def ask(self, asks: Sequence[Ask]) -> list[Probed]:
+            found = super().ask(asks)
+            busy = "CUDA error: CUDA-capable device(s) is/are busy or unavailable"
+            return found[:1] + [
+                replace(each, told=(Told(each.ask.batches[0], "error", message=busy),))
+                for each in found[1:]
+            ]
+
+    found = Card(Exclusive(Net())).fit()
+    assert found.search.lanes == 1
+    assert (found.largest, found.fast) == (Card(SimulatedGpu(Net())).fit().largest, found.fast)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -142,7 +183,7 @@ def test_an_estimate_only_climbs_and_traces(seed: int) -> None:
         found = card.fit(estimate=True)
         assert found.largest and (found.largest, found.fast) == found.foretold
         assert found.search.roomy == card.emulated and found.search.ooms <= 1
-        assert {ask.cap for ask in card.gpu.asked} == {None}
+        assert {ask.cap for ask in card.gpu.asked} == {3 * limit if card.emulated else None}
         assert all(ask.trace or not ask.cycle for ask in card.gpu.asked)
         assert len(card.gpu.asked) <= 5
         edge, _ = found_by(card.passes, range(1, 2 * found.largest))

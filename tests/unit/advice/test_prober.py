@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ pytest.importorskip("torch")
 
 from stepscope.advice.prober import Prober
 from stepscope.errors import BadWorkload, CannotTry
-from stepscope.workloads.probing import Ask, Told
+from stepscope.workloads.probing import Ask, Told, taking_turns
 from stepscope.workloads.spec import make_workload
 
 WORKLOAD = """
@@ -205,9 +206,24 @@ def test_layers_are_those_of_the_model(prober: Prober) -> None:
     assert goes_on(prober)
 
 
-def test_probes_with_a_turn_wait_for_each_other(prober: Prober) -> None:
-    probed = prober.ask([Ask((4,), turn=True), Ask((8,), turn=True)])
-    assert all(each.last.is_ok for each in probed)
+def test_a_probe_waits_for_its_turn_and_is_not_taken_to_hang(
+    prober: Prober, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(prober, "_hang_s", 1.5)
+    holds, held_s = threading.Event(), 4.0
+
+    def hold() -> None:
+        with taking_turns(alone=True):
+            holds.set()
+            time.sleep(held_s)
+
+    other = threading.Thread(target=hold)
+    other.start()
+    assert holds.wait(20)
+    began = time.monotonic()
+    told = prober.ask([Ask((4,), turn=True)])[0].last
+    other.join()
+    assert told.is_ok and time.monotonic() - began > 0.8 * held_s
 
 
 def test_a_model_of_ours_is_probed_with_made_up_samples(tmp_path: Path) -> None:

@@ -121,6 +121,30 @@ def test_then_all_that_it_follows_from() -> None:
         assert part in text, part
 
 
+def test_what_is_the_same_is_said_once() -> None:
+    assert WHOLE.composition is not None and WHOLE.need is not None
+    same = replace(WHOLE.composition, fixed=int(WHOLE.need.fixed), per_sample=WHOLE.need.per_sample)
+    text = words(replace(WHOLE, composition=same))
+    assert "Where memory is short, a batch needs 409.6 MiB + 80 MiB a sample" in text
+    assert "for any batch" not in text
+    assert "409.6 MiB for any batch" in words(replace(WHOLE, composition=same, need=None))
+
+
+def test_what_others_hold_of_the_limit_is_told() -> None:
+    """The trial to copy is one that can be had."""
+    room = replace(ROOM, limit=int(5.51 * GiB), free=6 * GiB, tenants=("python (pid 3)",))
+    fit = replace(WHOLE, room=room)
+    assert fit_view(fit).head.endswith(
+        "5.51 GiB for PyTorch: 15 GiB were asked for, others hold the rest"
+    )
+    assert fit_view(fit).command.endswith("--gpu-memory 5642MiB")
+    left = replace(room, limit=room.limit - GiB, headroom=GiB, tenants=())
+    assert fit_view(replace(fit, room=left)).head.endswith(
+        "5.51 GiB for PyTorch, of which 1 GiB stay free: 15 GiB were asked for, no more is free"
+    )
+    assert fit_view(replace(fit, room=left)).command == fit_view(fit).command
+
+
 def test_what_is_not_there_is_not_said() -> None:
     text = printed(BARE)
     assert text.splitlines()[:3] == [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -74,7 +75,7 @@ class Trained:
 
     def probe(self, *batches: int, **more: Any) -> list[Told]:
         told: list[Told] = []
-        self.held.probe(Ask(batches, **more), told.append, Path("nowhere.trace"))
+        self.held.probe(Ask(batches, **more), told.append, Path(tempfile.mkdtemp()) / "1.trace")
         return told
 
 
@@ -143,7 +144,7 @@ def test_a_model_of_ours_is_held_on_the_cpu_and_trained() -> None:
     held = hold(make_workload("cnn", {"device": "cpu", "precision": "bf16"}))
     assert held.subject.device == "cpu" and held.samples.of is None
     told: list[Told] = []
-    held.probe(Ask((2,), steps=2, cycle=False), told.append, Path("nowhere.trace"))
+    held.probe(Ask((2,), steps=2, cycle=False), told.append, Path(tempfile.mkdtemp()) / "1.trace")
     assert told[0].is_ok and told[0].parts.weights > 4 * held.subject.parameters - 1
 
 
@@ -210,7 +211,7 @@ def test_a_model_that_cannot_be_made_ready_is_told(monkeypatch: pytest.MonkeyPat
     own = Own(Texts(), padded, refuses)
     trained.held = replace(trained.held, built=replace(trained.held.built, own=own))
     (told,) = trained.probe(10)
-    assert (told.kind, told.phase, told.batch) == ("error", "to the device", 10)
+    assert (told.kind, told.phase, told.batch) == ("error", "the move to the device", 10)
     assert trained.held.subject.own_optimizer
 
 

@@ -14,7 +14,7 @@ import re
 import resource
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 
 from stepscope.errors import BadWorkload
+from stepscope.runs.paths import replace_atomically
 from stepscope.workloads.frameworks.torch.device import cap_memory, set_numbers, versions
 from stepscope.workloads.frameworks.torch.feed import mover
 from stepscope.workloads.frameworks.torch.layers import layers_of
@@ -33,7 +34,17 @@ from stepscope.workloads.frameworks.torch.parts import Built
 from stepscope.workloads.frameworks.torch.samples import Samples, bytes_in, samples_for
 from stepscope.workloads.frameworks.torch.user import load_own
 from stepscope.workloads.own import find_own, hint_for, where_in
-from stepscope.workloads.probing import WAITS, Ask, Layer, Parts, Subject, Told, taking_turns
+from stepscope.workloads.probing import (
+    BEAT,
+    READY,
+    WAITS,
+    Ask,
+    Layer,
+    Parts,
+    Subject,
+    Told,
+    taking_turns,
+)
 from stepscope.workloads.reporting import Place, failure_kind
 from stepscope.workloads.spec import Workload
 
@@ -42,6 +53,7 @@ _PART = 2, 5
 _LEAST_PART = 2
 """One sample alone is refused by batch normalisation, which is no matter of memory."""
 _LONGEST = 500
+_PATIENCE_S = 30.0
 _MOST_EVENTS = 1_000_000
 _WANTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _IN_USE = re.compile(r"allocated memory ([\d.]+) (bytes|KiB|MiB|GiB|TiB) is allocated by PyTorch")
@@ -76,9 +88,12 @@ class Held:
             notes=own.notes if own else (),
         )
 
-    def probe(self, ask: Ask, tell: Callable[[Told], None], trace: Path) -> None:
-        """In a child: train each batch, and tell how it went. A batch that fails is the last."""
-        _Probe(self, ask, tell, trace).run()
+    def probe(
+        self, ask: Ask, tell: Callable[[Told], None], trace: Path, beside: Sequence[int] = ()
+    ) -> None:
+        """In a child: train each batch, and tell how it went. A batch that fails is the last.
+        `beside` are the numbers of those that were asked at the same time."""
+        _Probe(self, ask, tell, trace, beside).run()
 
     def layers(self) -> list[Layer]:
         """In a child too: one sample goes through the model."""
@@ -144,7 +159,7 @@ class _Probe:
     ask: Ask
     tell: Callable[[Told], None]
     trace: Path
-    cap: int | None = None
+    beside: Sequence[int] = ()
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> None:
@@ -154,15 +169,31 @@ class _Probe:
             meter.begin(ask)
             stepper = self._stepper(meter)
         except Exception as error:
-            self._failed(ask.batches[0], "to the device", error, meter, Parts(), _Course())
+            where = "the move to the device"
+            self._failed(ask.batches[0], where, error, meter, Parts(), _Course())
             return
-        with taking_turns(ask.turn, self.trace.with_suffix(f".{WAITS}")):
+        finally:
+            self._file(READY).touch()
+        self._wait_for_others()
+        with taking_turns(ask.turn, self._file(WAITS)):
             for batch in ask.batches:
                 meter.forget_peaks()
                 if not self._one(batch, stepper, meter):
                     return
-        if ask.trace:
-            self.trace.write_text(json.dumps(meter.events()))
+        if ask.trace and (events := meter.events()):
+            replace_atomically(self.trace, json.dumps(events))
+
+    def _file(self, ending: str) -> Path:
+        return self.trace.with_suffix(f".{ending}")
+
+    def _wait_for_others(self) -> None:
+        """Those that are asked at once get ready together: to start CUDA disturbs who is timed."""
+        until = time.monotonic() + _PATIENCE_S
+        others = [self.trace.with_name(f"{number}.{READY}") for number in self.beside]
+        while self.ask.turn and time.monotonic() < until:
+            if all(file.exists() for file in others):
+                break
+            time.sleep(0.01)
 
     def _stepper(self, meter: Meter) -> Stepper:
         workload = self.held.workload
@@ -170,6 +201,9 @@ class _Probe:
         if workload.ranks > 1:
             self._join_alone()
         numbers = set_numbers(workload.precision, self.held.device)
+        if workload.precision == "fp16":  # a large scale skips the first steps, and their memory
+            scaler = torch.amp.GradScaler(self.held.device.type, init_scale=1.0)
+            numbers = replace(numbers, scaler=scaler)
         return Stepper(workload, place, self.held.built, self.held.device, numbers)
 
     def _join_alone(self) -> None:
@@ -186,6 +220,7 @@ class _Probe:
             for phase, size in self._phases(batch):
                 course.phase = phase
                 parts = self._do(phase, size, batch, stepper, meter, course) or parts
+                self._file(BEAT).touch()
         except Exception as error:
             self._failed(batch, course.phase, error, meter, parts, course)
             return False
@@ -210,7 +245,7 @@ class _Probe:
         self, phase: str, size: int, batch: int, stepper: Stepper, meter: Meter, course: _Course
     ) -> Parts | None:
         if phase == "evaluation":
-            self._evaluate(self._batch(size), stepper)
+            self._evaluate(self._batch(size), stepper, meter)
             return None
         parts = self._step(size, stepper, meter, course, counts=size == batch)
         return parts if size == batch else None
@@ -243,12 +278,12 @@ class _Probe:
             activations=kept,
         )
 
-    def _evaluate(self, batch: Any, stepper: Stepper) -> None:
+    def _evaluate(self, batch: Any, stepper: Stepper, meter: Meter) -> None:
         """A step of a user's may not be made for evaluation: that is no matter of memory."""
         try:
             stepper.evaluate(batch)
         except Exception as error:
-            if failure_kind(error) != "error":
+            if failure_kind(error, meter.counts()[1]) != "error":
                 raise
             said = str(error).strip().splitlines() or [type(error).__name__]
             self.notes.append(f"evaluation was not probed: {said[0]}")
@@ -382,7 +417,7 @@ class GpuMeter(HostMeter):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free_before: int | None = None
-        self._traced = False
+        self._counted = 0, 0
 
     def begin(self, ask: Ask) -> None:
         super().begin(ask)
@@ -390,14 +425,19 @@ class GpuMeter(HostMeter):
         torch.cuda.set_device(self._device)
         cap_memory(self._device, ask.cap)
         if ask.trace:
-            self._traced = True
             torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST_EVENTS)
 
     def forget_peaks(self) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
+        self._counted = self._counts()
 
     def counts(self) -> tuple[int, int]:
+        retries, ooms = self._counts()
+        return retries - self._counted[0], ooms - self._counted[1]
+
+    def _counts(self) -> tuple[int, int]:
+        """Since the process began."""
         if not _has_begun():
             return 0, 0
         stats = torch.cuda.memory_stats(self._device)
@@ -426,6 +466,8 @@ class GpuMeter(HostMeter):
         """All allocations (their bytes) and releases (`~n`, of the n-th) since the beginning."""
         history = torch.cuda.memory._snapshot(self._device)["device_traces"][self._device.index]
         torch.cuda.memory._record_memory_history(None)
+        if len(history) >= _MOST_EVENTS:  # the first of them are lost
+            return []
         events: list[int] = []
         live: dict[int, int] = {}
         count = 0

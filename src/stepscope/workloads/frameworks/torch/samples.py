@@ -6,10 +6,12 @@ worst that training can meet.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -67,6 +69,7 @@ class Samples:
         """A batch where it is trained on. Of a plain one, nothing larger than a few samples is made
         on the host: it takes no time, and the device allocates what it does in training."""
         if device.type == "cpu" or not self.is_plain():
+            _refuse_to_fill_the_host(size * self.sample_bytes)
             return move(self.on_host(size))
         few = self.on_host(min(size, len(self.samples)))
         return map_tensors(few, lambda tensor: _repeated(tensor, size, device, channels_last))
@@ -93,6 +96,13 @@ def _largest_of(dataset: Dataset[Any], collate: Callable[[list[Any]], Any]) -> S
     if largest > _ALIKE * min(sizes):
         return Samples([seen[sizes.index(largest)]], collate, of, varies=True)
     return Samples(seen[:_HELD], collate, of)
+
+
+def _refuse_to_fill_the_host(size: int) -> None:
+    """A batch that is put together on the host, before the kernel ends somebody for it."""
+    found = re.search(r"MemAvailable: +(\d+) kB", Path("/proc/meminfo").read_text())
+    if found and 2 * size > 1024 * int(found[1]):
+        raise MemoryError(f"a batch of {size >> 20:,} MiB is more than the host bears")
 
 
 def _looked_at(dataset: Any) -> Iterable[Any]:
