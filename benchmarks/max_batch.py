@@ -8,8 +8,8 @@ The truth of a case is a scan: fresh processes, in steps of 1 % around the edge,
 steps with an evaluation. Every measurement is kept at once, so that a run can be ended at any time
 and goes on where it was; states of several runs, and result files, are merged: `--merge A B`. Scans
 can run while another process asks `fit` (`--follow`, both with `--beside`): then seconds are not
-told. What failed is tried again in the next run. `--device cpu --dry` goes the same ways with a tiny
-model and a pretended limit, and needs a `--fit-command`.
+told. What failed is tried again in the next run. `--device cpu --dry` goes the same ways with a
+tiny model and a pretended limit, and needs a `--fit-command`.
 """
 
 from __future__ import annotations

@@ -94,6 +94,7 @@ def check(found: Fit, model: str, memory: str, out: Path, **knobs: Any) -> None:
     assert not all(again(model, memory, too_large, out, 3, **knobs))
 
 
+@pytest.mark.timeout(300)  # many trials, on a machine that may be busy
 def test_cnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(*STEADY)
     knobs = {"samples": 2048}

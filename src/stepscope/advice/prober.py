@@ -68,7 +68,7 @@ class Prober:
         self._timed_out: set[int] = set()
 
     def __enter__(self) -> Prober:
-        self._folder = swept_folder("stepscope-fit")
+        self._folder = swept_folder("stepscope-fit-")
         (self._folder / "workload.json").write_text(
             json.dumps(self._workload.as_dict()), encoding="utf-8"
         )

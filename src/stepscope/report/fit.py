@@ -174,9 +174,11 @@ def _certificate(fit: Fit) -> Iterator[str]:
 
 
 def _failure(largest: Batch) -> str:
+    if largest.why_above.startswith("failed in"):
+        return largest.why_above
     where = f" ({largest.why_above})" if largest.why_above else ""
     if largest.misses:
-        return f"would need {memory_text(largest.misses)} more{where}"
+        return f"would need at least {memory_text(largest.misses)} more{where}"
     return f"does not fit{where}"
 
 

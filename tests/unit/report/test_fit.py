@@ -87,7 +87,7 @@ def test_the_answer_comes_first() -> None:
         "use --batch-size 156 878 samples/s, no allocator retry",
         "largest --batch-size 180 857 samples/s, 2.4 % slower, fits, but thrashes",
         "(allocator retries)",
-        "180 fits and leaves 188 MiB; 181 would need 49 MiB more (in step 2)",
+        "180 fits and leaves 188 MiB; 181 would need at least 49 MiB more (in step 2)",
     ]
 
 
