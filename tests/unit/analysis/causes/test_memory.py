@@ -34,7 +34,7 @@ STRETCH = Stretch(ns(0), ns(SECONDS))
 
 def enough(base: float) -> float:
     """The least that is called growth, in bytes over the run."""
-    return max(48e6, 0.03 * base)
+    return max(96e6, 0.03 * base)
 
 
 def noise(seed: int, size: int) -> Floats:
