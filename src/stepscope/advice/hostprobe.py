@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
-import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -22,7 +19,7 @@ from stepscope.trials.prepare import TrialPlan
 from stepscope.trials.pulse import Progress
 from stepscope.trials.repeats import run_repeats
 from stepscope.trials.runner import Tried
-from stepscope.trials.spread import state_folder
+from stepscope.trials.turns import lock_of_this_machine, turn
 from stepscope.workloads.probing import Kind, Parts, Told
 from stepscope.workloads.spec import Workload
 
@@ -110,7 +107,7 @@ class TrialProbes:
         def shown(number: int, progress: Progress) -> None:
             self._show(f"batch {batch:,}: {progress.phase}")
 
-        with _turn(self._tell):
+        with turn(self._tell, lock_of_this_machine()):
             tried = list(run_repeats(plan, 1, self._tell, shown))[-1]
         if tried.asked_to_end:
             raise KeyboardInterrupt
@@ -122,29 +119,6 @@ class TrialProbes:
         told = read_probe(tried, workload)
         shutil.rmtree(tried.paths.folder, ignore_errors=True)
         return told
-
-
-@contextlib.contextmanager
-def _turn(tell: Callable[[str], None]) -> Iterator[None]:
-    """Be the only one of those who try something on this machine, as studies are."""
-    path = state_folder() / "machine.lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except OSError as error:
-        raise CannotTry(
-            f"{path} cannot be written: {error.strerror}",
-            "Set STEPSCOPE_STATE to a folder that can be",
-        ) from None
-    try:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            tell("another study runs a trial on this machine: waiting for its turn")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(lock)
 
 
 def read_probe(tried: Tried, workload: Workload) -> HostTold:

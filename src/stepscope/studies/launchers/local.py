@@ -1,30 +1,22 @@
 """Trials on this machine, one at a time: trials that run at once disturb each other.
 
-That goes for several studies on one machine, too: each waits for its turn, which a lock in the
-state folder gives to one trial at a time.
+That goes for several studies on one machine, too: each waits for its turn (`trials/turns.py`).
 """
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
-import os
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
-from stepscope.errors import CannotTry, StepscopeError
+from stepscope.errors import StepscopeError
 from stepscope.studies.launchers.contract import Job, Over, Show
 from stepscope.trials import kin
 from stepscope.trials.guard import Guard
 from stepscope.trials.prepare import TrialPlan
 from stepscope.trials.pulse import Progress
 from stepscope.trials.runner import run_trial
-from stepscope.trials.spread import state_folder
-
-_LOOK_S = 0.2
-_WORTH_TELLING_S = 1.0
+from stepscope.trials.turns import lock_of_this_machine, turn
 
 
 class LocalLauncher:
@@ -37,7 +29,7 @@ class LocalLauncher:
     ) -> None:
         self._tell = tell
         self._interval_s = interval_s
-        self._turns = turns or state_folder() / "machine.lock"
+        self._turns = turns or lock_of_this_machine()
         self._series = kin.new_token()
         self._started = 0
         self._waiting: list[Job] = []
@@ -85,38 +77,10 @@ class LocalLauncher:
 
         self._over = guard.leave  # until the trial was cleaned up after, it is the guard's turn
         try:
-            with self._turn():
+            with turn(self._tell, self._turns):
                 tried = run_trial(plan, token, guard, self._tell, shown)
         except StepscopeError as error:
             self._over = guard.dismiss
             return Over(job, error)
         self._over = guard.dismiss
         return Over(job, None, tuple(tried.left), tried.asked_to_end)
-
-    @contextlib.contextmanager
-    def _turn(self) -> Iterator[None]:
-        """Be the only trial of a study on this machine. Who dies lets go of it."""
-        try:
-            self._turns.parent.mkdir(parents=True, exist_ok=True)
-            lock = os.open(self._turns, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-        except OSError as error:
-            raise CannotTry(
-                f"{self._turns} cannot be written: {error.strerror}",
-                "Set STEPSCOPE_STATE to a folder that can be",
-            ) from None
-        try:
-            self._wait_for(lock)
-            yield
-        finally:
-            os.close(lock)
-
-    def _wait_for(self, lock: int) -> None:
-        """Who waits in the kernel is next, however soon the other wants its next turn."""
-        until = time.monotonic() + _WORTH_TELLING_S
-        while time.monotonic() < until:
-            try:
-                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                time.sleep(_LOOK_S)
-        self._tell("another study runs a trial on this machine: waiting for its turn")
-        fcntl.flock(lock, fcntl.LOCK_EX)

@@ -11,11 +11,9 @@ import importlib
 import json
 import os
 import re
-import resource
 import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,10 +23,12 @@ import torch.distributed as dist
 
 from stepscope.errors import BadWorkload
 from stepscope.runs.paths import replace_atomically
-from stepscope.workloads.frameworks.torch.device import cap_memory, set_numbers, versions
+from stepscope.workloads.frameworks.torch.cycle import parts_of
+from stepscope.workloads.frameworks.torch.device import set_numbers, versions
 from stepscope.workloads.frameworks.torch.feed import mover
 from stepscope.workloads.frameworks.torch.layers import layers_of
 from stepscope.workloads.frameworks.torch.loop import Stepper
+from stepscope.workloads.frameworks.torch.meters import GpuMeter, HostMeter
 from stepscope.workloads.frameworks.torch.models import build_model, parameters_of, shape_of
 from stepscope.workloads.frameworks.torch.parts import Built
 from stepscope.workloads.frameworks.torch.samples import Samples, bytes_in, samples_for
@@ -54,7 +54,6 @@ _LEAST_PART = 2
 """One sample alone is refused by batch normalisation, which is no matter of memory."""
 _LONGEST = 500
 _PATIENCE_S = 30.0
-_MOST_EVENTS = 1_000_000
 _WANTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
 _IN_USE = re.compile(r"allocated memory ([\d.]+) (bytes|KiB|MiB|GiB|TiB) is allocated by PyTorch")
 _UNUSED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB|TiB) is reserved by PyTorch but unallocated")
@@ -195,7 +194,7 @@ class _Probe:
                 break
             time.sleep(0.01)
 
-    def _stepper(self, meter: Meter) -> Stepper:
+    def _stepper(self, meter: HostMeter) -> Stepper:
         workload = self.held.workload
         place = Place(Path(), Path(), Path(), Path(), ranks=workload.ranks)
         if workload.ranks > 1:
@@ -213,7 +212,7 @@ class _Probe:
         store = f"file://{self.trace.with_suffix('.group').resolve()}"
         dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
 
-    def _one(self, batch: int, stepper: Stepper, meter: Meter) -> bool:
+    def _one(self, batch: int, stepper: Stepper, meter: HostMeter) -> bool:
         course = _Course()
         parts = Parts()
         try:
@@ -242,7 +241,7 @@ class _Probe:
             yield f"step {ask.steps + number + 1}", batch
 
     def _do(
-        self, phase: str, size: int, batch: int, stepper: Stepper, meter: Meter, course: _Course
+        self, phase: str, size: int, batch: int, stepper: Stepper, meter: HostMeter, course: _Course
     ) -> Parts | None:
         if phase == "evaluation":
             self._evaluate(self._batch(size), stepper, meter)
@@ -251,7 +250,7 @@ class _Probe:
         return parts if size == batch else None
 
     def _step(
-        self, size: int, stepper: Stepper, meter: Meter, course: _Course, counts: bool
+        self, size: int, stepper: Stepper, meter: HostMeter, course: _Course, counts: bool
     ) -> Parts:
         """One whole step, as the loop of a trial takes it: what a batch was is gone after it."""
         seconds, kept, inputs = 0.0, 0, 0
@@ -270,15 +269,10 @@ class _Probe:
             course.step_s.append(seconds)
             course.kept.append(meter.allocated())
             course.reserved.append(meter.reserved())
-        return Parts(
-            weights=_weights(stepper),
-            gradients=gradients,
-            optimizer=_state(stepper),
-            inputs=inputs,
-            activations=kept,
-        )
+        parts = {**parts_of(stepper.forward, stepper.optimizer), "gradients": gradients}
+        return Parts(**parts, inputs=inputs, activations=kept)
 
-    def _evaluate(self, batch: Any, stepper: Stepper, meter: Meter) -> None:
+    def _evaluate(self, batch: Any, stepper: Stepper, meter: HostMeter) -> None:
         """A step of a user's may not be made for evaluation: that is no matter of memory."""
         try:
             stepper.evaluate(batch)
@@ -298,7 +292,7 @@ class _Probe:
         batch: int,
         phase: str,
         error: Exception,
-        meter: Meter,
+        meter: HostMeter,
         parts: Parts,
         course: _Course,
     ) -> None:
@@ -329,7 +323,7 @@ class _Probe:
         return f"{where}: {said}" if where else said
 
     def _told(
-        self, batch: int, kind: Any, phase: str, meter: Meter, parts: Parts, course: _Course
+        self, batch: int, kind: Any, phase: str, meter: HostMeter, parts: Parts, course: _Course
     ) -> Told:
         retries, ooms = meter.counts()
         allocated, reserved = meter.peaks()
@@ -359,162 +353,10 @@ class _Course:
     reserved: list[int] = field(default_factory=list)
 
 
-class HostMeter:
-    """Memory and time where the CPU computes: the process has no allocator to ask."""
-
-    def begin(self, ask: Ask) -> None:
-        torch.set_num_threads(len(os.sched_getaffinity(0)))
-
-    def forget_peaks(self) -> None: ...
-
-    def counts(self) -> tuple[int, int]:
-        """Retries, and how often there was no memory."""
-        return 0, 0
-
-    def peaks(self) -> tuple[int, int]:
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return held, held
-
-    def allocated(self) -> int:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
-
-    def reserved(self) -> int:
-        return self.allocated()
-
-    def outside(self) -> int:
-        return 0
-
-    def events(self) -> list[int]:
-        return []
-
-    @contextmanager
-    def timed(self) -> Iterator[Callable[[], float]]:
-        began = time.perf_counter()
-        ended = began
-        yield lambda: ended - began
-        ended = time.perf_counter()
-
-    @contextmanager
-    def after_forward(self, stepper: Stepper) -> Iterator[Callable[[], int]]:
-        """What the forward pass left in memory."""
-        before, after = self.allocated(), 0
-
-        def note(*_: Any) -> None:
-            nonlocal after
-            after = self.allocated()
-
-        hook = stepper.forward.register_forward_hook(note)
-        try:
-            yield lambda: max(0, after - before)
-        finally:
-            hook.remove()
-
-
-class GpuMeter(HostMeter):
-    """The allocator's own figures, and the device's clock."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._free_before: int | None = None
-        self._counted = 0, 0
-
-    def begin(self, ask: Ask) -> None:
-        super().begin(ask)
-        self._free_before = ask.free_before
-        torch.cuda.set_device(self._device)
-        cap_memory(self._device, ask.cap)
-        if ask.trace:
-            torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST_EVENTS)
-
-    def forget_peaks(self) -> None:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(self._device)
-        self._counted = self._counts()
-
-    def counts(self) -> tuple[int, int]:
-        retries, ooms = self._counts()
-        return retries - self._counted[0], ooms - self._counted[1]
-
-    def _counts(self) -> tuple[int, int]:
-        """Since the process began."""
-        if not _has_begun():
-            return 0, 0
-        stats = torch.cuda.memory_stats(self._device)
-        return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
-
-    def peaks(self) -> tuple[int, int]:
-        if not _has_begun():
-            return 0, 0
-        allocated = torch.cuda.max_memory_allocated(self._device)
-        return allocated, torch.cuda.max_memory_reserved(self._device)
-
-    def allocated(self) -> int:
-        return torch.cuda.memory_allocated(self._device)
-
-    def reserved(self) -> int:
-        return torch.cuda.memory_reserved(self._device)
-
-    def outside(self) -> int:
-        """What is gone of the device beside the allocator's: right while nobody else comes."""
-        if self._free_before is None:
-            return 0
-        free, _ = torch.cuda.mem_get_info(self._device)
-        return max(0, self._free_before - free - self.reserved())
-
-    def events(self) -> list[int]:
-        """All allocations (their bytes) and releases (`~n`, of the n-th) since the beginning."""
-        history = torch.cuda.memory._snapshot(self._device)["device_traces"][self._device.index]
-        torch.cuda.memory._record_memory_history(None)
-        if len(history) >= _MOST_EVENTS:  # the first of them are lost
-            return []
-        events: list[int] = []
-        live: dict[int, int] = {}
-        count = 0
-        for entry in history:
-            if entry["action"] == "alloc":
-                live[entry["addr"]] = count
-                count += 1
-                events.append(int(entry["size"]))
-            elif entry["action"] == "free_completed" and entry["addr"] in live:
-                events.append(~live.pop(entry["addr"]))
-        return events
-
-    @contextmanager
-    def timed(self) -> Iterator[Callable[[], float]]:
-        begin = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        end = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        begin.record()
-        yield lambda: begin.elapsed_time(end) / 1e3
-        end.record()
-        end.synchronize()
-
-
-Meter = HostMeter
-
-
-def _has_begun() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
-
-
-def _weights(stepper: Stepper) -> int:
-    module = stepper.forward
-    return sum(t.nbytes for t in (*module.parameters(), *module.buffers()))
-
-
 def _gradients(stepper: Stepper) -> int:
+    """Those that there are: not all that is trained has one in every step."""
     grads = (parameter.grad for parameter in stepper.forward.parameters())
     return sum(grad.nbytes for grad in grads if grad is not None)
-
-
-def _state(stepper: Stepper) -> int:
-    states = stepper.optimizer.state.values()
-    return sum(
-        value.nbytes
-        for state in states
-        for value in (state.values() if isinstance(state, dict) else ())
-        if isinstance(value, torch.Tensor)
-    )
 
 
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
