@@ -1,6 +1,7 @@
 # Everything on a fresh machine: `make demo` and `make test` set up what they need.
 
 PYTHON ?= python3
+JOBS ?= 2
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
@@ -16,7 +17,8 @@ demo: $(VENV)/.core ## Train a small CNN under stepscope; leaves a summary and a
 	$(BIN)/stepscope run --name demo -- $(BIN)/python examples/plain_loop/train.py --fraction 0.2 --epochs 5
 
 test: lint ## All checks and tests that need no GPU and little time
-	$(PYTEST) -m "not long and not gpu"
+	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not gpu and not quiet"
+	$(PYTEST) -m "quiet and not long and not gpu"
 
 lint: $(VENV)/.dev ## Style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -45,8 +47,8 @@ bench-gpu: ## Measure what we claim about GPUs (with the Python that has PyTorch
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/bare_loop.py
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/explain.py --device gpu
 	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/example_study.py one_gpu
-	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/max_batch.py --state max_batch.json --seconds 7200
-	PYTHONPATH=$(CURDIR)/src:$$PYTHONPATH $(PYTHON) benchmarks/max_batch.py --state max_batch.json --tables
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/benchmarks:$$PYTHONPATH $(PYTHON) -m max_batch --state max_batch.json --seconds 7200
+	PYTHONPATH=$(CURDIR)/src:$(CURDIR)/benchmarks:$$PYTHONPATH $(PYTHON) -m max_batch --state max_batch.json --tables
 
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)

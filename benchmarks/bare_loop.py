@@ -56,22 +56,41 @@ def bare(options: argparse.Namespace) -> float:
     numbers = [options.batch_size, options.warmup, options.steps, options.image_size]
     done = subprocess.run(
         [sys.executable, "-c", BARE, options.model, options.precision, *map(str, numbers)],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return float(json.loads(done.stdout)["samples_per_second"])
 
 
 def trial(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """What `stepscope trial` says of the same."""
-    words = ["trial", options.model, "--data", "resident", "--precision", options.precision,
-             "--channels-last", "--batch-size", options.batch_size,
-             "--image-size", options.image_size, "--steps", options.warmup + options.steps,
-             "--out", folder, "--json", "--quiet"]  # fmt: skip
+    words = [
+        "trial",
+        options.model,
+        "--data",
+        "resident",
+        "--precision",
+        options.precision,
+        "--channels-last",
+        "--batch-size",
+        options.batch_size,
+        "--image-size",
+        options.image_size,
+        "--steps",
+        options.warmup + options.steps,
+        "--out",
+        folder,
+        "--json",
+        "--quiet",
+    ]
     done = subprocess.run(
         [sys.executable, "-m", "stepscope", *map(str, words)],
         env=os.environ | {"STEPSCOPE_STATE": str(folder / "state")},
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 

@@ -17,12 +17,21 @@ from typing import Any
 
 import results_file
 from stepscope import open_study
-from stepscope.report.study import StudyView
-from stepscope.report.studyjson import study_dict
+from stepscope.report.study.export import study_dict
+from stepscope.report.study.view import StudyView
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "study"
-KEPT = ("trials", "spent_seconds", "best", "sensitivity", "curves", "fronts", "configurations",
-        "blocks", "remarks")  # fmt: skip
+KEPT = (
+    "trials",
+    "spent_seconds",
+    "best",
+    "sensitivity",
+    "curves",
+    "fronts",
+    "configurations",
+    "blocks",
+    "remarks",
+)
 
 
 def main() -> None:

@@ -75,10 +75,24 @@ def watch(script: Planted, runs: Path, fixed: bool, seconds: float | None) -> tu
     command = script.command(fixed=fixed, seconds=seconds)
     with script.disturbed(fixed, seconds or 30):
         done = subprocess.run(
-            [sys.executable, "-m", "stepscope", "run", "--quiet", "--out", str(out), "--name",
-             script.name, "--", *command],
-            capture_output=True, text=True, check=False, timeout=200,
-        )  # fmt: skip
+            [
+                sys.executable,
+                "-m",
+                "stepscope",
+                "run",
+                "--quiet",
+                "--out",
+                str(out),
+                "--name",
+                script.name,
+                "--",
+                *command,
+            ],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=200,
+        )
     speed = speed_of(done.stdout)
     if done.returncode or (speed is None and script.cause != "short"):
         raise RuntimeError(f"{script.name} failed:\n{done.stdout[-2000:]}\n{done.stderr[-2000:]}")
@@ -88,8 +102,10 @@ def watch(script: Planted, runs: Path, fixed: bool, seconds: float | None) -> tu
 def explain(run: Path) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "stepscope", "explain", str(run), "--json"],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     told: dict[str, Any] = json.loads(done.stdout)
     return told
 
@@ -200,9 +216,11 @@ def main() -> None:
     right = sum(case.right for case in cases)
     told = [case for case in cases if case.predicted and case.measured]
     true = [c for c in told if abs((c.measured or 0) / (c.predicted or 1) - 1) <= goal]
-    print(f"\nnamed right: {right} of {len(cases)}; wrong and sure: "
-          f"{sum(bool(case.wrong_and_sure) for case in cases)}; ceilings within {goal:.0%}: "
-          f"{len(true)} of {len(told)}")  # fmt: skip
+    print(
+        f"\nnamed right: {right} of {len(cases)}; wrong and sure: "
+        f"{sum(bool(case.wrong_and_sure) for case in cases)}; ceilings within {goal:.0%}: "
+        f"{len(true)} of {len(told)}"
+    )
     figures = {
         "right": right,
         "scripts": len(cases),

@@ -26,9 +26,10 @@ import results_file
 TESTS = Path(__file__).parents[1] / "tests"
 READING = """
 import sys
-from stepscope.runs.observed import observe
+from stepscope.analysis.bottleneck.explain import METRICS
+from stepscope.runs.load import load
 from stepscope.runs.reader import open_run
-observe(open_run(sys.argv[1]))
+load(open_run(sys.argv[1]), METRICS)
 """
 PROGRAMS = {
     "reading": lambda run: ["-c", READING, run],

@@ -29,13 +29,14 @@ import numpy as np
 
 import results_file
 import stepscope
-from stepscope.analysis.epochs import phase_spans
-from stepscope.analysis.series import Series, integrate
-from stepscope.runs.reader import latest_run, open_run
-from stepscope.sensors.gpu import GpuSensor, WatchedGpu
-from stepscope.sensors.gpus import gpu_sensors
-from stepscope.sensors.nvml import open_nvml
-from stepscope.sensors.pcie import PcieSensor
+from stepscope.analysis.run.epochs import phase_spans
+from stepscope.analysis.run.series import Series, integrate
+from stepscope.opened_run import open_run
+from stepscope.runs.reader import latest_run
+from stepscope.sensors.gpu.nvml import open_nvml
+from stepscope.sensors.gpu.pcie import PcieSensor
+from stepscope.sensors.gpu.selection import gpu_sensors
+from stepscope.sensors.gpu.sensors import GpuSensor, WatchedGpu
 
 GIB = 1 << 30
 BLOCK_S = 3.0
@@ -183,14 +184,14 @@ def measure_loads(folder: Path, seconds: float) -> dict[str, Any]:
     """Run the loads under watch; a row for each, and the comparisons that must hold."""
     done = _watched(folder, "--loads", str(seconds))
     amounts = {name: int(count) for name, count in re.findall(r"DONE (\w+) (\d+)", done)}
-    run = open_run(latest_run(folder))
-    (gpu,) = {entity for metric, entity in run.series() if metric == "gpu_memory"}
+    data = open_run(latest_run(folder)).data
+    (gpu,) = {entity for metric, entity in data.series if metric == "gpu_memory"}
     spans = {
         span.name: (span.begin_ns, span.end_ns)
-        for timeline in run.timelines()
-        for span in phase_spans(timeline, run.end_ns)
+        for timeline in data.timelines
+        for span in phase_spans(timeline, data.end_ns)
     }
-    series = {metric: found for (metric, entity), found in run.series().items() if entity == gpu}
+    series = {metric: found for (metric, entity), found in data.series.items() if entity == gpu}
     table = {
         name: {column: _level(series[key], spans[name]) for column, key in COLUMNS.items()}
         for name in amounts
@@ -263,10 +264,23 @@ def _energy(series: dict[str, Series]) -> dict[str, Any]:
 
 def _watched(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "run", "-q", "--out", str(folder), "--",
-         sys.executable, __file__, *arguments],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "stepscope",
+            "run",
+            "-q",
+            "--out",
+            str(folder),
+            "--",
+            sys.executable,
+            __file__,
+            *arguments,
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     return done.stdout
 
 
@@ -471,7 +485,7 @@ def slow_down(folder: Path, seconds: float) -> dict[str, Any]:
         "median_percent": round(statistics.median(slower), 3),
         "watcher_percent_of_a_core": round(100 * share, 3),
         "watcher_rss_mb": round(run.summary().watcher["rss_bytes"] / 1e6, 1),
-        "sensor_costs": run.facts["sensors"]["costs"],
+        "sensor_costs": run.json["sensors"]["costs"],
     }
 
 

@@ -42,17 +42,34 @@ def follow(folder: Path, seconds: float, gpus: int, columns: int, lines: int) ->
         environment["PYTHONPATH"] = str(ROOT / "tests" / "fakes")
         environment["FAKE_NVML"] = json.dumps({"gpus": [{"load": "matmul"}] * gpus})
     run = subprocess.Popen(
-        [sys.executable, "-m", "stepscope", "run", "-q", "--out", str(folder), "--",
-         sys.executable, str(TRAIN), "--epochs", "1000", "--fraction", "0.05"],
-        env=environment, stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "stepscope",
+            "run",
+            "-q",
+            "--out",
+            str(folder),
+            "--",
+            sys.executable,
+            str(TRAIN),
+            "--epochs",
+            "1000",
+            "--fraction",
+            "0.05",
+        ],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+    )
     time.sleep(2.0)
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     top = subprocess.Popen(
         [sys.executable, "-m", "stepscope", "top", str(folder)],
-        stdin=theirs, stdout=theirs, env={**os.environ, "TERM": "xterm-256color"},
-    )  # fmt: skip
+        stdin=theirs,
+        stdout=theirs,
+        env={**os.environ, "TERM": "xterm-256color"},
+    )
     drawn = [0]
     threading.Thread(target=_swallow, args=(ours, drawn), daemon=True).start()
     time.sleep(STARTED_S)

@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any
 
 import results_file
-from stepscope.runs.reader import latest_run, open_run
+from stepscope.opened_run import open_run
+from stepscope.runs.reader import latest_run
 from stepscope.sensors.process import UsageSensor
 from stepscope.sensors.tree import ProcessTree
 
@@ -81,11 +82,21 @@ def tree_part(folder: Path, seconds: float) -> dict[str, Any]:
     time.sleep(1.5)
     log = folder / "psrecord.txt"
     psrecord = subprocess.Popen(
-        [sys.executable, "-c", "from psrecord.main import main; main()", str(tree.pid),
-         "--include-children", "--interval", str(INTERVAL), "--duration", str(seconds + 3),
-         "--log", str(log)],
+        [
+            sys.executable,
+            "-c",
+            "from psrecord.main import main; main()",
+            str(tree.pid),
+            "--include-children",
+            "--interval",
+            str(INTERVAL),
+            "--duration",
+            str(seconds + 3),
+            "--log",
+            str(log),
+        ],
         stdout=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     ours = subprocess.Popen(
         [sys.executable, __file__, "--sample", str(tree.pid), str(seconds)], stdout=subprocess.PIPE
     )
@@ -112,16 +123,26 @@ def watch_tree(folder: Path, seconds: float, busy: bool, interval: float) -> dic
     script.write_text(TREE)
     runs = folder / f"runs{time.monotonic_ns()}"
     watcher = subprocess.Popen(
-        [*STEPSCOPE, "--interval", str(interval), "--out", str(runs), "--", sys.executable,
-         str(script), str(seconds + 2), "busy" if busy else "calm"]
-    )  # fmt: skip
+        [
+            *STEPSCOPE,
+            "--interval",
+            str(interval),
+            "--out",
+            str(runs),
+            "--",
+            sys.executable,
+            str(script),
+            str(seconds + 2),
+            "busy" if busy else "calm",
+        ]
+    )
     time.sleep(2.0)
     cpu, began = cpu_of(watcher.pid), time.monotonic()
     time.sleep(seconds - 1.5)
     cpu, seconds = cpu_of(watcher.pid) - cpu, time.monotonic() - began
     watcher.wait()
     run = open_run(latest_run(runs))
-    times = run.recorded().of("rss").t
+    times = run.data.of("rss").t
     gaps = [(b - a) / 1e9 for a, b in zip(times[:-1], times[1:], strict=True)]
     return {
         "interval_s": interval,
@@ -183,10 +204,24 @@ def train_in_blocks(seconds: float) -> None:
 def slow_down(folder: Path, seconds: float) -> dict[str, Any]:
     """How much slower the loop is watched than unwatched, from pairs of blocks in one process."""
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "run", "-q", "--out", str(folder / "train"), "--",
-         sys.executable, __file__, "--train", str(seconds)],
-        stdout=subprocess.PIPE, text=True, check=True,
-    )  # fmt: skip
+        [
+            sys.executable,
+            "-m",
+            "stepscope",
+            "run",
+            "-q",
+            "--out",
+            str(folder / "train"),
+            "--",
+            sys.executable,
+            __file__,
+            "--train",
+            str(seconds),
+        ],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
     found = re.search(r"RATES (.*)", done.stdout)
     assert found
     watched, alone = json.loads(found[1])

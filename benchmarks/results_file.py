@@ -53,7 +53,7 @@ def write(
         "versions": _of(measured_on) if measured_on else _versions(),
         "git": (environment_record([], Path.cwd(), None).get("git") or {}).get("commit"),
         "figures": figures,
-    }  # fmt: skip
+    }
     folder.mkdir(exist_ok=True)
     path = folder / f"{result['date']}_{name}_{cores}c.json"
     path.write_text(json.dumps(result, indent=1) + "\n")

@@ -27,11 +27,11 @@ from typing import Any
 
 import results_file
 from stepscope.records import Outcome
-from stepscope.studies.folder import Attempt, Ledger, take
-from stepscope.studies.result import Result
+from stepscope.studies.folder import Ledger, claim
+from stepscope.studies.results import Attempt, Result
 from stepscope.studies.run import write_down
-from stepscope.studies.spec import Spec
 from stepscope.studies.study import Study
+from stepscope.studies.trial_spec import TrialSpec
 
 PLANTED = Path(__file__).parents[1] / "tests" / "data" / "studies"
 STUDY = [sys.executable, "-m", "stepscope", "study"]
@@ -145,7 +145,7 @@ def _finish(study: Study) -> int:
     study.paths.folder.mkdir(parents=True)
     write_down(study)
     ledger, chance = Ledger(study.paths), random.Random(6)
-    sentinel = study.sentinel
+    sentinel = study.reference
     assert sentinel is not None
     facts = _facts()
     for number, (spec, repeat) in enumerate(study.grid.order):
@@ -170,7 +170,7 @@ def _facts() -> str:
 def _write(
     study: Study,
     ledger: Ledger,
-    spec: Spec,
+    spec: TrialSpec,
     letter: str,
     repeat: int,
     block: int,
@@ -179,7 +179,7 @@ def _write(
     number: int,
 ) -> None:
     attempt = Attempt(spec.key, "sentinel" if letter == "s" else "trial", repeat, 1)
-    take(study.paths, attempt, spec.settings)
+    claim(study.paths, attempt, spec.settings)
     folder = study.paths.run(attempt.place)
     folder.mkdir()
     (folder / "run.json").write_text(facts)

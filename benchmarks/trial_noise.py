@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import results_file
-from stepscope.analysis.throughput import students_t
+from stepscope.analysis.trial.throughput import students_t
 
 Trial = dict[str, Any]
 
@@ -33,9 +33,17 @@ CONFIGURATIONS = {
 }
 GOAL = 0.85
 OVERHEADS = (
-    "overhead", "start", "import", "data", "build", "first_step", "warmup", "closing", "other",
+    "overhead",
+    "start",
+    "import",
+    "data",
+    "build",
+    "first_step",
+    "warmup",
+    "closing",
+    "other",
     "cleanup",
-)  # fmt: skip
+)
 
 
 class Bench:
@@ -48,11 +56,25 @@ class Bench:
     def trial(self, words: Sequence[str], *more: str) -> dict[str, Any]:
         """What one command says of its trial, or trials, as JSON."""
         done = subprocess.run(
-            [sys.executable, "-m", "stepscope", "trial", *words, "--seconds", str(self._seconds),
-             "--out", str(self._folder / "runs"), "--json", "--quiet", *more],
+            [
+                sys.executable,
+                "-m",
+                "stepscope",
+                "trial",
+                *words,
+                "--seconds",
+                str(self._seconds),
+                "--out",
+                str(self._folder / "runs"),
+                "--json",
+                "--quiet",
+                *more,
+            ],
             env=os.environ | {"STEPSCOPE_STATE": str(self._folder / "state")},
-            stdout=subprocess.PIPE, text=True, check=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            check=True,
+        )
         told: dict[str, Any] = json.loads(done.stdout)
         return told
 

@@ -1,4 +1,4 @@
-"""Rewrites the generated parts of the docs: metrics, commands, knobs, causes, JSON keys and more.
+"""Rewrites the generated parts of the docs: metrics, commands, settings, causes, JSON keys, …
 
     python docs/generate.py            rewrite the pages that have generated parts
     python docs/generate.py --check    change nothing; exit code 1 where a page is stale
@@ -24,17 +24,19 @@ from typing import Any
 import typer.main
 
 import stepscope.sensors
-from stepscope.analysis.causes.names import CAUSES
-from stepscope.analysis.causes.thresholds import THRESHOLDS
+from stepscope.analysis.bottleneck.causes import CAUSES
+from stepscope.analysis.bottleneck.thresholds import THRESHOLDS
 from stepscope.cli.app import app
-from stepscope.cli.trial import EXIT_CODES
+from stepscope.cli.console import EXIT_CODES
 from stepscope.errors import StepscopeError
 from stepscope.metrics import DERIVED, Metric, Scope, of_scope
 from stepscope.records import Outcome
-from stepscope.report import explainjson, trialjson
-from stepscope.report.explain import quantity_text
+from stepscope.report.bottleneck import json as bottleneck_json
+from stepscope.report.bottleneck.view import quantity_text
+from stepscope.report.bottleneck.words import CAUSE_WORDS
+from stepscope.report.trial import json as trial_json
 from stepscope.sensors.contract import Sensor
-from stepscope.workloads.spec import KNOBS, Knob, knob_default, knob_type
+from stepscope.workloads.spec import SETTINGS, Setting, setting_default, setting_type
 
 DOCS = Path(__file__).parent
 PAGES = tuple(
@@ -65,7 +67,7 @@ CODES_OF_FIT = (
     (Outcome.CRASHED, "it leaks"),
 )
 CODES_OF_TRIAL = (
-    (4, "a knob with an impossible value; `--gpu-memory` without a GPU"),
+    (4, "a setting with an impossible value; `--gpu-memory` without a GPU"),
     (
         5,
         "a size, a time or an `--interval` that is none; more than there is; a run folder that "
@@ -138,13 +140,13 @@ def exit_codes() -> str:
     )
 
 
-def knobs() -> str:
-    """A row for every knob of a workload."""
+def settings() -> str:
+    """A row for every setting of a workload."""
     return table(
-        ("knob", "may be", "default", "meaning"),
+        ("setting", "may be", "default", "meaning"),
         (
-            (f"`{name}`", _values(name, knob), _default(knob_default(name)), knob.help)
-            for name, knob in KNOBS.items()
+            (f"`{name}`", _values(name, setting), _default(setting_default(name)), setting.help)
+            for name, setting in SETTINGS.items()
         ),
     )
 
@@ -155,9 +157,12 @@ def trial_keys() -> str:
         ("key", "content"),
         (
             (f"`{key}`", meaning or "the 95th percentile of the same")
-            for key, _, meaning in trialjson.KEYS
+            for key, _, meaning in trial_json.KEYS
         ),
     )
+
+
+_HEALTHY = {"healthy": "Healthy. "}
 
 
 def causes() -> str:
@@ -165,8 +170,8 @@ def causes() -> str:
     return table(
         ("cause", "shown as", "meaning"),
         (
-            (f"`{each.key}`", each.title, f"{'Healthy. ' if each.healthy else ''}{each.meaning}")
-            for each in CAUSES.values()
+            (f"`{key}`", words.title, f"{_HEALTHY.get(CAUSES[key].kind, '')}{words.meaning}")
+            for key, words in CAUSE_WORDS.items()
         ),
     )
 
@@ -191,12 +196,14 @@ def proofs() -> str:
             told, got = case["predicted"], case["measured"]
             rows.append(
                 (
-                    f"`{case['script']}`", f"`{case['planted']}`",
+                    f"`{case['script']}`",
+                    f"`{case['planted']}`",
                     ", ".join(f"`{name}`" for name in dict.fromkeys(case["named"])),
-                    f"{told:.2f}×" if told and got else "", f"{got:.2f}×" if got else "",
+                    f"{told:.2f}×" if told and got else "",
+                    f"{got:.2f}×" if got else "",
                     f"{got / told - 1:+.0%}".replace("%", " %") if told and got else "",
                 )
-            )  # fmt: skip
+            )
     head = ("script", "planted", "named first", "predicted at most", "measured once removed", "off")
     return table(head, rows)
 
@@ -214,13 +221,13 @@ PARTS: dict[str, Callable[[], str]] = {
     "sensors": sensors,
     "commands": commands,
     "exit-codes": exit_codes,
-    "knobs": knobs,
+    "settings": settings,
     "trial-keys": trial_keys,
     "causes": causes,
     "thresholds": thresholds,
     "proofs": proofs,
-    "explained-keys": lambda: plain_keys(explainjson.KEYS),
-    "finding-keys": lambda: plain_keys(explainjson.FINDING_KEYS),
+    "explained-keys": lambda: plain_keys(bottleneck_json.KEYS),
+    "finding-keys": lambda: plain_keys(bottleneck_json.FINDING_KEYS),
 }
 
 
@@ -311,14 +318,14 @@ def _option_help(option: Any) -> str:
     return " ".join([option.help, *notes])
 
 
-def _values(name: str, knob: Knob) -> str:
-    """What a knob may be, in words."""
-    if knob.choices:
-        return ", ".join(f"`{choice}`" for choice in knob.choices)
-    kind = knob_type(name)
+def _values(name: str, setting: Setting) -> str:
+    """What a setting may be, in words."""
+    if setting.choices:
+        return ", ".join(f"`{choice}`" for choice in setting.choices)
+    kind = setting_type(name)
     plain = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
     words = {bool: "yes or no", int: "whole number", float: "number", str: "text"}
-    bounds = (("from", knob.least), ("above", knob.above), ("to", knob.most))
+    bounds = (("from", setting.least), ("above", setting.above), ("to", setting.most))
     return " ".join([words[plain], *(f"{how} {at:g}" for how, at in bounds if at is not None)])
 
 

@@ -19,15 +19,16 @@ from pathlib import Path
 from playwright.sync_api import sync_playwright
 from rich.console import Console
 
-from stepscope.report.derive import derive
-from stepscope.report.explain import verdict_view
-from stepscope.report.explaintext import print_explained
-from stepscope.report.studyhtml import write_report
-from stepscope.report.studyread import read_view
-from stepscope.report.studytable import print_study
-from stepscope.report.terminal import print_summary
-from stepscope.report.trial import trial_view
-from stepscope.report.trialtable import print_trial
+from stepscope.report.bottleneck.document import explained_document
+from stepscope.report.bottleneck.view import explained_view
+from stepscope.report.kit.terminal import draw
+from stepscope.report.run.derive import derive
+from stepscope.report.run.document import summary_of
+from stepscope.report.study.document import screen_of, write_report
+from stepscope.report.study.read import read_view
+from stepscope.report.trial.document import trials_document
+from stepscope.report.trial.view import trial_view
+from stepscope.runs.load import load
 from stepscope.runs.reader import Run, open_run
 from stepscope.runs.trial import is_trial
 from stepscope.studies.folder import is_study
@@ -58,14 +59,18 @@ def draw_terminal(write: Callable[[Console], None], title: str, target: Path) ->
 
 def draw_trial(run: Run) -> None:
     view = replace(trial_view(run), folder=Path("runs") / run.path.name)
-    title = shlex.join(view.trial["command"])
-    draw_terminal(lambda console: print_trial(console, [view]), title, IMAGES / "trial.svg")
+    title = shlex.join(view.record.trial.command)
+    draw_terminal(
+        lambda console: draw(console, trials_document([view])), title, IMAGES / "trial.svg"
+    )
 
 
 def draw_study(folder: Path) -> None:
     view = read_view(folder)
     title = f"stepscope study show {view.name}"
-    draw_terminal(lambda console: print_study(console, view), title, IMAGES / "study.svg")
+    draw_terminal(
+        lambda console: draw(console, screen_of(view, console.width)), title, IMAGES / "study.svg"
+    )
     with tempfile.TemporaryDirectory() as name:
         page = write_report(view, Path(name))
         draw_report(page, IMAGES / "study.png", "svg")
@@ -75,19 +80,19 @@ def draw_run(run: Run) -> None:
     view, page = derive(run), Path("runs") / run.path.name / "derived" / "report.html"
     draw_report(run.paths.report_html, IMAGES / "report.png")
     draw_terminal(
-        lambda console: print_summary(console, view, page),
+        lambda console: draw(console, summary_of(view, page)),
         "stepscope run -- python train.py",
         IMAGES / "summary.svg",
     )
 
 
 def draw_explained(run: Run) -> None:
-    verdict = run.explained()
-    advice = (replace(each, where=_short(each.where)) for each in verdict.first.advice)
-    first = replace(verdict.first, advice=tuple(advice))
-    view = verdict_view(replace(verdict, findings=(first, *verdict.findings[1:])))
+    view = explained_view(load(run))
+    changes = (replace(each, where=_short(each.where)) for each in view.first.recommendations)
+    first = replace(view.first, recommendations=tuple(changes))
+    view = replace(view, findings=(first, *view.others))
     draw_terminal(
-        lambda console: print_explained(console, "train", run.ending, view),
+        lambda console: draw(console, explained_document("train", run.ending, view)),
         "stepscope explain",
         IMAGES / "explain.svg",
     )

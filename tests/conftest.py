@@ -15,13 +15,15 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from stepscope.runs.reader import Run, open_run
+from stepscope.opened_run import OpenedRun, open_run
 
 # A busy machine is no finding, and a change is judged by the same cases every time: `make
 # test-long` looks for new ones, to be kept as an `@example`.
 settings.register_profile("stepscope", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1500)
 settings.load_profile("stepscope")
+# Hundreds of interpreters are started: none of them shall compile the package again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run behind a shell
 
 STEPSCOPE = [sys.executable, "-m", "stepscope"]
@@ -38,7 +40,7 @@ class Finished:
     runs: Path
 
     @property
-    def run(self) -> Run:
+    def run(self) -> OpenedRun:
         (folder,) = self.runs.iterdir()
         return open_run(folder)
 
@@ -113,7 +115,7 @@ class Tried:
         return sorted(self.runs.glob("*")) if self.runs.is_dir() else []
 
     @property
-    def run(self) -> Run:
+    def run(self) -> OpenedRun:
         (folder,) = self.folders
         return open_run(folder)
 

@@ -7,15 +7,22 @@ from typing import Any
 
 import fake_nvml
 from fake_nvml import FakeNvml
-from stepscope.sensors.gpu import GpuSensor, WatchedGpu
-from stepscope.sensors.gpus import gpu_sensors
-from stepscope.sensors.nvml import Nvml, open_nvml
-from stepscope.sensors.pcie import PcieSensor
+from stepscope.sensors.gpu.nvml import Nvml, open_nvml
+from stepscope.sensors.gpu.pcie import PcieSensor
+from stepscope.sensors.gpu.selection import gpu_sensors
+from stepscope.sensors.gpu.sensors import GpuSensor, WatchedGpu
 
 NAMES = (
-    "gpu activity", "gpu power", "gpu memory", "gpu utilisation", "gpu processes", "gpu others",
-    "gpu state", "gpu energy", "gpu errors",
-)  # fmt: skip
+    "gpu activity",
+    "gpu power",
+    "gpu memory",
+    "gpu utilisation",
+    "gpu processes",
+    "gpu others",
+    "gpu state",
+    "gpu energy",
+    "gpu errors",
+)
 
 NOT_SUPPORTED, NO_PERMISSION, LOST = 3, 4, 15
 

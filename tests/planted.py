@@ -75,9 +75,15 @@ def planted_scripts(device: str | None = None) -> list[Planted]:
         said = _constants(path)
         if device in (None, said["DEVICE"]):
             found.append(
-                Planted(path.stem, path, said["CAUSE"], said["DEVICE"], said.get("NEEDS_THIEF"),
-                        said.get("RANKS", 1))
-            )  # fmt: skip
+                Planted(
+                    path.stem,
+                    path,
+                    said["CAUSE"],
+                    said["DEVICE"],
+                    said.get("NEEDS_THIEF"),
+                    said.get("RANKS", 1),
+                )
+            )
     return found
 
 

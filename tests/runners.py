@@ -18,9 +18,14 @@ DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
 
 def dead_runner() -> str:
     """The name of a runner that has just ended."""
-    code = "import sys; sys.path.append(sys.argv[1]); from stepscope.trials import kin; "
+    code = (
+        "import sys; sys.path.append(sys.argv[1]); "
+        "from stepscope.trials.processes import trial_processes; "
+    )
     done = subprocess.run(
-        [*PYTHON, f"{code} print(kin.runner_name())", SOURCE],
-        capture_output=True, text=True, check=True,
-    )  # fmt: skip
+        [*PYTHON, f"{code} print(trial_processes.runner_name())", SOURCE],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     return done.stdout.strip()

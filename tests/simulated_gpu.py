@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.advice.prober import Probed
-from stepscope.analysis.memory_model import Trace, replay, scratch
-from stepscope.workloads.probing import Ask, Layer, Parts, Subject, Told
+from stepscope.analysis.memory.caching_allocator import AllocationTrace, replay, scratch
+from stepscope.analysis.memory.model import Parts
+from stepscope.fit.probes.contract import ProbeOutcome
+from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -26,7 +27,7 @@ class Net:
     """Bytes of a sample."""
     steps: int = 3
 
-    def trace(self, batch: int, steps: int | None = None) -> Trace:
+    def trace(self, batch: int, steps: int | None = None) -> AllocationTrace:
         events: list[int] = []
         count = 0
 
@@ -60,12 +61,12 @@ class Net:
             if self.leaks:
                 alloc(self.leaks)
             events += [~each for each in gradients]
-        return Trace(tuple(events))
+        return AllocationTrace(tuple(events))
 
 
 @dataclass
 class SimulatedGpu:
-    """Answers like a `Prober`, and counts what it was asked."""
+    """Runs probes like `ForkedProbes`, and keeps the requests."""
 
     net: Net
     total: int = 80 * GiB
@@ -75,14 +76,14 @@ class SimulatedGpu:
     """From which batch on a step fails for another reason than memory."""
     flaky: dict[int, list[bool]] = field(default_factory=dict)
     """Batches that pass or fail by a list of their own, one after the other."""
-    asked: list[Ask] = field(default_factory=list)
+    requests: list[ProbeRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.subject = Subject("cuda", "a made-up GPU", 1, self.net.inputs, self.samples)
 
-    def ask(self, asks: Sequence[Ask]) -> list[Probed]:
-        self.asked += asks
-        return [self._probed(ask) for ask in asks]
+    def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
+        self.requests += requests
+        return [self._outcome(request) for request in requests]
 
     def layers(self) -> list[Layer]:
         return []
@@ -96,31 +97,38 @@ class SimulatedGpu:
             replay(self.net.trace(batch), cap).retries == 0
         )
 
-    def _probed(self, ask: Ask) -> Probed:
-        told: list[Told] = []
-        for batch in ask.batches:
-            told.append(self._told(batch, ask))
-            if not told[-1].is_ok:
+    def _outcome(self, request: ProbeRequest) -> ProbeOutcome:
+        results: list[ProbeResult] = []
+        for batch in request.batches:
+            results.append(self._result(batch, request))
+            if not results[-1].is_ok:
                 break
-        trace = self.net.trace(ask.batches[-1]) if ask.trace and told[-1].is_ok else None
-        return Probed(ask, tuple(told), 1.0, trace)
+        is_traced = request.trace and results[-1].is_ok
+        trace = self.net.trace(request.batches[-1]) if is_traced else None
+        return ProbeOutcome(request, tuple(results), trace)
 
-    def _told(self, batch: int, ask: Ask) -> Told:
+    def _result(self, batch: int, request: ProbeRequest) -> ProbeResult:
         if self.error_at is not None and batch >= self.error_at:
-            return Told(batch, "error", "step 1", message="shapes do not match")
+            return ProbeResult(batch, "error", "step 1", message="shapes do not match")
         trace = self.net.trace(batch)
-        cap = min(ask.cap or self.total, self.total)
+        cap = min(request.cap or self.total, self.total)
         ran = replay(trace, cap, scratch(trace))
         fits = self.flaky[batch].pop(0) if self.flaky.get(batch) else ran.fits
-        steps = ask.steps + (ask.again if ask.cycle else 0)
+        steps = request.steps + (request.again if request.cycle else 0)
         if not fits:
-            return Told(
-                batch, "gpu_oom", "step 1", ran.allocated_peak, ran.reserved_peak, ran.retries, 1,
+            return ProbeResult(
+                batch,
+                "gpu_oom",
+                "step 1",
+                ran.allocated_peak,
+                ran.reserved_peak,
+                ran.retries,
+                1,
                 missing=ran.missing,
-            )  # fmt: skip
+            )
         slow = 0.6 if ran.skipped else 1.0
         weights = sum(self.net.weights)
-        return Told(
+        return ProbeResult(
             batch,
             "ok",
             "",
@@ -132,7 +140,11 @@ class SimulatedGpu:
             tuple(weights * 2 + self.net.leaks * n for n in range(steps)),
             (ran.reserved_peak,) * steps,
             parts=Parts(
-                weights, weights, weights, self.net.inputs * batch,
-                sum(self.net.activations) * batch, 500 * MiB,
+                weights,
+                weights,
+                weights,
+                self.net.inputs * batch,
+                sum(self.net.activations) * batch,
+                500 * MiB,
             ),
-        )  # fmt: skip
+        )

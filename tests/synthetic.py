@@ -16,9 +16,10 @@ import numpy.typing as npt
 from stepscope.inject import events
 from stepscope.metrics import SCOPES
 from stepscope.records import Entity
+from stepscope.records.facts import CpuFacts, Environment, RunFacts
 from stepscope.runs.events import RECORD, Records
+from stepscope.runs.facts import write_facts
 from stepscope.runs.paths import FORMAT, RunPaths
-from stepscope.runs.runfile import write_facts
 from stepscope.runs.streams import StreamWriter, pack
 from synthetic_gpus import (
     allocations,
@@ -123,6 +124,11 @@ def write_cut_off_run(folder: Path, plan: Plan | None = None) -> RunPaths:
         path.write_bytes(data[: int(len(data) * 0.6) | 1])
         os.utime(path, (0, 0))  # long ago
     return paths
+
+
+def cpus_allowed(cpus: float | None) -> RunFacts:
+    """The facts of a run that may use so many CPUs, and of which nothing else is known."""
+    return RunFacts(environment=Environment(CpuFacts(allowed=cpus)))
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:

@@ -9,40 +9,38 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.observed import (
-    NO_LOOKS,
+from stepscope.analysis.run.data import (
+    NO_BATCH_TIMING,
     NO_RECORDS,
-    NO_WORK,
-    Floats,
+    NO_STACK_SAMPLES,
+    BatchTiming,
     Loader,
-    Looks,
-    Machine,
-    Observed,
-    Place,
+    RunData,
+    StackLocation,
+    StackSamples,
     Trainer,
-    Work,
 )
-from stepscope.analysis.passes import MarkEvent, Records, Timeline
-from stepscope.analysis.series import Series
-from stepscope.analysis.summary import Recorded
+from stepscope.analysis.run.passes import MarkEvent, Records, Timeline
+from stepscope.analysis.run.series import Floats, Series
 from stepscope.inject import events
 from stepscope.metrics import is_counter
-from stepscope.records import Gpu
+from stepscope.records import CodeLocation, Gpu
+from stepscope.records.facts import CpuFacts, Environment, HookFacts, MemoryFacts, RunFacts
 
 BEGIN_NS = 5_000_000_000_000
 A_GPU = Gpu("GPU-1", "GPU 0", "NVIDIA H200", memory_bytes=150e9)
 TRAINS, EVALUATES = 1, 2
 """The numbers of the two loaders."""
 
-FORWARD = Place("train.py:20", "model(x)", part="forward")
-BACKWARD = Place("train.py:21", "loss.backward()", part="backward")
-COPY = Place("train.py:19", "x.to(device)")
-SYNC = Place("train.py:23", "loss.item()")
-LOGGING = Place("train.py:24", "json.dump(row, log)", "json/__init__.py:dump")
-SAVE = Place("train.py:30", "torch.save(model.state_dict(), path)", part="save")
-SLEEP = Place("train.py:31", "time.sleep(0.1)")
-LOADING = Place("train.py:18", "for x, y in loader", part="loader")
-OTHER = Place("train.py:25", "x = x + 1")
+FORWARD = StackLocation("train.py:20", "model(x)", part="forward")
+BACKWARD = StackLocation("train.py:21", "loss.backward()", part="backward")
+COPY = StackLocation("train.py:19", "x.to(device)")
+SYNC = StackLocation("train.py:23", "loss.item()")
+LOGGING = StackLocation("train.py:24", "json.dump(row, log)", "json/__init__.py:dump")
+SAVE = StackLocation("train.py:30", "torch.save(model.state_dict(), path)", part="save")
+SLEEP = StackLocation("train.py:31", "time.sleep(0.1)")
+LOADING = StackLocation("train.py:18", "for x, y in loader", part="loader")
+OTHER = StackLocation("train.py:25", "x = x + 1")
 
 Value = float | Callable[[Floats], Floats]
 """What is read all of the time, or a function of the seconds since the beginning."""
@@ -72,7 +70,7 @@ class Training:
     workers: int = 4
     samples: Parts | None = (0.02, 0.018, 0.0)
     collation: Parts = (0.001, 0.001, 0.0)
-    looks: Mapping[Place, float] = field(default_factory=dict)
+    looks: Mapping[StackLocation, float] = field(default_factory=dict)
     """Shares of the time."""
     device: Parts | None = None
     """From batch to end on the device, to queue it, and in which share of steps all was queued."""
@@ -91,28 +89,29 @@ def observed(
     memory_bytes: float | None = 64e9,
     seconds: float = 20.0,
     hook: str = "",
-) -> Observed:
+) -> RunData:
     """What is known of a run of these processes; of `seconds` where there are none."""
     ran = [_Ran(training) for training in trainings]
     end = max((each.end for each in ran), default=seconds)
     of_gpu = {(metric, A_GPU.uuid): value for metric, value in (gpu or {}).items()}
     table = {**(series or {}), **of_gpu}
-    return Observed(
-        recorded=Recorded(
-            {key: _series(key[0], value, end) for key, value in table.items()},
-            [each.timeline for each in ran],
-            BEGIN_NS,
-            ns(end),
-            allowed,
-            (A_GPU,) if gpu else (),
+    return RunData(
+        series={key: _series(key[0], value, end) for key, value in table.items()},
+        timelines=[each.timeline for each in ran],
+        begin_ns=BEGIN_NS,
+        end_ns=ns(end),
+        facts=RunFacts(
+            environment=Environment(
+                CpuFacts(logical=cpus, allowed=allowed), MemoryFacts(memory_bytes)
+            ),
+            hook=HookFacts(hook),
         ),
+        gpus=(A_GPU,) if gpu else (),
         trainers=tuple(each.trainer for each in ran),
-        samples=_together(each.work(each.training.samples) for each in ran),
+        preparation=_together(each.work(each.training.samples) for each in ran),
         collation=_together(
             each.work(each.training.collation if each.training.samples else None) for each in ran
         ),
-        machine=Machine(cpus, memory_bytes),
-        hook=hook,
     )
 
 
@@ -131,11 +130,21 @@ def cores(
 def on_gpu(**different: Value) -> dict[str, Value]:
     """A GPU that is busy with large matrices in bf16, but for what is `different`."""
     return {
-        "gpu_memory_tree": 10e9, "gpu_memory": 11e9, "gpu_utilization": 0.99, "gpu_active": 0.95,
-        "gpu_sm": 0.9, "gpu_tensor": 0.5, "gpu_fp32": 0.1, "gpu_dram": 0.4, "gpu_others": 0.0,
-        "gpu_pcie_received": 1e8, "gpu_slowed_power": 0.0, "gpu_slowed_heat": 0.0,
-        "gpu_sm_clock": 1500.0, **different,
-    }  # fmt: skip
+        "gpu_memory_tree": 10e9,
+        "gpu_memory": 11e9,
+        "gpu_utilization": 0.99,
+        "gpu_active": 0.95,
+        "gpu_sm": 0.9,
+        "gpu_tensor": 0.5,
+        "gpu_fp32": 0.1,
+        "gpu_dram": 0.4,
+        "gpu_others": 0.0,
+        "gpu_pcie_received": 1e8,
+        "gpu_slowed_power": 0.0,
+        "gpu_slowed_heat": 0.0,
+        "gpu_sm_clock": 1500.0,
+        **different,
+    }
 
 
 BUSY = cores(3.8)
@@ -145,29 +154,32 @@ COMPUTES = {FORWARD: 0.6, BACKWARD: 0.4}
 HALF_IDLE: dict[str, Any] = {"gpu_active": 0.5, "gpu_sm": 0.4}
 
 
-def on_cpu(training: Training | None = None, more: Table | None = None, **of_run: Any) -> Observed:
+def on_cpu(training: Training | None = None, more: Table | None = None, **of_run: Any) -> RunData:
     return observed(training or Training(), series={**BUSY, **(more or {})}, **of_run)
 
 
-def waits_for(wait: float, series: Table | None = None, **loader: Any) -> Observed:
+def waits_for(wait: float, series: Table | None = None, **loader: Any) -> RunData:
     return observed(Training(wait=wait, **loader), series=series or cores(2.0, main=0.8))
 
 
 def on_device(
-    looks: Mapping[Place, float] = COMPUTES, ahead: float = 0.0, training: Any = None, **gpu: Any
-) -> Observed:
+    looks: Mapping[StackLocation, float] = COMPUTES,
+    ahead: float = 0.0,
+    training: Any = None,
+    **gpu: Any,
+) -> RunData:
     """The device takes 90 of the 100 ms of a step, from batch to end."""
     one = Training(looks=looks, device=(0.09, 0.05, ahead), **(training or {}))
     return observed(one, series=IDLE, gpu=on_gpu(**gpu))
 
 
-def two_ranks(one: Mapping[Place, float], other: Mapping[Place, float]) -> Observed:
+def two_ranks(one: Mapping[StackLocation, float], other: Mapping[StackLocation, float]) -> RunData:
     """Two processes that step together."""
     trainings = (Training(rank=0, looks=one), Training(rank=1, looks=other))
     return observed(*trainings, series={**BUSY, ("loopback", "net:1"): 1e8})
 
 
-def without_steps(gpu: Any = None, more: Table | None = None, **of_run: Any) -> Observed:
+def without_steps(gpu: Any = None, more: Table | None = None, **of_run: Any) -> RunData:
     return observed(series={**IDLE, **(more or {})}, gpu=gpu, **of_run)
 
 
@@ -175,7 +187,7 @@ def growing(rate: float, begin: float = 2e9) -> Any:
     return lambda seconds: begin + rate * seconds
 
 
-def slowing(last: float) -> Observed:
+def slowing(last: float) -> RunData:
     return on_cpu(Training(lengths=np.linspace(0.1, last, 201).tolist()))
 
 
@@ -250,46 +262,64 @@ class _Ran:
     def timeline(self) -> Timeline:
         marks = [MarkEvent(t, "step", None, None, "marks") for t in self._steps]
         return Timeline(
-            4100 + (self.training.rank or 0), self.training.rank, self._of(events.LOADER_BEGIN),
-            self._of(events.BATCH), self._of(events.LOADER_END), self._of(events.STEP),
+            4100 + (self.training.rank or 0),
+            self.training.rank,
+            self._of(events.LOADER_BEGIN),
+            self._of(events.BATCH),
+            self._of(events.LOADER_END),
+            self._of(events.STEP),
             marks if self.training.by == "marks" else (),
-        )  # fmt: skip
+        )
 
     @property
     def trainer(self) -> Trainer:
         training = self.training
-        loader = Loader(TRAINS, training.workers, 2, training.batch, False, False, "train.py:41",
-                        "loader = DataLoader(data, 64)")  # fmt: skip
+        loader = Loader(
+            TRAINS,
+            training.workers,
+            2,
+            training.batch,
+            False,
+            False,
+            CodeLocation("train.py:41", "loader = DataLoader(data, 64)"),
+        )
         return Trainer(
-            self.timeline, {TRAINS: loader}, self._of(events.DEVICE_STEP), self._looks(),
+            self.timeline,
+            {TRAINS: loader},
+            self._of(events.DEVICE_STEP),
+            self._looks(),
             training.settings,
-        )  # fmt: skip
+        )
 
-    def _looks(self) -> Looks:
+    def _looks(self) -> StackSamples:
         """Told every half of a second, as shares of it."""
         places = list(self.training.looks)
         if not places:
-            return NO_LOOKS
+            return NO_STACK_SAMPLES
         told = np.arange(0.5, self.end, 0.5)
         index = np.tile(np.arange(len(places)), len(told))
         shares = np.array([self.training.looks[place] for place in places])
         times = np.repeat([ns(t) for t in told], len(places)).astype(np.int64)
-        return Looks(times, index, np.tile(0.5 * shares, len(told)), places)
+        return StackSamples(times, index, np.tile(0.5 * shares, len(told)), places)
 
-    def work(self, parts: Parts | None) -> Work:
+    def work(self, parts: Parts | None) -> BatchTiming:
         if parts is None:
-            return NO_WORK
+            return NO_BATCH_TIMING
         t = np.array(self._batches, np.int64)
-        return Work(t, *(np.full(len(t), each) for each in parts))
+        return BatchTiming(t, *(np.full(len(t), each) for each in parts))
 
 
-def _together(works: Iterable[Work]) -> Work:
+def _together(works: Iterable[BatchTiming]) -> BatchTiming:
     found = [work for work in works if len(work)]
     if not found:
-        return NO_WORK
+        return NO_BATCH_TIMING
     order = np.argsort(np.concatenate([work.t for work in found]), kind="stable")
-    return Work(*(np.concatenate([getattr(work, name) for work in found])[order]
-                  for name in ("t", "wall", "cpu", "without_cpu")))  # fmt: skip
+    return BatchTiming(
+        *(
+            np.concatenate([getattr(work, name) for work in found])[order]
+            for name in ("t", "wall", "cpu", "without_cpu")
+        )
+    )
 
 
 def _series(metric: str, value: Value, end: float) -> Series:

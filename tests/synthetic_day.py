@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.metrics import SCOPES
+from stepscope.runs.facts import write_facts
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.runfile import write_facts
 from stepscope.runs.streams import pack
 from synthetic import OK, RUNNING, Plan, facts_of, write_run, write_workers
 

@@ -21,8 +21,14 @@ Row = tuple[float, float | None, Entity, Values]
 """When, over how many seconds, of which GPU, what."""
 
 GPM_SHARES = (
-    "gpu_active", "gpu_sm", "gpu_occupancy", "gpu_tensor", "gpu_fp32", "gpu_fp16", "gpu_dram",
-)  # fmt: skip
+    "gpu_active",
+    "gpu_sm",
+    "gpu_occupancy",
+    "gpu_tensor",
+    "gpu_fp32",
+    "gpu_fp16",
+    "gpu_dram",
+)
 COUNTER_OVER_READINGS = 1.03
 """How much more the energy counter tells than the power readings do."""
 ENERGY_EVERY = 10.0

@@ -13,10 +13,11 @@ from typing import Any
 from stepscope.analysis.study.analyse import analyse
 from stepscope.analysis.study.records import Factor, Level, Observation
 from stepscope.records import Outcome
-from stepscope.report.study import BlockLine, RunningNow, StudyContents
-from stepscope.studies.design import Design
-from stepscope.studies.result import Result
-from stepscope.studies.spec import level_text, make_spec
+from stepscope.report.study.view import BlockLine, StudyContents
+from stepscope.studies.design.records import Design
+from stepscope.studies.folder import StudyProgress
+from stepscope.studies.results import Result
+from stepscope.studies.trial_spec import make_spec
 
 MACHINE = "2 × Intel Xeon Platinum 8480+"
 NASTY = '<script>alert(1)</script> & "x"'
@@ -122,7 +123,7 @@ def contents_of(
         "blocks": (),
         "spent_s": 600.0,
     }
-    counted = [each for each in results if each.role == "trial" and each.is_result]
+    counted = [each for each in results if each.is_trial and each.is_result]
     return StudyContents(
         name=design.name,
         folder=folder,
@@ -130,7 +131,7 @@ def contents_of(
         design=design,
         results=results,
         counted=counted,
-        analysis=analyse(observations_of(counted, names), design.factors, None, level_text),
+        analysis=analyse(observations_of(counted, names), design.factors),
         **(known | more),
     )
 
@@ -167,7 +168,9 @@ def usual_study(
     much: dict[str, Level] = {"model": "vit", "batch_size": 512, "workers": 4, "cpus": 4.0}
     ran_out = "needs more memory than vit, batch_size 512, workers 2, which ran out of it"
     skipped.append((much, ran_out))
-    now = RunningNow(4711, BEGAN, "vit, batch_size 32, workers 2, cpus 2", 0.4, "training")
+    now = StudyProgress(
+        4711, BEGAN, "vit, batch_size 32, workers 2, cpus 2", phase="training", share=0.4
+    )
     return contents_of(
         design,
         folder,

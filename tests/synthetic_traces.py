@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hypothesis.strategies as st
 
-from stepscope.analysis.caching_allocator import KiB, MiB, Trace
+from stepscope.analysis.memory.caching_allocator import AllocationTrace, KiB, MiB
 
 SIZES = st.one_of(
     st.integers(0, 4 * KiB),
@@ -15,7 +15,7 @@ SIZES = st.one_of(
 
 
 @st.composite
-def traces(draw: st.DrawFn, longest: int = 60) -> Trace:
+def traces(draw: st.DrawFn, longest: int = 60) -> AllocationTrace:
     events: list[int] = []
     held: list[int] = []
     made = 0
@@ -32,4 +32,4 @@ def traces(draw: st.DrawFn, longest: int = 60) -> Trace:
             events.append(size)
             held.append(made)
             made += 1
-    return Trace(tuple(events))
+    return AllocationTrace(tuple(events))

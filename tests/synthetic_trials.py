@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 import synthetic
+from stepscope.records.codec import to_json
 from stepscope.runs.paths import RunPaths
 from stepscope.steplog import Step, StepLog
 from stepscope.workloads.spec import Workload
@@ -105,7 +106,7 @@ def write_repeats(parent: Path, trial: Trial, rates: Sequence[float]) -> list[Pa
 def _facts(trial: Trial) -> dict[str, Any]:
     ended = BEGIN_NS + int(trial.seconds * S)
     return {
-        "workload": trial.workload.as_dict(),
+        "workload": to_json(trial.workload),
         "limits": trial.limits,
         "trial": {
             "repeat": 1,
@@ -144,7 +145,7 @@ def _told(trial: Trial, rank: int) -> dict[str, Any]:
         "versions": {"torch": "2.14.1"},
         "model": {"name": workload.model, "parameters": 89_450},
         "data": {"name": "jpeg", "samples": 60_000, "of": 60_000, "source": "generated"},
-        "knobs": {**workload.as_dict(), "pin": bool(trial.gpus), "classes": 10},
+        "knobs": {**to_json(workload), "pin": bool(trial.gpus), "classes": 10},
         "threads": 2,
         "cpus": [0, 1],
         "batch": {

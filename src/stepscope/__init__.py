@@ -16,6 +16,8 @@ Names are loaded when they are first used: importing stepscope imports no framew
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
@@ -39,16 +41,17 @@ _HOMES = {
     "fit": "stepscope.api",
     "study": "stepscope.api",
     "open_study": "stepscope.api",
-    "watch": "stepscope.capture.watch",
-    "open_run": "stepscope.runs.reader",
+    "watch": "stepscope.block",
+    "open_run": "stepscope.opened_run",
     "latest_run": "stepscope.runs.reader",
 }
 
 if TYPE_CHECKING:
     from stepscope.api import fit, open_study, study, trial
-    from stepscope.capture.watch import watch
+    from stepscope.block import watch
     from stepscope.marks import mark, phase
-    from stepscope.runs.reader import latest_run, open_run
+    from stepscope.opened_run import open_run
+    from stepscope.runs.reader import latest_run
 
 
 def __getattr__(name: str) -> Any:
@@ -63,3 +66,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+class _Package(ModuleType):
+    """`stepscope.fit` is the function, also once a module of the package `stepscope.fit` is
+    imported: the import system would put the package into its place."""
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if not (name in _HOMES and isinstance(value, ModuleType)):
+            super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Package

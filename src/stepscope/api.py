@@ -3,34 +3,31 @@
 from __future__ import annotations
 
 import inspect
-import re
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.advice.answer import Fit
-from stepscope.advice.fitting import Asked, fit_workload
-from stepscope.advice.notasked import NOT_ASKED
-from stepscope.errors import BadWorkload, CannotTry, StepscopeError
-from stepscope.report.study import StudyView
-from stepscope.report.studyread import read_view, view_of
-from stepscope.report.trial import TrialView, trial_view
+from stepscope.errors import BadWorkload, StepscopeError
+from stepscope.fit.answer import Fit
+from stepscope.fit.request import FitRequest, parse_headroom
+from stepscope.fit.run import FitListener, run_fit
+from stepscope.report.fit.sentences import summary, tried_text
+from stepscope.report.study.read import read_view, view_of
+from stepscope.report.study.view import StudyView
+from stepscope.report.trial.view import TrialView, trial_view
 from stepscope.runs.paths import DEFAULT_FOLDER
-from stepscope.studies.engine import Moment, Onlooker
+from stepscope.studies.engine import ProgressListener, SilentListener
 from stepscope.studies.folder import DEFAULT_FOLDER as STUDIES
-from stepscope.studies.result import Result
+from stepscope.studies.launchers.local import LocalLauncher
 from stepscope.studies.run import run_study
 from stepscope.studies.study import Study, find_folder
-from stepscope.trials.limits import Limits, Room, check_limits, parse_size
-from stepscope.trials.prepare import TrialPlan, check_interval
-from stepscope.trials.pulse import Progress
-from stepscope.trials.repeats import learn, run_repeats
-from stepscope.trials.runner import Tried
-from stepscope.workloads.own import find_own, is_place
-from stepscope.workloads.spec import make_workload, option_name
-
-PROFILED_STEPS = 5
-_PERCENTAGE = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*%")
+from stepscope.trials.heartbeat import Progress
+from stepscope.trials.limits.spec import Limits, parse_size
+from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
+from stepscope.trials.request import TrialRequest, check_interval, workload_of
+from stepscope.trials.runner import CompletedTrial, run_repeats
+from stepscope.workloads.spec import NOT_FOR_FIT, option_name
 
 
 def trial(
@@ -49,7 +46,6 @@ def trial(
     out: str | Path = DEFAULT_FOLDER,
     tell: Callable[[str], None] = lambda text: None,
     show: Callable[[int, Progress], None] = lambda number, progress: None,
-    command: Sequence[str] = (),
     **knobs: Any,
 ) -> list[TrialView]:
     """Train a workload in processes of its own, within limits; one view for each repeat.
@@ -59,33 +55,56 @@ def trial(
     the user should know meanwhile, `show` which repeat it is and how far. An error in a later
     repeat has the views of those before as `views`.
     """
-    if is_place(model):
-        find_own(model)
-    workload = make_workload(model, knobs)
-    limits = Limits(
-        cpus,
-        None if memory is None else parse_size(memory),
-        None if gpu_memory is None else parse_size(gpu_memory),
-        None if gpus is None else tuple(gpus),
-        timeout,
-        hang,
+    request = TrialRequest(
+        workload_of(model, knobs),
+        Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
+        repeat,
+        profile,
+        name,
+        interval,
+        Path(out),
     )
-    check_interval(interval)
-    facts = {"command": list(command)} if command else {}
-    steps = PROFILED_STEPS if profile else 0
-    plan = TrialPlan(workload, limits, Path(out), name, interval, steps, facts)
-    tried: list[Tried] = []
+    results = run_trials(request, tell, show)
+    if results.error:
+        results.error.views = results.views
+        raise results.error
+    if results.interrupted:
+        raise TrialInterrupted(results.views)
+    return results.views
+
+
+@dataclass(frozen=True)
+class TrialResults:
+    """The trials there were, and what kept further repeats from running."""
+
+    views: list[TrialView]
+    error: StepscopeError | None = None
+    interrupted: bool = False
+
+
+def run_trials(
+    request: TrialRequest,
+    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[int, Progress], None] = lambda number, progress: None,
+) -> TrialResults:
+    """Run a trial with all its repeats, and keep what they teach about noise."""
+    trials: list[CompletedTrial] = []
+    error = None
     try:
-        for each in run_repeats(plan, repeat, tell, show):
-            tried.append(each)
-    except StepscopeError as error:
-        error.views = _views(tried)
-        raise
-    learn(plan, tried, tell)
-    views = _views(tried)
-    if any(each.asked_to_end for each in tried):
-        raise TrialInterrupted(views)
-    return views
+        for trial in run_repeats(request, tell, show):
+            trials.append(trial)
+    except StepscopeError as stopped_by:
+        error = stopped_by
+    views = [trial_view(trial.paths.folder, trial.ending) for trial in trials]
+    usable = [view for view in views if view.is_ok and not view.measured.is_disturbed]
+    rates = [view.samples_per_second for view in usable if view.samples_per_second]
+    if len(rates) > 1 and error is None:
+        last = usable[-1]
+        machine = MachineKind.of(
+            last.data.facts.environment, device_kind(last.record.first), request.noise_key
+        )
+        NoiseStore(tell=tell).learn(machine, rates)
+    return TrialResults(views, error, any(trial.asked_to_end for trial in trials))
 
 
 def fit(
@@ -105,56 +124,31 @@ def fit(
     show: Callable[[str], None] = lambda text: None,
     **knobs: Any,
 ) -> Fit:
-    """The largest batch that fits, and the largest that is still fast: `.batch_size` to use.
+    """The max batch size, and the recommended one: `.batch_size` to use.
 
     `model` is a name or `FILE.py:FUNCTION`, as everywhere, or the function itself: its file is
     imported by the probes, which are processes of their own. `gpu_memory` is what the framework
     may take there; without a GPU the batch is fitted into host memory, of which `memory` is the
     limit. `headroom` is a size, or a percentage of the one that is fitted into. Whatever is found
-    is a result: see `.verdict` and `.says`.
+    is a result: see `.verdict` and `.summary`.
     """
-    for name in NOT_ASKED:
+    for name in NOT_FOR_FIT:
         if name in knobs:
             raise BadWorkload(f"{option_name(name)} is not for a fit to be told", "Leave it out")
-    place = model if isinstance(model, str) else _place_of(model)
-    if is_place(place):
-        find_own(place)
-    workload = make_workload(place, knobs)
-    limits = Limits(
-        memory=None if memory is None else parse_size(memory),
-        gpu_memory=None if gpu_memory is None else parse_size(gpu_memory),
-        gpus=None if gpus is None else tuple(gpus),
-        hang_s=hang,
-    )
-    check_limits(limits, Room.here())
-    free, share = _headroom(headroom)
-    asked = Asked(
-        gpu_memory=limits.gpu_memory,
-        memory=limits.memory,
+    free, share = parse_headroom(headroom)
+    request = FitRequest(
+        workload_of(model if isinstance(model, str) else _place_of(model), knobs),
+        Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=hang),
         headroom=free,
         headroom_share=share,
-        gpus=limits.gpus,
         cards=tuple(parse_size(card) for card in cards),
         method=method,
         prove=prove,
         estimate=estimate,
         fresh=fresh,
-        hang_s=hang,
     )
-    return fit_workload(workload, asked, tell, show)
-
-
-def _headroom(given: int | str) -> tuple[int, float]:
-    """What to leave free: bytes, and a part of what there is to fit into. One of them is 0."""
-    text = str(given).strip()
-    if not text.endswith("%"):
-        return parse_size(given), 0.0
-    if not _PERCENTAGE.fullmatch(text):
-        raise CannotTry(f"--headroom {text} is no percentage", "For example: 5%")
-    share = float(text[:-1]) / 100
-    if share >= 1:
-        raise CannotTry(f"--headroom {text} leaves nothing to fit into", "Give less than 100%")
-    return 0, share
+    found = run_fit(request, FitListener(tell, show, lambda result: tell(tried_text(result))))
+    return replace(found, summary=summary(found))
 
 
 def _place_of(function: Callable[..., Any]) -> str:
@@ -181,7 +175,7 @@ def study(
     *,
     out: str | Path = STUDIES,
     interval: float = 0.1,
-    onlooker: Onlooker | None = None,
+    onlooker: ProgressListener | None = None,
 ) -> StudyView:
     """Run what is missing of a study, by its design file, and return what all of it teaches.
 
@@ -190,7 +184,10 @@ def study(
     """
     check_interval(interval)
     planned = Study.of(design, out).to_run()
-    if run_study(planned, onlooker or _Nobody(), interval).why == "interrupted":
+    listener = onlooker or SilentListener()
+    launcher = LocalLauncher(listener.tell, interval, planned.here)
+    ran = run_study(planned, planned.grid_to_run(), launcher, listener)
+    if ran.why == "interrupted":
         raise KeyboardInterrupt
     return view_of(planned)
 
@@ -200,25 +197,9 @@ def open_study(folder: str | Path) -> StudyView:
     return read_view(find_folder(folder))
 
 
-class _Nobody:
-    """Looks on, and says nothing."""
-
-    def begins(self, study: Study) -> None: ...
-
-    def tell(self, text: str) -> None: ...
-
-    def show(self, moment: Moment) -> None: ...
-
-    def over(self, result: Result, moment: Moment) -> None: ...
-
-
 class TrialInterrupted(KeyboardInterrupt):
     """A Ctrl-C while trials ran. They were ended and cleaned up; `views` has those there were."""
 
     def __init__(self, views: list[TrialView]) -> None:
         super().__init__()
         self.views = views
-
-
-def _views(tried: Sequence[Tried]) -> list[TrialView]:
-    return [trial_view(each.paths.folder, each.ending) for each in tried]

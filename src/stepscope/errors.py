@@ -2,7 +2,7 @@
 
     StepscopeError                 1    anything of ours
     ├── RunFolderError             3    no such run, or a folder that cannot be read as one
-    ├── BadWorkload                4    no such model, data or knob; a function that cannot be used
+    ├── BadWorkload                4    no such model, data or setting; a function of no use
     ├── CannotTry                  5    the trial was not started: limits, or leftovers of another
     ├── BadDesign                  6    a study's file that cannot be used: it names the line
     ├── StudyBusy                  7    somebody else runs this study
@@ -43,9 +43,13 @@ class RunFolderError(StepscopeError):
 
 
 class BadWorkload(StepscopeError):
-    """No such model, data or knob, or a function of the user's that cannot be used."""
+    """No such model, data or setting, or a function of the user's that cannot be used."""
 
     exit_code = 4
+
+
+class TooFewSamples(BadWorkload):
+    """The data set has less than one batch."""
 
 
 class CannotTry(StepscopeError):

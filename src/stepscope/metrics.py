@@ -6,6 +6,7 @@ core-seconds become core-seconds per second, that is cores). A *gauge* is stored
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -27,17 +28,11 @@ class Metric:
     description: str
 
 
-def _process(key: str, unit: str, kind: Kind, label: str, description: str) -> Metric:
-    return Metric(key, unit, kind, "process", label, description)
+def _of(scope: Scope) -> Callable[[str, str, Kind, str, str], Metric]:
+    return lambda key, unit, kind, label, text: Metric(key, unit, kind, scope, label, text)
 
 
-def _host(key: str, unit: str, kind: Kind, label: str, description: str) -> Metric:
-    return Metric(key, unit, kind, "host", label, description)
-
-
-def _gpu(key: str, unit: str, kind: Kind, label: str, description: str) -> Metric:
-    return Metric(key, unit, kind, "gpu", label, description)
-
+_process, _host, _gpu = map(_of, SCOPES)
 
 TABLE: tuple[Metric, ...] = (
     # Of a role ("tree", "main", "worker", "rank0", "other") or of one process.

@@ -11,12 +11,13 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Locator, Page, sync_playwright
 
-from stepscope.records import Verdict
-from stepscope.report.derive import derive
+from stepscope.records import Diagnosis
+from stepscope.report.bottleneck.view import diagnosis_view
+from stepscope.report.run.derive import derive
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.reader import Run, open_run
+from stepscope.runs.reader import open_run
 from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
-from synthetic_verdicts import BAD, HEALTHY, WEAK, WORKERS
+from synthetic_diagnoses import BAD, HEALTHY, LOADER, WEAK
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = [
@@ -193,18 +194,19 @@ ALL_INSIDE = """card => {
 
 @pytest.mark.parametrize("verdict", [BAD, HEALTHY, WEAK], ids=["bad", "healthy", "weak"])
 def test_what_holds_it_back_stands_above_all_else(
-    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Verdict
+    browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Diagnosis
 ) -> None:
-    monkeypatch.setattr(Run, "explained", lambda run: verdict)
+    monkeypatch.setattr("stepscope.report.bottleneck.view.explain", lambda data: verdict)
+    view = diagnosis_view(verdict)
     for opened in open_report(browser, write_run(tmp_path / "run", Plan(seconds=5))):
         page = opened.page
         card = page.locator("main > header + section.finding")
-        assert card.locator("h2").inner_text() == verdict.first.says
+        assert card.locator("h2").inner_text() == view.first.summary
         assert (card.get_by_text("Without steps, this").count() == 1) == verdict.weak
         tone = "good" if verdict.first.healthy else "warning"
         assert f"finding {tone}" in (card.get_attribute("class") or "")
         assert card.locator("tbody tr:visible").count() == len(verdict.first.evidence)
-        assert card.locator(".advice li:visible").count() == len(verdict.first.advice)
+        assert card.locator(".advice li:visible").count() == len(verdict.first.recommendations)
         for width in (1400, 390):
             page.set_viewport_size({"width": width, "height": 900})
             assert card.evaluate(ALL_INSIDE)
@@ -213,14 +215,11 @@ def test_what_holds_it_back_stands_above_all_else(
 def test_other_findings_are_folded_and_code_is_shown_as_code(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Run, "explained", lambda run: BAD)
+    monkeypatch.setattr("stepscope.report.bottleneck.view.explain", lambda data: BAD)
     for opened in open_report(browser, write_run(tmp_path / "run", Plan(seconds=5))):
         card = opened.page.locator("section.finding")
-        assert (
-            card.locator(".advice code").first.inner_text()
-            == (WORKERS.advice[0].line or "").strip()
-        )
-        other = card.get_by_text(BAD.findings[1].says)
+        assert card.locator(".advice code").first.inner_text() == LOADER.code.strip()
+        other = card.get_by_text(diagnosis_view(BAD).others[0].summary)
         assert other.is_hidden()
         card.locator("summary").click()
         assert other.is_visible()

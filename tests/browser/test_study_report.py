@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from stepscope.report.study import StudyContents, study_view
-from stepscope.report.studyhtml import write_report
+from stepscope.report.study.document import write_report
+from stepscope.report.study.view import StudyContents, study_view
 from synthetic_studies import (
     NASTY,
     empty_study,
@@ -134,5 +134,5 @@ def test_nothing_of_a_study_is_taken_for_code(browser: Browser, tmp_path: Path) 
     contents = nasty_study(tmp_path)
     with opened(browser, contents, tmp_path) as page:
         assert page.locator("h1").inner_text() == contents.name
-        assert NASTY in page.locator(".about").inner_text()
+        assert NASTY in page.locator(".top .note").inner_text()
         assert page.locator("script").count() == 0

@@ -10,8 +10,9 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,17 @@ import pytest
 
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
+from stepscope.records.codec import to_json
 from stepscope.runs.reader import Run, open_run
-from stepscope.studies.launchers.contract import Job, Launcher, Over
-from stepscope.trials import kin
-from stepscope.trials.limits import Limits
-from stepscope.trials.pulse import Progress
+from stepscope.studies.engine import SilentListener
+from stepscope.studies.launchers.contract import FinishedTrial, Job, Launcher
+from stepscope.studies.run import Ran, run_study
+from stepscope.studies.study import Study
+from stepscope.trials.heartbeat import Progress
+from stepscope.trials.limits.spec import Limits
+from stepscope.trials.processes import trial_processes
 from stepscope.workloads.spec import make_workload
-from studies import planted_environment
+from studies import design, planted_environment
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,10 @@ class Case:
         return getattr(importlib.import_module(module), kind)(tell)  # type: ignore[no-any-return]
 
 
-CASES = [Case("local", "stepscope.studies.launchers.local:LocalLauncher")]
+CASES = [
+    Case("local", "stepscope.studies.launchers.local:LocalLauncher"),
+    Case("two machines", "contract.two_machines:TwoMachines"),
+]
 
 
 @pytest.fixture(params=CASES, ids=lambda case: case.name)
@@ -63,26 +71,28 @@ def job(folder: Path, limits: Limits | None = None, model: str = "cnn", **facts:
     return Job(make_workload(model, knobs), limits or Limits(), folder, "some", facts)
 
 
-def run_all(launcher: Launcher, jobs: list[Job]) -> dict[Path, Over]:
+def run_all(launcher: Launcher, jobs: list[Job]) -> dict[Path, FinishedTrial]:
     """As the engine does: as many at once as it takes."""
-    over: dict[Path, Over] = {}
-    waiting, under_way = list(jobs), 0
+    over: dict[Path, FinishedTrial] = {}
+    waiting, under_way = list(jobs), Counter[str]()
     with launcher:
-        while waiting or under_way:
-            while waiting and under_way < launcher.slots:
-                launcher.start(waiting.pop(0))
-                under_way += 1
+        while waiting or under_way.total():
+            for machine, slots in launcher.machines.items():
+                while waiting and under_way[machine] < slots:
+                    launcher.start(replace(waiting.pop(0), machine=machine))
+                    under_way[machine] += 1
             ended = launcher.wait(lambda job, progress: None)
             assert ended, "it waits until one is over"
             for each in ended:
                 assert each.job.folder not in over, "a job is over once"
                 over[each.job.folder] = each
-            under_way -= len(ended)
-    assert not kin.kin_of(kin.runner_name()), "something of it is left"
+                under_way[each.job.machine] -= 1
+    left = trial_processes.processes_of(trial_processes.runner_name())
+    assert not left, "something of it is left"
     return over
 
 
-def run_one(case: Case, it: Job) -> tuple[Over, Run]:
+def run_one(case: Case, it: Job) -> tuple[FinishedTrial, Run]:
     over = run_all(case.make(), [it])[it.folder]
     assert over.error is None and not over.left and not over.asked_to_end
     return over, open_run(it.folder)
@@ -111,15 +121,15 @@ def test_a_job_runs_once_and_leaves_its_folder_where_it_says(case: Case, tmp_pat
     it = job(tmp_path / "deep" / "er" / "r1a1", **facts)
     _, run = run_one(case, it)
     assert run.ending.outcome is Outcome.OK
-    assert facts.items() <= run.facts["trial"].items()
-    assert run.facts["workload"] == it.workload.as_dict()
+    assert facts.items() <= run.json["trial"].items()
+    assert run.json["workload"] == to_json(it.workload)
     assert [path.name for path in it.folder.parent.iterdir()] == ["r1a1"]
     assert len(lives_in(tmp_path / "diary")) == 1
 
 
 def test_limits_are_passed_on(case: Case, tmp_path: Path, planted: pytest.MonkeyPatch) -> None:
     _, run = run_one(case, job(tmp_path / "a", Limits(cpus=1, memory=1 << 30)))
-    limits = run.facts["limits"]
+    limits = run.json["limits"]
     assert limits["cpus"]["asked"] == 1 and limits["memory"]["asked"] == 1 << 30
     planted.setenv("PLANTED_REAL_S", "60")
     _, run = run_one(case, job(tmp_path / "b", Limits(timeout_s=0.5)))
@@ -133,7 +143,7 @@ def test_who_watches_hears_how_far_it_is(
     it = job(tmp_path / "a")
     heard: list[tuple[Job, Progress]] = []
     with case.make() as launcher:
-        launcher.start(it)
+        launcher.start(replace(it, machine=next(iter(launcher.machines))))
         launcher.wait(lambda job, progress: heard.append((job, progress)))
     assert {each.folder for each, _ in heard} == {it.folder}
     elapsed = [progress.elapsed_s for _, progress in heard]
@@ -184,11 +194,12 @@ def test_a_folder_that_is_there_is_left_alone(case: Case, tmp_path: Path) -> Non
 
 def test_no_more_at_once_than_it_has_slots(case: Case, tmp_path: Path) -> None:
     launcher = case.make()
-    jobs = [job(tmp_path / str(number)) for number in range(launcher.slots + 2)]
+    slots = sum(launcher.machines.values())
+    jobs = [job(tmp_path / str(number)) for number in range(slots + 2)]
     over = run_all(launcher, jobs)
     assert {open_run(folder).ending.outcome for folder in over} == {Outcome.OK}
     lives = lives_in(tmp_path / "diary")
-    assert len(lives) == len(jobs) and most_at_once(lives) <= launcher.slots
+    assert len(lives) == len(jobs) and most_at_once(lives) <= slots
 
 
 def test_nothing_to_wait_for(case: Case) -> None:
@@ -199,12 +210,12 @@ def test_nothing_to_wait_for(case: Case) -> None:
 PROGRAM = """
 import sys
 from pathlib import Path
-from stepscope.trials import kin
+from stepscope.trials.processes import trial_processes
 from test_launchers import CASES, job, run_all
 
 name, folder, count = sys.argv[1:]
 case = next(case for case in CASES if case.name == name)
-print(kin.runner_name(), flush=True)
+print(trial_processes.runner_name(), flush=True)
 try:
     over = run_all(case.make(), [job(Path(folder) / str(n)) for n in range(int(count))])
 except KeyboardInterrupt:
@@ -213,15 +224,19 @@ sys.exit("asked to end" if any(each.asked_to_end for each in over.values()) else
 """
 
 
+def program_environment() -> dict[str, str]:
+    here = str(Path(__file__).parent)
+    path = os.pathsep.join([os.environ["PYTHONPATH"], here, str(Path(here).parent)])
+    return {**os.environ, "PYTHONPATH": path}
+
+
 @contextlib.contextmanager
 def somebody(case: Case, folder: Path, count: int = 1) -> Iterator[tuple[Any, str]]:
     """Another process that runs jobs; with the name that its trials carry."""
     folder.mkdir()
-    here = str(Path(__file__).parent)
-    path = os.pathsep.join([os.environ["PYTHONPATH"], here, str(Path(here).parent)])
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, case.name, str(folder), str(count)],
-        env={**os.environ, "PYTHONPATH": path},
+        env=program_environment(),
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -250,11 +265,11 @@ def test_a_ctrl_c_ends_the_trial_and_says_so(
     planted.setenv("PLANTED_REAL_S", "60")
     with somebody(case, tmp_path / "jobs") as (process, name):
         assert wait_for(lambda: has_begun(tmp_path / "diary"))
-        assert kin.kin_of(name)
+        assert trial_processes.processes_of(name)
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=20)
     assert said.strip() in ("asked to end", "interrupted"), said
-    assert not kin.kin_of(name)
+    assert not trial_processes.processes_of(name)
     assert json.loads((tmp_path / "jobs" / "0" / "run.json").read_text())["ending"]["outcome"] in (
         "interrupted",
         "running",  # cut off: whoever reads it sees that its watcher is gone
@@ -267,10 +282,10 @@ def test_nothing_outlives_who_uses_it(
     planted.setenv("PLANTED_REAL_S", "60")
     with somebody(case, tmp_path / "jobs") as (process, name):
         assert wait_for(lambda: has_begun(tmp_path / "diary"))
-        assert kin.kin_of(name)
+        assert trial_processes.processes_of(name)
         process.kill()
         process.wait()
-        assert wait_for(lambda: not kin.kin_of(name), 6.0)
+        assert wait_for(lambda: not trial_processes.processes_of(name), 6.0)
     assert open_run(tmp_path / "jobs" / "0").ending.outcome is Outcome.LOST
 
 
@@ -284,8 +299,72 @@ def test_two_on_one_machine_take_turns(
     with somebody(case, a, each) as (first, _), somebody(case, b, each) as (second, _):
         assert [first.wait(60), second.wait(60)] == [0, 0]
     lives = lives_in(tmp_path / "diary")
-    assert len(lives) == 2 * each and most_at_once(lives) <= case.make().slots
+    assert len(lives) == 2 * each and most_at_once(lives) <= sum(case.make().machines.values())
     assert {open_run(p).ending.outcome for f in (a, b) for p in f.iterdir()} == {Outcome.OK}
     lines = [line for line in (tmp_path / "diary").read_text().splitlines() if " begin " in line]
     whose = ["a" if f"{a}/" in line else "b" for line in lines]
     assert "b" in whose[: each + 1] and "a" in whose[: each + 1], "one waits for all of the other"
+
+
+DESIGN = """
+factors: {batch_size: [16, 32, 64, 128], workers: [0, 1, 2]}
+blocks: {size: 2, reruns: 0}
+"""
+
+
+def run_planted(case: Case, folder: Path) -> tuple[Study, Ran]:
+    """A study of twelve trials, in blocks of two."""
+    study = Study.of(design(folder, DESIGN), folder / "studies").to_run()
+    return study, run_study(study, study.grid_to_run(), case.make(), SilentListener())
+
+
+def check_blocks(study: Study) -> None:
+    """Each machine has a reference trial before its block, and no other machine is in it."""
+    for results in study.known.in_blocks().values():
+        first, *others = sorted(results, key=lambda result: result.began)
+        assert first.is_reference and not any(each.is_reference for each in others)
+        assert {each.machine for each in others} <= {first.machine}
+
+
+def test_each_machine_has_its_own_blocks(case: Case, tmp_path: Path) -> None:
+    study, ran = run_planted(case, tmp_path)
+    machines = case.make().machines
+    assert ran.why == "done"
+    assert {result.machine for result in study.known.results} == set(machines)
+    assert all(result.is_ok for result in study.known.results)
+    check_blocks(study)
+    assert ran.trials >= 12 + 6
+    assert not any(judged.is_out_of_line for judged in study.known.judged.values()), (
+        "a slower machine is no drift"
+    )
+    reread = Study.of(study.paths.folder)
+    assert sorted(reread.known.results, key=str) == sorted(study.known.results, key=str)
+
+
+STUDY_PROGRAM = """
+import sys
+from pathlib import Path
+from test_launchers import CASES, run_planted
+
+name, folder = sys.argv[1:]
+run_planted(next(case for case in CASES if case.name == name), Path(folder))
+"""
+
+
+def test_a_study_that_was_killed_goes_on_where_it_was(
+    case: Case, tmp_path: Path, planted: pytest.MonkeyPatch
+) -> None:
+    planted.setenv("PLANTED_REAL_S", "0.2")
+    diary = tmp_path / "diary"
+    with subprocess.Popen(
+        [sys.executable, "-c", STUDY_PROGRAM, case.name, str(tmp_path)], env=program_environment()
+    ) as process:
+        assert wait_for(lambda: diary.exists() and diary.read_text().count(" begin ") >= 5)
+        process.kill()
+    study, ran = run_planted(case, tmp_path)
+    assert ran.why == "done"
+    check_blocks(study)
+    answers = Counter(r.key for r in study.known.results if r.is_trial and r.is_result)
+    assert len(answers) == 12 and set(answers.values()) == {1}, "each is run to its end once"
+    lost = [result for result in study.known.results if result.outcome is Outcome.LOST]
+    assert 1 <= len(lost) <= len(case.make().machines)

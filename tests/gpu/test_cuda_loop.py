@@ -36,8 +36,18 @@ torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
 
 
 def test_a_cuda_loop_is_seen(watch: Callable[..., Finished]) -> None:
-    done = watch(sys.executable, str(TRAIN), "--fraction", "0.5", "--epochs", "3", "--workers", "4",
-                 "--batch-size", "256")  # fmt: skip
+    done = watch(
+        sys.executable,
+        str(TRAIN),
+        "--fraction",
+        "0.5",
+        "--epochs",
+        "3",
+        "--workers",
+        "4",
+        "--batch-size",
+        "256",
+    )
 
     assert done.code == 0, done.err
     assert "hook: DataLoader, optimizer" in done.err
@@ -45,7 +55,7 @@ def test_a_cuda_loop_is_seen(watch: Callable[..., Finished]) -> None:
     assert [row.steps for row in summary.epochs] == [118] * 3
     assert [row.samples for row in summary.epochs] == [30_000] * 3
     assert {"main", "worker"} <= set(summary.roles)
-    assert done.run.facts["environment"]["gpus"], "the GPU is in the record of the environment"
+    assert done.run.json["environment"]["gpus"], "the GPU is in the record of the environment"
     for row in summary.epochs:
         assert row.joules and row.samples_per_joule and row.pcie_to_gpu_gb
         assert row.gpu_sm is not None and 0 < row.gpu_sm < 1
@@ -58,13 +68,13 @@ def test_the_allocators_figures_are_its_own(
 
     assert done.code == 0, done.err
     allocated, reserved = map(int, done.out.split()[-2:])
-    series = done.run.series()
+    series = done.run.data.series
     ((gpu, peak),) = [(e, s) for (m, e), s in series.items() if m == "gpu_allocated_peak"]
     assert peak.value.max() == allocated
     assert series["gpu_reserved_peak", gpu].value.max() == reserved
     assert len(series["gpu_allocated", gpu]) >= 8
     assert series["gpu_memory_tree", gpu].value.max() > 3 * 2**30
-    assert gpu in {facts["uuid"] for facts in done.run.facts["environment"]["gpus"]}
+    assert gpu in {facts["uuid"] for facts in done.run.json["environment"]["gpus"]}
 
 
 def test_running_out_of_gpu_memory_is_told(
@@ -75,7 +85,7 @@ def test_running_out_of_gpu_memory_is_told(
     assert done.code == 1
     assert done.run.ending.outcome.value == "gpu_oom"
     assert "Tried to allocate 8.00 GiB" in done.run.ending.evidence["message"]
-    (ooms,) = [s for (m, _), s in done.run.series().items() if m == "gpu_alloc_ooms"]
+    (ooms,) = [s for (m, _), s in done.run.data.series.items() if m == "gpu_alloc_ooms"]
     assert ooms.value.max() == 1
 
 

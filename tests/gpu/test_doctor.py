@@ -13,9 +13,15 @@ from conftest import STEPSCOPE
 pytestmark = pytest.mark.gpu
 
 GPU_CHECKS = {
-    "GPU memory", "GPU memory of run", "PCIe to GPU", "PCIe from GPU", "Copies, not work",
-    "Memory bandwidth", "Tensor cores", "Tiny kernels",
-}  # fmt: skip
+    "GPU memory",
+    "GPU memory of run",
+    "PCIe to GPU",
+    "PCIe from GPU",
+    "Copies, not work",
+    "Memory bandwidth",
+    "Tensor cores",
+    "Tiny kernels",
+}
 
 
 def test_every_gpu_check_is_tried_and_right(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Finished
 from planted import planted_scripts
-from stepscope.runs.observed import observe
+from stepscope.runs.load import load
 
 pytestmark = pytest.mark.gpu
 
@@ -39,7 +39,7 @@ def test_device_time_of_a_step_and_whether_the_host_is_ahead(
 ) -> None:
     done = watch(sys.executable, python_file(LOOP), word, options=["--quiet"])
     assert done.code == 0, done.err
-    (trainer,) = observe(done.run).trainers
+    (trainer,) = load(done.run).trainers
     steps = trainer.device_steps
     assert len(steps) >= 5
     usual = float(np.median(np.diff(trainer.timeline.steps["t"])))

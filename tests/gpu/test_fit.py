@@ -16,10 +16,11 @@ from typing import Any
 import pytest
 
 from conftest import trial_environment
-from stepscope.advice.prober import Prober
-from stepscope.advice.room import gpu_here, probe_environment
-from stepscope.analysis.memory_model import ease, growth
-from stepscope.workloads.probing import Ask
+from stepscope.analysis.memory.caching_allocator import growth
+from stepscope.analysis.memory.model import comfortable_bytes
+from stepscope.fit.memory_budget import choose_gpu
+from stepscope.fit.probes.client import ForkedProbes
+from stepscope.workloads.probing import ProbeRequest
 from stepscope.workloads.spec import make_workload
 
 pytestmark = pytest.mark.gpu
@@ -83,55 +84,59 @@ def workloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def prober(workloads: Path) -> Iterator[Prober]:
-    gpu = gpu_here(None, os.environ)
-    assert gpu is not None
+def prober(workloads: Path) -> Iterator[ForkedProbes]:
     # In fp32, cuDNN's workspace alone may take gigabytes of a net as small as this.
     workload = make_workload(f"{workloads}:plain", {"precision": "bf16"})
-    with Prober(workload, probe_environment(gpu)) as prober:
+    with ForkedProbes(workload, os.environ) as prober:
         yield prober
 
 
 def fit(folder: Path, *words: str | Path, code: int = 0) -> dict[str, Any]:
     done = subprocess.run(
         [sys.executable, "-m", "stepscope", "fit", *map(str, words), "--json", "--fresh"],
-        capture_output=True, text=True, timeout=170, env=trial_environment(folder),
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=170,
+        env=trial_environment(folder),
+    )
     assert done.returncode == code, done.stderr
     return dict(json.loads(done.stdout)) if done.stdout else {"stderr": done.stderr}
 
 
-def test_the_model_of_the_allocator_holds_what_the_real_one_does(prober: Prober) -> None:
-    small, large = prober.ask([Ask((b,), trace=True) for b in (100, 250)])
+def test_the_model_of_the_allocator_holds_what_the_real_one_does(prober: ForkedProbes) -> None:
+    small, large = prober.run([ProbeRequest((b,), trace=True) for b in (100, 250)])
     for probed in (small, large):
         assert probed.trace is not None
-        assert ease(probed.trace) == probed.last.reserved_peak
+        assert comfortable_bytes(probed.trace) == probed.last.reserved_peak
     assert small.trace and large.trace
     grows = growth(small.trace, 100, large.trace, 250)
     assert grows is not None
-    between = prober.ask([Ask((180,))])[0].last
-    assert ease(grows.at(180)) == pytest.approx(between.reserved_peak, rel=0.1)
+    between = prober.run([ProbeRequest((180,))])[0].last
+    assert comfortable_bytes(grows.at(180)) == pytest.approx(between.reserved_peak, rel=0.1)
 
 
-def test_a_probe_that_runs_out_says_where_and_leaves_the_others_alone(prober: Prober) -> None:
-    fine, short = prober.ask([Ask((16,), LIMIT, turn=True), Ask((20_000,), LIMIT, turn=True)])
+def test_a_probe_that_runs_out_says_where_and_leaves_the_others_alone(prober: ForkedProbes) -> None:
+    fine, short = prober.run(
+        [ProbeRequest((16,), LIMIT, turn=True), ProbeRequest((20_000,), LIMIT, turn=True)]
+    )
     assert fine.last.is_ok and fine.last.retries == 0 and fine.last.samples_per_second
     assert short.last.kind == "gpu_oom" and short.last.phase == "step 1"
     assert short.last.wanted and short.last.missing
-    again = prober.ask([Ask((16,), LIMIT)])[0].last
+    again = prober.run([ProbeRequest((16,), LIMIT)])[0].last
     assert (again.allocated_peak, again.parts) == (fine.last.allocated_peak, fine.last.parts)
     assert again.parts.weights and again.parts.optimizer and again.parts.activations
 
 
-def test_the_answer_passes_and_what_is_above_fails(workloads: Path, prober: Prober,
-                                                   tmp_path: Path) -> None:  # fmt: skip
+def test_the_answer_passes_and_what_is_above_fails(
+    workloads: Path, prober: ForkedProbes, tmp_path: Path
+) -> None:
     told = fit(tmp_path, f"{workloads}:plain", "--gpu-memory", "4GiB", *BF16, "--prove")
     largest, fast = told["largest"], told["fast"]
     assert told["verdict"] == "fits" and fast["size"] <= largest["size"] < 4096
-    passed = prober.ask([Ask((largest["size"],), LIMIT, 10, 10)] * 3)
+    passed = prober.run([ProbeRequest((largest["size"],), LIMIT, 10, 10)] * 3)
     assert all(each.last.is_ok for each in passed)
-    assert prober.ask([Ask((fast["size"],), LIMIT, 10, 10)])[0].last.retries == 0
-    assert not prober.ask([Ask((largest["above"],), LIMIT, 10, 10)])[0].last.is_ok
+    assert prober.run([ProbeRequest((fast["size"],), LIMIT, 10, 10)])[0].last.retries == 0
+    assert not prober.run([ProbeRequest((largest["above"],), LIMIT, 10, 10)])[0].last.is_ok
     assert largest["above"] <= 1.02 * largest["size"] + 1
     assert all(proof["kind"] == "ok" for proof in told["proof"]) and len(told["proof"]) >= 3
     assert told["composition"]["parts"]["outside"] > 50 << 20
@@ -140,11 +145,12 @@ def test_the_answer_passes_and_what_is_above_fails(workloads: Path, prober: Prob
     )
 
 
-def test_a_rank_of_several_also_holds_buckets_of_gradients(workloads: Path, prober: Prober) -> None:
-    gpu = gpu_here(None, os.environ)
+def test_a_rank_of_several_also_holds_buckets_of_gradients(
+    workloads: Path, prober: ForkedProbes
+) -> None:
     workload = make_workload(f"{workloads}:plain", {"ranks": 2, "precision": "bf16"})
-    with Prober(workload, probe_environment(gpu)) as ranks:
-        one, of_two = (each.ask([Ask((8,))])[0].last for each in (prober, ranks))
+    with ForkedProbes(workload, os.environ) as ranks:
+        one, of_two = (each.run([ProbeRequest((8,))])[0].last for each in (prober, ranks))
     assert of_two.is_ok, of_two.message
     assert max(of_two.kept) >= max(one.kept) + one.parts.gradients
 
@@ -182,7 +188,7 @@ def test_a_step_that_fails_for_another_reason(workloads: Path, tmp_path: Path) -
 
 @pytest.mark.timeout(300)
 def test_what_others_hold_is_not_ours_and_they_are_named(workloads: Path, tmp_path: Path) -> None:
-    gpu = gpu_here(None, os.environ)
+    gpu = choose_gpu(None, os.environ)
     assert gpu is not None
     held = gpu.free - 6 * GiB
     with subprocess.Popen(

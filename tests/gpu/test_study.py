@@ -41,7 +41,9 @@ def ledger(folder: Path) -> list[dict[str, Any]]:
 
 @pytest.mark.timeout(300)
 def test_memory_runs_out_and_what_needs_more_is_skipped(tmp_path: Path) -> None:
-    told = run(tmp_path, """
+    told = run(
+        tmp_path,
+        """
 workload: resnet50
 fixed: {data: resident, steps: 20, samples: 256}
 factors:
@@ -50,7 +52,8 @@ factors:
 blocks: {sentinel: none}
 oom: {test: 0}
 seed: 2
-""")  # fmt: skip
+""",
+    )
     results = {
         (line["settings"]["batch_size"], line["settings"]["gpu_memory"] >> 30): line
         for line in ledger(tmp_path)
@@ -73,12 +76,15 @@ def test_another_process_on_the_gpu_flags_the_block(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", MULTIPLY], stdout=subprocess.PIPE)
     try:
         assert other.stdout is not None and other.stdout.readline() == b"ready\n"
-        run(tmp_path, """
+        run(
+            tmp_path,
+            """
 workload: resnet18
 fixed: {data: resident, seconds: 3, samples: 64}
 factors: {batch_size: [32]}
 blocks: {sentinel: none, reruns: 0}
-""")  # fmt: skip
+""",
+        )
     finally:
         other.kill()
         other.wait()

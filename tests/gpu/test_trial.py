@@ -8,20 +8,30 @@ from collections.abc import Callable
 import pytest
 
 from conftest import Tried
-from stepscope.sensors.nvml import open_nvml
+from stepscope.sensors.gpu.nvml import open_nvml
 
 pytestmark = pytest.mark.gpu
 Trial = Callable[..., Tried]
 
-OF_THE_PAPERS = ("alexnet", "vgg16", "inception_v3", "resnet34", "resnet50", "resnet152",
-                 "densenet201", "r3d_18", "cnn")  # fmt: skip
+OF_THE_PAPERS = (
+    "alexnet",
+    "vgg16",
+    "inception_v3",
+    "resnet34",
+    "resnet50",
+    "resnet152",
+    "densenet201",
+    "r3d_18",
+    "cnn",
+)
 OTHERS = ("vit_b_16", "convnext_tiny", "efficientnet_b0", "mobilenet_v3_large", "swin_t", "lstm")
 
 
 @pytest.mark.parametrize("model", [*OF_THE_PAPERS, *OTHERS])
 def test_models(trial: Trial, model: str) -> None:
-    done = trial(model, "--batch-size", "16", "--samples", "64", "--steps", "20",
-                 "--precision", "bf16")  # fmt: skip
+    done = trial(
+        model, "--batch-size", "16", "--samples", "64", "--steps", "20", "--precision", "bf16"
+    )
     assert done.code == 0, done.err
     told = done.told
     assert told["device"].startswith("cuda") and told["steps"] == 20
@@ -33,26 +43,63 @@ def test_models(trial: Trial, model: str) -> None:
 
 def test_gpu_oom_and_what_comes_after(trial: Trial) -> None:
     """The allocator's words with their sizes; then nothing is held, and the next trial runs."""
-    done = trial("resnet50", "--batch-size", "256", "--steps", "8", "--gpu-memory", "4GiB",
-                 "--data", "resident", "--samples", "256")  # fmt: skip
+    done = trial(
+        "resnet50",
+        "--batch-size",
+        "256",
+        "--steps",
+        "8",
+        "--gpu-memory",
+        "4GiB",
+        "--data",
+        "resident",
+        "--samples",
+        "256",
+    )
     assert done.code == 10, done.err
     told = done.told
     assert told["outcome"] == "gpu_oom"
     assert "Tried to allocate" in done.run.ending.evidence["message"]
-    assert done.run.facts["limits"]["gpu_memory"] == {"asked": 4 << 30, "by": "framework"}
+    assert done.run.json["limits"]["gpu_memory"] == {"asked": 4 << 30, "by": "framework"}
     assert told["left"] == []
     for gpu in open_nvml().gpus:
         assert gpu.memory_used() < 4e9
-    smaller = trial("resnet50", "--batch-size", "16", "--steps", "8", "--gpu-memory", "4GiB",
-                    "--samples", "64", "--name", "smaller")  # fmt: skip
+    smaller = trial(
+        "resnet50",
+        "--batch-size",
+        "16",
+        "--steps",
+        "8",
+        "--gpu-memory",
+        "4GiB",
+        "--samples",
+        "64",
+        "--name",
+        "smaller",
+    )
     assert smaller.code == 0, smaller.err
     assert smaller.told["reserved_peak_bytes"] <= 4 << 30
 
 
 def test_data_from_files(trial: Trial) -> None:
-    done = trial("resnet18", "--data", "jpeg", "--samples", "256", "--batch-size", "32",
-                 "--workers", "8", "--steps", "40", "--channels-last", "--precision", "fp16",
-                 "--cache", "cold")  # fmt: skip
+    done = trial(
+        "resnet18",
+        "--data",
+        "jpeg",
+        "--samples",
+        "256",
+        "--batch-size",
+        "32",
+        "--workers",
+        "8",
+        "--steps",
+        "40",
+        "--channels-last",
+        "--precision",
+        "fp16",
+        "--cache",
+        "cold",
+    )
     assert done.code == 0, done.err
     assert done.told["workload"]["pin"] is True
     assert done.told["closing_seconds"] < 3
@@ -62,8 +109,19 @@ def test_data_from_files(trial: Trial) -> None:
 
 def test_video(trial: Trial) -> None:
     pytest.importorskip("av")
-    done = trial("r3d_18", "--data", "video", "--samples", "16", "--batch-size", "4",
-                 "--workers", "4", "--steps", "12")  # fmt: skip
+    done = trial(
+        "r3d_18",
+        "--data",
+        "video",
+        "--samples",
+        "16",
+        "--batch-size",
+        "4",
+        "--workers",
+        "4",
+        "--steps",
+        "12",
+    )
     assert done.code == 0, done.err
 
 
@@ -71,8 +129,21 @@ def test_numbers_make_a_difference(trial: Trial) -> None:
     """True fp32 is slower than TF32, and that slower than bf16; compiled is at least not broken."""
     rates = {}
     for precision in ("fp32", "tf32", "bf16"):
-        done = trial("resnet50", "--data", "resident", "--samples", "64", "--batch-size", "64",
-                     "--steps", "40", "--precision", precision, "--name", precision)  # fmt: skip
+        done = trial(
+            "resnet50",
+            "--data",
+            "resident",
+            "--samples",
+            "64",
+            "--batch-size",
+            "64",
+            "--steps",
+            "40",
+            "--precision",
+            precision,
+            "--name",
+            precision,
+        )
         assert done.code == 0, done.err
         rates[precision] = done.told["samples_per_second"]
     assert rates["bf16"] > rates["tf32"] > 1.2 * rates["fp32"]

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from stepscope.sensors.gpu import Family, GpuSensor
-from stepscope.sensors.gpus import gpu_sensors
-from stepscope.sensors.nvml import Nvml, open_nvml
+from stepscope.sensors.gpu.nvml import Nvml, open_nvml
+from stepscope.sensors.gpu.selection import gpu_sensors
+from stepscope.sensors.gpu.sensors import Family, GpuSensor
 
 pytestmark = pytest.mark.gpu
 

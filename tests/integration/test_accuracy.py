@@ -14,6 +14,8 @@ from conftest import Finished
 Watch = Callable[..., Finished]
 PythonFile = Callable[[str], str]
 
+pytestmark = pytest.mark.quiet
+
 REPORTS = """
 import json, os, sys, time
 FOLDER = {folder!r}
@@ -108,7 +110,7 @@ def test_cpu_by_role_adds_up_to_the_tree(
     done = watch(sys.executable, script, options=["--wait-tree"])
 
     run = done.run
-    recorded = run.recorded()
+    recorded = run.data
     by_role = {
         role: float((recorded.of("cpu", role).value * recorded.of("cpu", role).window).sum())
         for role in run.summary().roles

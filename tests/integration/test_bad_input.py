@@ -119,7 +119,9 @@ def test_output_that_cannot_be_written_is_one_line(
     with open("/dev/full", "w") as full:
         done = subprocess.run(
             [*STEPSCOPE, *command, str(tmp_path / "run")],
-            stdout=full, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
     assert done.returncode == 1
     assert done.stderr == "stepscope: The output cannot be written: No space left on device\n"

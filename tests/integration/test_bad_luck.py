@@ -16,7 +16,8 @@ from pathlib import Path
 import pytest
 
 from conftest import STEPSCOPE, Finished
-from stepscope.runs.reader import latest_run, open_run
+from stepscope.opened_run import open_run
+from stepscope.runs.reader import latest_run
 
 Watch = Callable[..., Finished]
 PythonFile = Callable[[str], str]
@@ -35,10 +36,19 @@ def test_a_signal_at_any_time_reaches_the_command(python_file: PythonFile, tmp_p
 
     def ask_one_to_end(number: int) -> int:
         process = subprocess.Popen(
-            [*STEPSCOPE, "run", "-q", "--out", str(tmp_path / f"runs{number}"), "--",
-             sys.executable, "-S", script],
+            [
+                *STEPSCOPE,
+                "run",
+                "-q",
+                "--out",
+                str(tmp_path / f"runs{number}"),
+                "--",
+                sys.executable,
+                "-S",
+                script,
+            ],
             stdout=subprocess.PIPE,
-        )  # fmt: skip
+        )
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         time.sleep(random.Random(number).uniform(0, 0.4))
         process.terminate()
@@ -135,10 +145,21 @@ def test_a_terminal_shared_with_somebody_who_made_it_non_blocking(tmp_path: Path
     read, write = os.pipe()
     os.set_blocking(write, False)
     process = subprocess.Popen(
-        [*STEPSCOPE, "run", "-q", "--out", str(tmp_path), "--epoch-pattern", "x", "--",
-         sys.executable, "-c", "print('y' * 300_000)"],
+        [
+            *STEPSCOPE,
+            "run",
+            "-q",
+            "--out",
+            str(tmp_path),
+            "--epoch-pattern",
+            "x",
+            "--",
+            sys.executable,
+            "-c",
+            "print('y' * 300_000)",
+        ],
         stdout=write,
-    )  # fmt: skip
+    )
     os.close(write)
     time.sleep(1.5)
     with os.fdopen(read, "rb") as source:

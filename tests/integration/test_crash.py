@@ -16,8 +16,9 @@ from pathlib import Path
 import pytest
 
 from conftest import STEPSCOPE
-from stepscope.report.derive import derive
-from stepscope.runs.reader import Run, latest_run, open_run
+from stepscope.opened_run import OpenedRun, open_run
+from stepscope.report.run.derive import derive
+from stepscope.runs.reader import latest_run
 
 KILLS = 51
 AT_ONCE = 6
@@ -40,7 +41,7 @@ while time.monotonic() < float(sys.argv[2]):
 @dataclass(frozen=True)
 class Killed:
     victim: str
-    run: Run
+    run: OpenedRun
     steps_told: int
     killed_ns: int
 
@@ -51,10 +52,20 @@ def kill_one(number: int, folder: Path, script: str) -> Killed:
     runs, told = folder / f"runs{number}", folder / f"told{number}"
     deadline = time.monotonic() + 30
     process = subprocess.Popen(
-        [*STEPSCOPE, "run", "-q", "--out", str(runs), "--", sys.executable, script, str(told),
-         str(deadline)],
+        [
+            *STEPSCOPE,
+            "run",
+            "-q",
+            "--out",
+            str(runs),
+            "--",
+            sys.executable,
+            script,
+            str(told),
+            str(deadline),
+        ],
         stdin=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     while not told.exists():
         time.sleep(0.01)
     time.sleep(chance.uniform(0, 2.5))
@@ -112,17 +123,18 @@ def test_the_report_renders(killed: list[Killed]) -> None:
 
 def test_a_run_can_be_read_while_it_is_written(tmp_path: Path) -> None:
     process = subprocess.Popen(
-        [*STEPSCOPE, "run", "-q", "--out", str(tmp_path), "--", "sleep", "2.6"]
+        [*STEPSCOPE, "run", "-q", "--out", str(tmp_path), "--", "cat"], stdin=subprocess.PIPE
     )
-    rows, outcomes = [], []
-    end = time.monotonic() + 2.4
-    while time.monotonic() < end:
+    rows: list[int] = []
+    outcomes = []
+    end = time.monotonic() + 60
+    while time.monotonic() < end and len(set(rows)) < 4:
         time.sleep(0.1)
         if list(tmp_path.glob("*/run.json")):
             run = open_run(latest_run(tmp_path))
             rows.append(run.samples().num_rows)
             outcomes.append(run.ending.outcome.value)
-    process.wait(20)
+    process.communicate(timeout=60)
     assert rows == sorted(rows) and rows[-1] > rows[0]
     assert set(outcomes) == {"running"}
     assert open_run(latest_run(tmp_path)).ending.outcome == "ok"

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from conftest import STEPSCOPE
-from stepscope.runs.reader import latest_run, open_run
+from stepscope.opened_run import open_run
+from stepscope.runs.reader import latest_run
 
 # The very program, with a sensor that sees half of what is written and all of it as reads, too.
 LIAR = """
@@ -27,10 +28,20 @@ IoSensor._amounts = halved
 from stepscope.cli.app import main
 main()
 """
+pytestmark = pytest.mark.quiet
 HOST = (
-    "CPU", "CPU of a worker", "CPU of the machine", "CPU of the cgroup", "Memory", "Disk written",
-    "Disk read", "Loopback", "/dev/shm", "Phases and marks", "Python hook",
-)  # fmt: skip
+    "CPU",
+    "CPU of a worker",
+    "CPU of the machine",
+    "CPU of the cgroup",
+    "Memory",
+    "Disk written",
+    "Disk read",
+    "Loopback",
+    "/dev/shm",
+    "Phases and marks",
+    "Python hook",
+)
 
 
 def doctor(*options: str, program: list[str] | None = None, **more: Any) -> Any:
@@ -85,9 +96,12 @@ def test_the_run_is_kept_with_its_report(healthy: tuple[Any, Path]) -> None:
 
 def test_a_sensor_that_lies_is_found(tmp_path: Path) -> None:
     liar = doctor(
-        "--no-gpu", "--out", str(tmp_path), program=[sys.executable, "-c", LIAR], env={
-            **os.environ, "COLUMNS": "80"},
-    )  # fmt: skip
+        "--no-gpu",
+        "--out",
+        str(tmp_path),
+        program=[sys.executable, "-c", LIAR],
+        env={**os.environ, "COLUMNS": "80"},
+    )
     assert liar.returncode == 1, liar.stdout
     (advice,) = [line for line in liar.stdout.splitlines() if line.startswith("Do not trust:")]
     assert "Disk written" in advice
@@ -112,9 +126,12 @@ def test_quick_is_quick_and_tests_nothing(tmp_path: Path) -> None:
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*STEPSCOPE, "doctor", "--out", str(tmp_path)],
-        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
         start_new_session=True,
-    )  # fmt: skip
+    )
     end = time.monotonic() + 20
     while not list(tmp_path.glob("*/*/events/[0-9]*.bin")) and time.monotonic() < end:
         time.sleep(0.02)

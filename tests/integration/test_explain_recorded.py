@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from planted import RECORDED, Planted, planted_scripts, unpack
-from stepscope.records import Verdict
-from stepscope.runs.reader import open_run
+from stepscope.opened_run import open_run
+from stepscope.records import Diagnosis
 
 HEALTHY = ("cpu.compute", "gpu.compute", "gpu.bandwidth")
 CEILING_OFF = {"cpu": 0.25, "gpu": 0.15}
@@ -21,7 +21,7 @@ SCRIPTS = {script.name: script for script in planted_scripts()}
 FIXED = [name for name in SCRIPTS if (RECORDED / f"{name}-fixed.tar.xz").exists()]
 
 
-def explained(name: str, folder: Path) -> Verdict:
+def explained(name: str, folder: Path) -> Diagnosis:
     return open_run(unpack(RECORDED / f"{name}.tar.xz", folder)).explained()
 
 
@@ -32,11 +32,11 @@ def expected(script: Planted) -> tuple[str, ...]:
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_the_planted_cause_is_named_first(name: str, tmp_path: Path) -> None:
     script = SCRIPTS[name]
-    verdict = explained(name, tmp_path)
-    assert verdict.first.cause in expected(script), verdict.first.says
-    assert verdict.first.healthy == (script.cause in HEALTHY or script.cause == "healthy")
-    assert verdict.first.evidence
-    assert verdict.first.advice
+    diagnosis = explained(name, tmp_path)
+    assert diagnosis.first.cause in expected(script), diagnosis.first
+    assert diagnosis.first.healthy == (script.cause in HEALTHY or script.cause == "healthy")
+    assert diagnosis.first.evidence
+    assert diagnosis.first.recommendations
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
@@ -46,7 +46,8 @@ def test_nothing_else_is_named_with_high_confidence_and_a_higher_ceiling(
     first, *others = explained(name, tmp_path).findings
     for other in others:
         sure = other.confidence == "high" and not other.healthy
-        assert not sure or (other.ceiling or 1.0) <= max(first.ceiling or 1.0, 1.2), other.says
+        most = max(first.speedup_bound or 1.0, 1.2)
+        assert not sure or (other.speedup_bound or 1.0) <= most, other
 
 
 @pytest.mark.parametrize("name", FIXED)
@@ -54,7 +55,7 @@ def test_a_cause_that_was_removed_is_not_named_for_sure(name: str, tmp_path: Pat
     script = SCRIPTS[name]
     first = explained(f"{name}-fixed", tmp_path).first
     still = first.cause == script.cause and first.confidence == "high"
-    assert not still or script.name in LESS_NOT_NONE, first.says
+    assert not still or script.name in LESS_NOT_NONE, first
 
 
 LESS_NOT_NONE = ("cpu_communication",)
@@ -66,15 +67,16 @@ def test_the_ceiling_is_what_removing_the_cause_gave(name: str, tmp_path: Path) 
     script = SCRIPTS[name]
     speeds = json.loads((RECORDED / "speeds.json").read_text())
     measured = speeds[f"{name}-fixed"] / speeds[name]
-    predicted = explained(name, tmp_path).first.ceiling
+    predicted = explained(name, tmp_path).first.speedup_bound
     assert predicted is not None
     assert measured == pytest.approx(predicted, rel=CEILING_OFF[script.device])
 
 
 def test_every_script_has_a_kept_run() -> None:
     assert len(SCRIPTS) >= 18
-    assert {path.name.partition(".")[0].removesuffix("-fixed") for path in RECORDED.glob("*.xz")} \
-        == set(SCRIPTS)  # fmt: skip
+    assert {
+        path.name.partition(".")[0].removesuffix("-fixed") for path in RECORDED.glob("*.xz")
+    } == set(SCRIPTS)
 
 
 def texts(told: Any) -> Iterator[str]:
@@ -94,7 +96,7 @@ def test_kept_runs_tell_nothing_of_the_machine_they_came_from(tmp_path: Path) ->
     for archive in RECORDED.glob("*.tar.xz"):
         run = open_run(unpack(archive, tmp_path))
         names = [text for process in run.processes for text in process.names.values()]
-        for text in [*texts(run.facts), *names]:
+        for text in [*texts(run.json), *names]:
             found = ABSOLUTE.findall(text)
             assert set(found) <= {"/home/user", "/sys/fs/cgroup"}, (archive.name, text)
 

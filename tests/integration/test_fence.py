@@ -8,18 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import fake_nvml
 from runners import PYTHON
 from stepscope.errors import CannotTry
-from stepscope.trials import fence as fence_module
-from stepscope.trials import kin
-from stepscope.trials.cgroups import Refused
-from stepscope.trials.fence import Breach, Fence
-from stepscope.trials.limits import Limits
+from stepscope.records.codec import to_json
+from stepscope.trials.limits import fence as fence_module
+from stepscope.trials.limits.cgroups import Refused
+from stepscope.trials.limits.fence import Fence
+from stepscope.trials.limits.spec import Limits
+from stepscope.trials.outcome import Stopped
+from stepscope.trials.processes import trial_processes
 
 MIB = 1 << 20
 CPUS = len(os.sched_getaffinity(0))
@@ -32,7 +36,7 @@ def build() -> Iterator[Build]:
     fences: list[Fence] = []
 
     def make(limits: Limits, ranks: int = 1, workers: int = 0) -> Fence:
-        fences.append(Fence.build(limits, kin.new_token(), ranks, workers))
+        fences.append(Fence(limits, trial_processes.new_token(), ranks, workers))
         return fences[-1]
 
     yield make
@@ -73,6 +77,12 @@ def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fence_module, "make_group", lambda *_: refused)
 
 
+def facts_of(fence: Fence) -> dict[str, Any]:
+    """As run.json has them."""
+    plain: dict[str, Any] = to_json(replace(fence.facts(), time=None), omit_defaults=True)
+    return plain
+
+
 def line(process: subprocess.Popen[str]) -> str:
     assert process.stdout is not None
     return process.stdout.readline().strip()
@@ -91,22 +101,22 @@ sys.stdin.readline()
 
 def test_only_the_worker_that_eats_is_killed_and_counted(build: Build, start: Start) -> None:
     fence = build(Limits(memory=128 * MIB))
-    if fence.facts()["memory"]["by"] == "soft":
-        pytest.skip(f"no memory cgroup here: {fence.facts()['memory']['why']}")
+    if facts_of(fence)["memory"]["by"] == "soft":
+        pytest.skip(f"no memory cgroup here: {facts_of(fence)['memory']['why']}")
     process = start(fence, WORKER_EATS)
     assert line(process) == "worker ended with -9"
     assert process.poll() is None
     assert fence.inspect([process.pid]) is None
-    assert fence.cgroup_kills() == 1
-    peak = fence.peak_memory()
+    assert fence.counts().kills == 1
+    peak = fence.counts().peak
     assert peak is None or 64 * MIB < peak <= 129 * MIB
-    assert fence.facts()["memory"]["by"] in ("cgroup v1", "cgroup v2")
-    counters = fence.counters()
+    assert facts_of(fence)["memory"]["by"] in ("cgroup v1", "cgroup v2")
+    counters = fence.counts().counters
     assert json.loads(json.dumps(counters)) == counters
     folders = fence.group_paths()
     assert fence.close() == [] and not any(folder.exists() for folder in folders)
     assert process.wait(5) == -9  # nobody stays in a group that is removed
-    assert fence.cgroup_kills() == 1 and fence.counters() == counters
+    assert fence.counts().kills == 1 and fence.counts().counters == counters
 
 
 GRANDCHILDREN = f"""
@@ -123,15 +133,18 @@ def test_grandchildren_stay_on_the_cpus_and_their_masks_are_read(
     build: Build, start: Start
 ) -> None:
     fence = build(Limits(cpus=1), ranks=2, workers=3)
-    facts = fence.facts()["cpus"]
+    facts = facts_of(fence)["cpus"]
     assert facts["by"] == "affinity" and len(facts["cpus"]) == 1 and facts["threads"] == 1
     assert "8 ranks and loader workers" in facts["crowded"]
     process = start(fence, GRANDCHILDREN)
     assert line(process) == str(facts["cpus"][0])
-    family = [each.pid for each in kin.kin_of(fence.environment({})[kin.VARIABLE])]
+    family = [
+        each.pid
+        for each in trial_processes.processes_of(fence.environment({})[trial_processes.VARIABLE])
+    ]
     assert len(family) == 3
     assert fence.inspect(family) is None
-    after = fence.facts()["cpus"]
+    after = facts_of(fence)["cpus"]
     assert after["masks_checked"] >= 3 and after["escaped"] == []
     for pid in family[1:]:
         os.kill(pid, 9)
@@ -142,10 +155,10 @@ def test_threads_match_the_cpus_and_what_was_said_before_is_kept(build: Build) -
     environment = fence.environment({"OMP_NUM_THREADS": "64", "MKL_NUM_THREADS": "1", "HOME": "/"})
     assert environment["OMP_NUM_THREADS"] == environment["MKL_NUM_THREADS"] == "1"
     assert environment["HOME"] == "/"
-    assert fence.facts()["cpus"]["replaced"] == {"OMP_NUM_THREADS": "64"}
+    assert facts_of(fence)["cpus"]["replaced"] == {"OMP_NUM_THREADS": "64"}
     unlimited = build(Limits())
-    assert unlimited.threads is None and unlimited.facts() == {}
-    assert unlimited.environment({"A": "b"}).keys() == {"A", kin.VARIABLE}
+    assert unlimited.threads is None and facts_of(unlimited) == {}
+    assert unlimited.environment({"A": "b"}).keys() == {"A", trial_processes.VARIABLE}
     assert unlimited.inspect([os.getpid()]) is None
 
 
@@ -159,15 +172,15 @@ print((time.process_time() - used) / (time.monotonic() - begun), flush=True)
 
 def test_half_a_cpu_is_half_the_time(build: Build, start: Start) -> None:
     fence = build(Limits(cpus=0.5))
-    if fence.facts()["cpus"]["by"] != "quota":
-        pytest.skip(f"no quota here: {fence.facts()['cpus']['note']}")
+    if facts_of(fence)["cpus"]["by"] != "quota":
+        pytest.skip(f"no quota here: {facts_of(fence)['cpus']['note']}")
     assert 0.1 < float(line(start(fence, SPINS))) < 0.65
-    assert "cpu.stat" in fence.counters()
+    assert "cpu.stat" in fence.counts().counters
 
 
 @pytest.mark.usefixtures("no_groups")
 def test_without_a_quota_a_part_is_rounded_up_and_said(build: Build) -> None:
-    facts = build(Limits(cpus=0.5)).facts()["cpus"]
+    facts = facts_of(build(Limits(cpus=0.5)))["cpus"]
     assert facts["by"] == "affinity" and len(facts["cpus"]) == 1
     assert "rounded up to 1" in facts["note"] and "no permission" in facts["note"]
 
@@ -177,7 +190,7 @@ EATS = (
 )
 
 
-def breach_of(fence: Fence, pid: int) -> Breach | None:
+def breach_of(fence: Fence, pid: int) -> Stopped | None:
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         if breach := fence.inspect([pid]):
@@ -189,7 +202,7 @@ def breach_of(fence: Fence, pid: int) -> Breach | None:
 @pytest.mark.usefixtures("no_groups")
 def test_without_a_group_a_watchdog_looks(build: Build, start: Start) -> None:
     fence = build(Limits(memory=100 * MIB))
-    assert fence.facts()["memory"] == {
+    assert facts_of(fence)["memory"] == {
         "asked": 100 * MIB,
         "by": "soft",
         "why": "no permission to make a control group",
@@ -201,7 +214,7 @@ def test_without_a_group_a_watchdog_looks(build: Build, start: Start) -> None:
     assert line(large) == "full"
     breach = breach_of(fence, large.pid)
     assert breach is not None and breach.evidence["limit"] == 100 * MIB
-    assert (fence.cgroup_kills(), fence.peak_memory(), fence.counters()) == (None, None, {})
+    assert (fence.counts().kills, fence.counts().peak, fence.counts().counters) == (None, None, {})
 
 
 def test_a_group_that_cannot_be_entered_becomes_a_watchdog(build: Build, start: Start) -> None:
@@ -212,7 +225,7 @@ def test_a_group_that_cannot_be_entered_becomes_a_watchdog(build: Build, start: 
         folder.rmdir()
     process = start(fence, EATS)
     assert line(process) == "full"
-    facts = fence.facts()
+    facts = facts_of(fence)
     assert facts["memory"]["by"] == "soft" and "cannot enter" in facts["memory"]["why"]
     assert facts["cpus"]["by"] == "affinity"
     assert os.sched_getaffinity(process.pid) == set(facts["cpus"]["cpus"])
@@ -224,12 +237,12 @@ def test_a_process_that_has_ended_can_be_placed(build: Build) -> None:
     process = subprocess.Popen(["true"])
     process.wait()
     fence.place(process.pid)
-    assert fence.inspect([process.pid]) is None and fence.facts()["cpus"]["escaped"] == []
+    assert fence.inspect([process.pid]) is None and facts_of(fence)["cpus"]["escaped"] == []
 
 
 def test_more_than_there_is_cannot_be_had() -> None:
     with pytest.raises(CannotTry, match="may use"):
-        Fence.build(Limits(cpus=10_000), kin.new_token())
+        Fence(Limits(cpus=10_000), trial_processes.new_token())
 
 
 @pytest.fixture
@@ -246,12 +259,12 @@ def test_gpus_are_chosen_by_what_cannot_be_mistaken(build: Build, two_gpus: list
     assert fence.environment({"CUDA_VISIBLE_DEVICES": "0,1"})["CUDA_VISIBLE_DEVICES"] == (
         "GPU-1b,GPU-0a"
     )
-    assert fence.facts() == {
+    assert facts_of(fence) == {
         "gpu_memory": {"asked": 2 * MIB, "by": "framework"},
         "gpus": {
-            "asked": ("1", "GPU-0"),
+            "asked": ["1", "GPU-0"],
             "by": "CUDA_VISIBLE_DEVICES",
-            "uuids": ("GPU-1b", "GPU-0a"),
+            "uuids": ["GPU-1b", "GPU-0a"],
         },
     }
     assert build(Limits(gpus=())).environment({})["CUDA_VISIBLE_DEVICES"] == ""
@@ -260,15 +273,15 @@ def test_gpus_are_chosen_by_what_cannot_be_mistaken(build: Build, two_gpus: list
 @pytest.mark.usefixtures("two_gpus")
 def test_a_gpu_that_is_not_there_or_not_ours_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(CannotTry, match="no GPU 2") as caught:
-        Fence.build(Limits(gpus=("2",)), kin.new_token())
+        Fence(Limits(gpus=("2",)), trial_processes.new_token())
     assert caught.value.hint == "There is: GPU 0, GPU 1"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
     with pytest.raises(CannotTry, match="no GPU 0") as caught:
-        Fence.build(Limits(gpus=("0",)), kin.new_token())
+        Fence(Limits(gpus=("0",)), trial_processes.new_token())
     assert caught.value.hint == "There is: GPU 1"
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="there is a driver")
 def test_without_a_driver_gpus_cannot_be_chosen() -> None:
     with pytest.raises(CannotTry, match="--gpus 0 cannot be had"):
-        Fence.build(Limits(gpus=("0",)), kin.new_token())
+        Fence(Limits(gpus=("0",)), trial_processes.new_token())

@@ -30,8 +30,11 @@ def environment(folder: Path) -> dict[str, str]:
 def fit(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*STEPSCOPE, "fit", *arguments],
-        env=environment(folder), capture_output=True, text=True, timeout=110,
-    )  # fmt: skip
+        env=environment(folder),
+        capture_output=True,
+        text=True,
+        timeout=110,
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -139,8 +142,10 @@ def test_a_request_to_end_leaves_nothing(tmp_path: Path, own: Own) -> None:
     place = own(step=f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
     process = subprocess.Popen(
         [*STEPSCOPE, "fit", place, "--memory", "2GiB"],
-        env=environment(tmp_path), stderr=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        env=environment(tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     deadline = time.monotonic() + 60
     while not (started.exists() and started.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)

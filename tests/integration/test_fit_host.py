@@ -15,16 +15,15 @@ from typing import Any
 
 import pytest
 
-from stepscope.advice.answer import Fit
-from stepscope.advice.hostfit import fit_on_host
 from stepscope.errors import BadWorkload, CannotTry
+from stepscope.fit.answer import Fit
+from stepscope.fit.request import FitRequest
+from stepscope.fit.run import FitListener, run_fit
 from stepscope.records import Outcome
-from stepscope.runs.paths import RunPaths
-from stepscope.trials import child
-from stepscope.trials.limits import Limits, parse_size
-from stepscope.trials.prepare import TrialPlan
-from stepscope.trials.repeats import run_repeats
-from stepscope.trials.runner import Tried
+from stepscope.report.fit.sentences import notes, summary, tried_text
+from stepscope.trials.limits.spec import Limits, parse_size
+from stepscope.trials.request import TrialRequest
+from stepscope.trials.runner import CompletedTrial, run_repeats
 from stepscope.workloads.spec import Workload, make_workload
 
 Own = Callable[..., str]
@@ -69,17 +68,22 @@ def few(tmp_path: Path) -> Callable[..., str]:
 
 def fit(model: str, memory: str, **knobs: Any) -> Fit:
     lines: list[str] = []
-    workload = make_workload(model, knobs)
-    found = fit_on_host(workload, parse_size(memory), 0, 60.0, lines.append, lambda text: None)
-    print(*lines, found.says, found.effort, *found.notes, sep="\n")
+    workload = make_workload(model, {**knobs, "device": "cpu"})
+    request = FitRequest(
+        workload, Limits(memory=parse_size(memory), stall_timeout_s=60.0), fresh=True
+    )
+    listener = FitListener(lines.append, tried=lambda result: lines.append(tried_text(result)))
+    found = run_fit(request, listener)
+    print(*lines, summary(found), found.effort, *notes(found), sep="\n")
     return found
 
 
 def again(model: str, memory: str, batch: int, out: Path, count: int, **knobs: Any) -> list[bool]:
     """Whether it passes in fresh processes, by trials that nothing but the limit is known to."""
     workload = make_workload(model, {**knobs, "batch_size": batch, "steps": 3, "device": "cpu"})
-    plan = TrialPlan(workload, Limits(memory=parse_size(memory)), out, cycle=True)
-    ended = [tried.ending for tried in run_repeats(plan, count, lambda text: None)]
+    limits = Limits(memory=parse_size(memory))
+    request = TrialRequest(workload, limits, repeats=count, out=out, cycle=True)
+    ended = [tried.ending for tried in run_repeats(request, lambda text: None)]
     print(batch, [f"{ending.outcome.value} {ending.evidence.get('phase', '')}" for ending in ended])
     assert {ending.outcome for ending in ended} <= {Outcome.OK, Outcome.HOST_OOM}
     return [ending.outcome is Outcome.OK for ending in ended]
@@ -87,8 +91,8 @@ def again(model: str, memory: str, batch: int, out: Path, count: int, **knobs: A
 
 def check(found: Fit, model: str, memory: str, out: Path, **knobs: Any) -> None:
     """The answer passes in three processes of three; one that is 5 % larger does not."""
-    assert found.verdict == "fits" and found.largest is not None, found.says
-    size = found.largest.size
+    assert found.verdict == "fits" and found.max_batch is not None, summary(found)
+    size = found.max_batch.size
     assert all(again(model, memory, size, out, 3, **knobs))
     too_large = math.ceil(size / 0.95) + 1
     assert not all(again(model, memory, too_large, out, 3, **knobs))
@@ -99,12 +103,12 @@ def test_cnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(*STEADY)
     knobs = {"samples": 2048}
     found = fit("cnn", "768MiB", **knobs)
-    assert found.verdict == "fits" and found.largest is not None
-    largest = found.largest
-    assert largest.passed == 3 and largest.above is not None and largest.leaves > 0
-    assert largest.above <= 1.12 * largest.size
-    assert found.fast is not None and found.fast.size <= largest.size
-    assert found.room.device == "host" and found.effort.ooms >= 1
+    assert found.verdict == "fits" and found.max_batch is not None
+    largest = found.max_batch
+    assert largest.passed == 3 and largest.failure_above is not None and largest.free_bytes >= 0
+    assert largest.failure_above.batch <= 1.12 * largest.size
+    assert found.recommended_batch is not None and found.recommended_batch.size <= largest.size
+    assert found.budget.device == "host" and found.effort.ooms >= 1
     assert found.subject is not None and found.subject.parameters > 10_000
     assert list((tmp_path / "tmp").iterdir()) == []
     assert all(again("cnn", "768MiB", largest.size, tmp_path / "runs", 3, **knobs))
@@ -124,15 +128,15 @@ def test_the_cycle(few: Callable[..., str], tmp_path: Path) -> None:
     assert rank["parts"] == {"weights": 72, "gradients": 72, "optimizer": 72, "inputs": 16 * 40}
 
 
-def _tried(model: str, out: Path, cycle: bool) -> Tried:
+def _tried(model: str, out: Path, cycle: bool) -> CompletedTrial:
     workload = Workload(model, batch_size=16, steps=3, device="cpu")
-    plan = TrialPlan(workload, Limits(), out / "runs", cycle=cycle)
-    (tried,) = run_repeats(plan, 1, lambda text: None)
+    request = TrialRequest(workload, out=out / "runs", cycle=cycle)
+    (tried,) = run_repeats(request, lambda text: None)
     assert tried.ending.outcome is Outcome.OK, tried.ending
     return tried
 
 
-def _facts(tried: Tried) -> dict[str, Any]:
+def _facts(tried: CompletedTrial) -> dict[str, Any]:
     return dict(json.loads(tried.paths.trial_rank(0).read_text()))
 
 
@@ -143,17 +147,11 @@ def test_without_the_cycle_nothing_follows_the_steps(
     assert rank["steps"] == 3 and "evaluation" not in rank["phases"] and "parts" not in rank
 
 
-def test_what_an_older_runner_wrote_is_understood(tmp_path: Path) -> None:
-    spec = {"threads": None, "gpu_memory": None, "profiled_steps": 0}
-    place = child._place(spec, RunPaths(tmp_path), Workload("cnn"))
-    assert place.cycle is False
-
-
 def test_a_limit_below_what_is_there_before_any_step(few: Callable[..., str]) -> None:
     found = fit(few(), "100MiB")
-    assert found.verdict == "does not fit" and found.largest is None
-    assert "does not fit into 100 MiB: batch 8 needs" in found.says
-    assert "PyTorch and what it loads take" in found.says and "more." in found.says
+    assert found.verdict == "does not fit" and found.max_batch is None
+    assert "does not fit into 100 MiB: batch 8 needs" in summary(found)
+    assert "PyTorch and what it loads take" in summary(found) and "more." in summary(found)
 
 
 def test_a_step_that_fails(few: Callable[..., str]) -> None:
@@ -173,14 +171,14 @@ def test_a_step_that_keeps_memory(few: Callable[..., str]) -> None:
     keeps = "step.kept = [*getattr(step, 'kept', ()), torch.ones(3_000_000)]"
     found = fit(few(step=keeps), "1GiB")
     assert found.verdict == "cannot tell" and found.effort.probes == 1
-    assert "grows by 11.4" in found.says and "more steps 1 GiB are full" in found.says
+    assert "grows by 11.4" in summary(found) and "more steps 1 GiB are full" in summary(found)
 
 
 def test_a_data_set_smaller_than_any_limit(few: Callable[..., str]) -> None:
     found = fit(few(11), "1GiB")
     assert found.verdict == "no limit" and found.effort.probes == 2
-    assert found.largest is not None and found.largest.size == 11
-    assert "no more than 11 samples" in found.says
+    assert found.max_batch is not None and found.max_batch.size == 11
+    assert "no more than 11 samples" in summary(found)
 
 
 def test_limits_that_cannot_be(few: Callable[..., str]) -> None:
@@ -193,17 +191,24 @@ def test_ctrl_c(few: Callable[..., str], tmp_path: Path) -> None:
     """It ends at once, as a KeyboardInterrupt, and nothing is left: no process, no folder."""
     program = (
         "import sys\n"
-        "from stepscope.advice.hostfit import fit_on_host\n"
+        "from stepscope.fit.request import FitRequest\n"
+        "from stepscope.fit.run import FitListener, run_fit\n"
         "from stepscope.workloads.spec import Workload\n"
         "show = lambda text: print(text, flush=True)\n"
-        "fit_on_host(Workload(sys.argv[1]), 1 << 30, 0, 60.0, show, show)\n"
+        "from stepscope.trials.limits.spec import Limits\n"
+        "limits = Limits(memory=1 << 30, stall_timeout_s=60.0)\n"
+        "request = FitRequest(Workload(sys.argv[1], device='cpu'), limits)\n"
+        "run_fit(request, FitListener(show, show))\n"
     )
     model = few(step="import time; time.sleep(60)")
     environment = {**os.environ, "TMPDIR": str(tmp_path / "tmp")}
     with subprocess.Popen(
         [sys.executable, "-c", program, model],
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    ) as fitting:  # fmt: skip
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+    ) as fitting:
         assert fitting.stdout is not None
         for line in fitting.stdout:
             if "first step" in line:
@@ -263,7 +268,7 @@ def test_a_users_workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 def test_processes_that_differ(tmp_path: Path) -> None:
     """As malloc is: the answer passes, but may be further below what passes now and then."""
     found = fit("cnn", "2GiB")
-    assert found.largest is not None and found.largest.passed == 3
-    passes = again("cnn", "2GiB", found.largest.size, tmp_path / "runs", 4)
+    assert found.max_batch is not None and found.max_batch.passed == 3
+    passes = again("cnn", "2GiB", found.max_batch.size, tmp_path / "runs", 4)
     assert sum(passes) >= 3
-    assert not all(again("cnn", "2GiB", int(1.1 * found.largest.size), tmp_path / "runs", 3))
+    assert not all(again("cnn", "2GiB", int(1.1 * found.max_batch.size), tmp_path / "runs", 3))

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from conftest import STEPSCOPE
-from stepscope.runs.reader import latest_run, open_run
+from stepscope.opened_run import open_run
+from stepscope.runs.reader import latest_run
 
 
 @pytest.fixture
@@ -51,10 +52,22 @@ def test_the_training_goes_on(
 ) -> None:
     script = python_file(TRAINS)
     done = subprocess.run(
-        [*STEPSCOPE, "run", "--out", str(small_disk / "runs"), "--", sys.executable, script, "fill",
-         str(small_disk), then],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        [
+            *STEPSCOPE,
+            "run",
+            "--out",
+            str(small_disk / "runs"),
+            "--",
+            sys.executable,
+            script,
+            "fill",
+            str(small_disk),
+            then,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
 
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "No space left on device" in done.stderr
@@ -81,7 +94,9 @@ def test_no_room_from_the_start(small_disk: Path) -> None:
     os.close(ballast)
     done = subprocess.run(
         [*STEPSCOPE, "run", "--out", str(small_disk / "runs"), "--", "true"],
-        capture_output=True, text=True, timeout=60,
-    )  # fmt: skip
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
     assert done.returncode == 125
     assert done.stderr.count("\n") == 1 and "No space left" in done.stderr

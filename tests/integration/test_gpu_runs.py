@@ -35,24 +35,24 @@ def machine(scenario: dict[str, Any], **more: str) -> dict[str, str]:
 
 
 def read_of(done: Finished, entity: str) -> set[str]:
-    return {metric for metric, name in done.run.series() if name == entity}
+    return {metric for metric, name in done.run.data.series if name == entity}
 
 
 def uuids(done: Finished) -> list[str]:
-    return [gpu["uuid"] for gpu in done.run.facts["environment"]["gpus"]]
+    return [gpu["uuid"] for gpu in done.run.json["environment"]["gpus"]]
 
 
 def test_a_run_records_its_gpu(watch: Callable[..., Finished]) -> None:
     done = watch(sys.executable, *SLEEP_LONGER, env=machine(fake_nvml.ONE_H200))
     assert done.code == 0
-    (gpu,) = done.run.facts["environment"]["gpus"]
+    (gpu,) = done.run.json["environment"]["gpus"]
     assert (gpu["label"], gpu["model"], gpu["power_limit_watts"]) == ("GPU 0", "NVIDIA H200", 700)
-    assert done.run.facts["environment"]["driver"].startswith("580.")
+    assert done.run.json["environment"]["driver"].startswith("580.")
     assert read_of(done, gpu["uuid"]) >= ALL
-    series = done.run.series()
+    series = done.run.data.series
     assert series["gpu_sm", gpu["uuid"]].value.mean() == pytest.approx(0.96, abs=0.05)
     assert series["gpu_energy", gpu["uuid"]].value.mean() == pytest.approx(700, rel=0.2)
-    assert not ALL & set(done.run.facts["sensors"]["missing"])
+    assert not ALL & set(done.run.json["sensors"]["missing"])
 
 
 def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(watch: Callable[..., Finished]) -> None:
@@ -60,11 +60,11 @@ def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(watch: Callable[..., F
     done = watch(sys.executable, *SLEEP, env=machine({"gpus": [lost, {"load": "idle"}]}))
     assert done.code == 0
     first, second = uuids(done)
-    (remark,) = done.run.facts["sensors"]["remarks"]
+    (remark,) = done.run.json["sensors"]["remarks"]
     assert "GPU 0" in remark and "fallen off the bus" in remark
     assert "was lost" in " ".join(done.err.split())
-    power = done.run.series()["gpu_power", second]
-    assert power.t[-1] > done.run.series()["gpu_power", first].t[-1]
+    power = done.run.data.series["gpu_power", second]
+    assert power.t[-1] > done.run.data.series["gpu_power", first].t[-1]
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, LOST, 999])
@@ -85,7 +85,7 @@ def test_without_a_driver_every_metric_has_the_reason(
 ) -> None:
     done = watch(sys.executable, *SLEEP, env=machine({"init": code, "gpus": []}))
     assert done.code == 0
-    missing = done.run.facts["sensors"]["missing"]
+    missing = done.run.json["sensors"]["missing"]
     assert set(missing) >= ALL and all(words in missing[key] for key in ALL)
 
 
@@ -97,9 +97,9 @@ def test_a_driver_that_sleeps_does_not_hold_the_command_up(
     assert done.code == 0
     (gpu,) = uuids(done)
     run = done.run
-    began = (run.series()["gpu_power", gpu].t[0] - run.begin_ns) / 1e9
+    began = (run.data.series["gpu_power", gpu].t[0] - run.begin_ns) / 1e9
     assert 0.3 < began < 2.5
-    assert run.recorded().of("rss").t[0] - run.begin_ns < 0.5e9
+    assert run.data.of("rss").t[0] - run.begin_ns < 0.5e9
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetMemoryInfo", "nvmlGpmSampleGet"])
@@ -110,9 +110,9 @@ def test_a_driver_that_never_answers_holds_nobody_up(
     begun = time.monotonic()
     done = watch(sys.executable, "-c", "import time; time.sleep(3); exit(7)", env=machine(hangs))
     assert (done.code, time.monotonic() - begun < 12) == (7, True)
-    (remark,) = done.run.facts["sensors"]["remarks"]
+    (remark,) = done.run.json["sensors"]["remarks"]
     assert remark == "the NVIDIA driver did not answer at the end: its last readings are missing"
-    times = done.run.recorded().of("rss").t
+    times = done.run.data.of("rss").t
     assert len(times) > 20 and max(b - a for a, b in pairwise(times)) < 0.6e9
 
 
@@ -121,42 +121,50 @@ def test_a_driver_that_never_opens_holds_nobody_up(watch: Callable[..., Finished
     begun = time.monotonic()
     done = watch(sys.executable, *SLEEP, env=machine(asleep))
     assert (done.code, time.monotonic() - begun < 10) == (0, True)
-    missing = done.run.facts["sensors"]["missing"]
+    missing = done.run.json["sensors"]["missing"]
     assert all("had not answered" in missing[key] for key in ALL)
 
 
 def test_only_gpus_that_the_command_may_use_are_watched(watch: Callable[..., Finished]) -> None:
     env = machine(fake_nvml.TWO_GPUS, CUDA_VISIBLE_DEVICES="1")
     done = watch(sys.executable, *SLEEP, env=env)
-    (gpu,) = done.run.facts["environment"]["gpus"]
+    (gpu,) = done.run.json["environment"]["gpus"]
     assert gpu["index"] == 1
     none = watch(
-        sys.executable, *SLEEP, options=["--out", str(done.runs.parent / "none")],
+        sys.executable,
+        *SLEEP,
+        options=["--out", str(done.runs.parent / "none")],
         env=machine(fake_nvml.TWO_GPUS, CUDA_VISIBLE_DEVICES=""),
-    )  # fmt: skip
+    )
     assert none.code == 0
 
 
 def test_a_package_that_knows_less_costs_no_more_than_that(
     watch: Callable[..., Finished],
 ) -> None:
-    old = {"gpus": [{}], "unknown": ["nvmlDeviceGetTotalEccErrors", "nvmlGpmQueryDeviceSupport",
-                                     "NVML_FI_DEV_PCIE_COUNT_RX_BYTES"]}  # fmt: skip
+    old = {
+        "gpus": [{}],
+        "unknown": [
+            "nvmlDeviceGetTotalEccErrors",
+            "nvmlGpmQueryDeviceSupport",
+            "NVML_FI_DEV_PCIE_COUNT_RX_BYTES",
+        ],
+    }
     done = watch(sys.executable, *SLEEP, env=machine(old))
     (gpu,) = uuids(done)
     assert {"gpu_power", "gpu_memory", "gpu_utilization"} <= read_of(done, gpu)
-    assert "too old" in done.run.facts["sensors"]["missing"]["gpu_ecc_corrected"]
+    assert "too old" in done.run.json["sensors"]["missing"]["gpu_ecc_corrected"]
 
 
 def test_a_number_means_a_slice_where_a_gpu_is_sliced(watch: Callable[..., Finished]) -> None:
     done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.MIG, CUDA_VISIBLE_DEVICES="0"))
-    labels = [gpu["label"] for gpu in done.run.facts["environment"]["gpus"]]
+    labels = [gpu["label"] for gpu in done.run.json["environment"]["gpus"]]
     assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
 
 
 def test_slices_are_gpus_of_their_own(watch: Callable[..., Finished]) -> None:
     done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.MIG))
-    labels = [gpu["label"] for gpu in done.run.facts["environment"]["gpus"]]
+    labels = [gpu["label"] for gpu in done.run.json["environment"]["gpus"]]
     assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
     _, *slices = uuids(done)
     for uuid in slices:

@@ -14,19 +14,19 @@ from dataclasses import dataclass
 import pytest
 
 from runners import DEAF, PYTHON, SLEEPS, SOURCE
-from stepscope.trials import kin
+from stepscope.trials.processes import trial_processes
 
 RUNNER = f"""
 import json, os, signal, subprocess, sys, time
 sys.path.insert(0, {SOURCE!r})
-from stepscope.trials import kin
-from stepscope.trials.guard import Guard
-guard = Guard.start(kin.runner_name())
-print(kin.runner_name(), guard.pid, flush=True)
+from stepscope.trials.processes import trial_processes
+from stepscope.trials.processes.guard import Guard
+guard = Guard.start(trial_processes.runner_name())
+print(trial_processes.runner_name(), guard.pid, flush=True)
 groups, holds_pipe, ending = json.loads(sys.argv[1])
 for group in groups: guard.tell_group(group)
 def start(code, **more):
-    environment = {{**os.environ, kin.VARIABLE: kin.new_token()}}
+    environment = {{**os.environ, trial_processes.VARIABLE: trial_processes.new_token()}}
     process = subprocess.Popen([*{PYTHON!r}, code], stdout=subprocess.PIPE, env=environment,
         **{{"start_new_session": True, **more}})
     process.stdout.readline()
@@ -60,7 +60,7 @@ class Running:
     trial: list[int]
 
     def living(self) -> list[int]:
-        return [pid for pid in self.trial if kin.identify(pid)]
+        return [pid for pid in self.trial if trial_processes.identify(pid)]
 
 
 Run = Callable[..., Running]
@@ -74,8 +74,10 @@ def run() -> Iterator[Run]:
     def begin(groups: tuple[str, ...] = (), holds_pipe: bool = False, ending: str = "") -> Running:
         process = subprocess.Popen(
             [sys.executable, "-c", RUNNER, json.dumps([groups, holds_pipe, ending])],
-            stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert process.stdout is not None
         name, guard = process.stdout.readline().split()
         trial = list(map(int, process.stdout.readline().split()))
@@ -87,7 +89,7 @@ def run() -> Iterator[Run]:
     for each in running:
         os.killpg(each.process.pid, signal.SIGKILL)
         each.process.wait()
-        kin.end_all(each.name, patience_s=0)
+        trial_processes.end_all(each.name, patience_s=0)
 
 
 def gone_within(seconds: float, look: Callable[[], object]) -> bool:
@@ -105,14 +107,14 @@ def test_all_of_a_killed_runner_are_gone_soon(run: Run, holds_pipe: bool) -> Non
     running = run(holds_pipe=holds_pipe)
     running.process.kill()
     assert gone_within(2, running.living), running.living()
-    assert gone_within(2, lambda: kin.identify(running.guard))
-    assert bystander.living() == bystander.trial and kin.identify(bystander.guard)
+    assert gone_within(2, lambda: trial_processes.identify(running.guard))
+    assert bystander.living() == bystander.trial and trial_processes.identify(bystander.guard)
 
 
 def test_its_groups_are_removed(run: Run) -> None:
-    from stepscope.trials.cgroups import PREFIX, Refused, make_group
+    from stepscope.trials.limits.cgroups import PREFIX, Refused, make_group
 
-    group = make_group(f"{PREFIX}{kin.new_token()}", 256 << 20, None)
+    group = make_group(f"{PREFIX}{trial_processes.new_token()}", 256 << 20, None)
     if isinstance(group, Refused):
         pytest.skip(f"no cgroup can be made here: {group.reason}")
     folders = tuple(map(str, group.folders))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
-from stepscope.analysis.summary import Recorded, summarise
+from stepscope.analysis.run.data import RunData
+from stepscope.analysis.run.summary import summarise
 from stepscope.inject import events, finder
 from stepscope.records import Summary
 from stepscope.runs.events import read_folder
@@ -40,7 +41,7 @@ def summary_of(tmp_path: Path) -> Iterator[Callable[[Callable[[], None]], Summar
         timelines = [timeline_of(process) for process in read_folder(folder)]
         first = min(int(p.records["t"][0]) for p in read_folder(folder))
         last = max(int(p.records["t"][-1]) for p in read_folder(folder))
-        return summarise(Recorded({}, timelines, first, last, None))
+        return summarise(RunData({}, timelines, first, last))
 
     yield watched
     events.report_to(None)

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from conftest import STEPSCOPE
-from stepscope.runs.reader import latest_run, open_run
+from stepscope.opened_run import open_run
+from stepscope.runs.reader import latest_run
 from stepscope.sensors.cgroup import find_cgroup
 
 LIMIT = 400 << 20
@@ -50,8 +51,16 @@ def test_host_oom(
     group: Path, python_file: Callable[[str], str], tmp_path: Path, program: str
 ) -> None:
     enter = f"echo $$ > {group}/cgroup.procs && exec "
-    command = [*STEPSCOPE, "run", "--out", str(tmp_path / "runs"), "--", sys.executable, "-S",
-               python_file(program)]  # fmt: skip
+    command = [
+        *STEPSCOPE,
+        "run",
+        "--out",
+        str(tmp_path / "runs"),
+        "--",
+        sys.executable,
+        "-S",
+        python_file(program),
+    ]
     done = subprocess.run(
         ["sh", "-c", enter + " ".join(command)], capture_output=True, text=True, timeout=60
     )

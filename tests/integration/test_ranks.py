@@ -46,9 +46,20 @@ def test_gradients_are_those_of_the_whole_batch(trial: Trial, tmp_path: Path) ->
     alone = trial(f"{file}:workload", "--batch-size", "16", "--steps", "8", "--name", "alone")
     assert alone.code == 0, alone.err
     together = trial(
-        f"{file}:workload", "--batch-size", "4", "--accumulate", "2", "--ranks", "2",
-        "--seconds", "2", "--cpus", "2", "--name", "together",
-    )  # fmt: skip
+        f"{file}:workload",
+        "--batch-size",
+        "4",
+        "--accumulate",
+        "2",
+        "--ranks",
+        "2",
+        "--seconds",
+        "2",
+        "--cpus",
+        "2",
+        "--name",
+        "together",
+    )
     assert together.code == 0, together.err
     whole = torch.load(tmp_path / "of1-0.pt")
     for rank in (0, 1):
@@ -67,7 +78,7 @@ def _check_both_ranks(done: Tried) -> None:
     assert ranks[0]["threads"] == 1
     facts = json.loads((folder / "run.json").read_text())
     assert facts["limits"]["cpus"]["threads"] == 1
-    from stepscope.runs.reader import open_run
+    from stepscope.opened_run import open_run
 
     run = open_run(folder)
     assert {"rank0", "rank1"} <= set(run.summary().roles)
@@ -95,9 +106,18 @@ def test_a_rank_that_fails_ends_the_trial(
 def test_ten_in_a_row_end_cleanly(trial: Trial) -> None:
     for number in range(10):
         done = trial(
-            "cnn", "--ranks", "2", "--samples", "512", "--steps", "10", "--workers", "1",
-            "--name", f"n{number}",
-        )  # fmt: skip
+            "cnn",
+            "--ranks",
+            "2",
+            "--samples",
+            "512",
+            "--steps",
+            "10",
+            "--workers",
+            "1",
+            "--name",
+            f"n{number}",
+        )
         assert done.code == 0, done.err
         folder = sorted(done.runs.glob(f"*_n{number}_*"))[0]
         said = (folder / "stderr.log").read_text()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import re
 import sys
-import time
 from collections.abc import Callable
 
 import pytest
@@ -38,14 +37,18 @@ def test_torch_loop_with_workers(watch: Watch, start: str) -> None:
     assert summary.phases[0][:2] == ("evaluation", 3)
     assert {"main", "worker"} <= set(summary.roles)
     assert all(0 < row.data_wait_share < 1 for row in summary.epochs)
-    assert done.run.facts["hook"]["frameworks"]["torch"].startswith("2.")
+    assert done.run.json["hook"]["frameworks"]["torch"].startswith("2.")
 
 
 def test_torchrun_with_two_ranks(watch: Watch) -> None:
     done = watch(
-        sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", "--standalone",
+        sys.executable,
+        "-m",
+        "torch.distributed.run",
+        "--nproc-per-node=2",
+        "--standalone",
         str(SCRIPTS / "torchrun_ranks.py"),
-    )  # fmt: skip
+    )
 
     assert done.code == 0, done.err
     summary = done.run.summary()
@@ -77,7 +80,7 @@ def test_jax_script_is_told_how_to_mark(watch: Watch) -> None:
     assert done.code == 0, done.err
     assert done.out.startswith("loss ")
     assert "hook: nothing attached (jax has no hook: use stepscope.mark()" in done.err
-    assert done.run.facts["hook"]["frameworks"]["jax"]
+    assert done.run.json["hook"]["frameworks"]["jax"]
 
 
 def test_shell_pipeline(watch: Watch) -> None:
@@ -121,15 +124,13 @@ os.wait()
 
 def test_forks_and_detaches(watch: Watch, python_file: PythonFile, tmp_path: object) -> None:
     result = f"{tmp_path}/result"
-    script = python_file(DETACHES.format(seconds=1.5, result=result))
+    script = python_file(DETACHES.format(seconds=3, result=result))
 
-    began = time.monotonic()
     done = watch(sys.executable, script)
 
     assert done.code == 0
     assert "still running: " in done.err
-    assert time.monotonic() - began < 5
-    assert len(done.run.facts["survivors"]) == 1
+    assert len(done.run.json["survivors"]) == 1
 
 
 def test_waits_for_the_tree(watch: Watch, python_file: PythonFile, tmp_path: object) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import random
 import signal
@@ -14,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runs import runfile
-from stepscope.trials import kin
+from stepscope.runs.facts import ending_of, read_facts
+from stepscope.trials.processes import trial_processes
 from studies import STUDY, design, planted_environment, study
 
 KILLS = 20
@@ -119,17 +118,18 @@ def run_to_the_end(folder: Path, env: dict[str, str]) -> Path:
 def outcomes(folder: Path) -> list[tuple[Path, str]]:
     found = []
     for facts in sorted(folder.glob("*/*/run.json")):
-        told = json.loads(facts.read_text())
-        found.append((facts.parent, runfile.ending_of(told, facts.parent).outcome.value))
+        found.append(
+            (facts.parent, ending_of(read_facts(facts.parent), facts.parent).outcome.value)
+        )
     return found
 
 
 def no_stray() -> bool:
     """The guard has a moment: it ends what is left when the runner has gone."""
     until = time.monotonic() + 5
-    while kin.strays() and time.monotonic() < until:
+    while trial_processes.strays() and time.monotonic() < until:
         time.sleep(0.1)
-    return not kin.strays()
+    return not trial_processes.strays()
 
 
 def table(study_folder: Path, name: str) -> list[dict[str, str]]:

@@ -9,7 +9,11 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from studies import STUDY, design, planted_environment, study
+
+pytestmark = pytest.mark.quiet
 
 DESIGN = """
 workload: cnn

@@ -107,15 +107,19 @@ def test_a_signal_to_the_whole_group_reaches_the_command_once(
         COUNTS_SIGNALS.replace('got.append("TERM")', '(got.append("TERM"), time.sleep(0.2))')
     )
     for how in ("killpg", "timeout"):
-        prefix = ["timeout", "-s", "TERM", "1.2"] if how == "timeout" else []
+        prefix = ["timeout", "-s", "TERM", "100"] if how == "timeout" else []
         command = [*prefix, *STEPSCOPE, "run", "-q", "--out", str(tmp_path), "--"]
         process = subprocess.Popen(
             [*command, sys.executable, "-S", counts],
-            stdout=subprocess.PIPE, text=True, start_new_session=True,
-        )  # fmt: skip
+            stdout=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         if how == "killpg":
             os.killpg(process.pid, signal.SIGTERM)
+        else:  # which passes it on to its whole group, as it does when the time is over
+            process.send_signal(signal.SIGTERM)
         assert process.stdout.readline() == "got TERM\n", how
         process.wait(20)
 

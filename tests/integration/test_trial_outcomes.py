@@ -15,8 +15,10 @@ import pytest
 from conftest import STEPSCOPE, Tried, trial_environment
 from stepscope.runs.reader import open_run
 from stepscope.sensors.cgroup import find_cgroup
-from stepscope.trials import kin
-from stepscope.trials.cgroups import Refused, make_group
+from stepscope.trials.limits.cgroups import Refused, make_group
+from stepscope.trials.processes import trial_processes
+
+pytestmark = pytest.mark.quiet  # it looks for what is left in /dev/shm and in control groups
 
 Trial = Callable[..., Tried]
 Own = Callable[..., str]
@@ -26,14 +28,14 @@ Own = Callable[..., str]
 def _nothing_is_left() -> object:
     shm = set(os.listdir("/dev/shm"))
     yield
-    assert not kin.strays()
+    assert not trial_processes.strays()
     assert set(os.listdir("/dev/shm")) <= shm
     for group in set(find_cgroup(os.getpid()).paths.values()):
         assert not list(Path(group).glob("stepscope-*"))
 
 
 def _can_limit() -> bool:
-    group = make_group(f"stepscope-{kin.new_token()}", 1 << 30, None)
+    group = make_group(f"stepscope-{trial_processes.new_token()}", 1 << 30, None)
     if isinstance(group, Refused):
         return False
     group.remove()
@@ -53,7 +55,7 @@ def test_host_oom(trial: Trial) -> None:
     assert done.code == 11, done.err
     told = done.told
     assert told["outcome"] == "host_oom"
-    limit = done.run.facts["limits"]["memory"]
+    limit = done.run.json["limits"]["memory"]
     assert limit["asked"] == 1 << 30 and limit["by"].startswith("cgroup")
     assert done.run.ending.evidence["counters"]
     assert "memory" in told["reason"]
@@ -76,11 +78,15 @@ def test_host_oom_by_the_watchdog(trial: Trial, own: Own) -> None:
     hidden = "mount -t tmpfs none /sys/fs/cgroup"
     greedy = own(step="globals().setdefault('kept', []).append(bytearray(b'x' * (1 << 25)))")
     done = trial(
-        greedy, "--steps", "4000", "--memory", "700MiB",
+        greedy,
+        "--steps",
+        "4000",
+        "--memory",
+        "700MiB",
         before=["unshare", "--mount", "sh", "-c", f'{hidden}; exec "$@"', "sh"],
-    )  # fmt: skip
+    )
     assert done.code == 11, done.err
-    limit = done.run.facts["limits"]["memory"]
+    limit = done.run.json["limits"]["memory"]
     assert limit["by"] == "soft" and "page cache" in limit["note"]
     assert "soft" in done.err
 
@@ -170,11 +176,22 @@ def test_killed_runner(trial: Trial, own: Own, tmp_path: Path) -> None:
     """The run is `lost`, its processes and groups are gone, and the next trial runs."""
     runs = tmp_path / "runs"
     runner = subprocess.Popen(
-        [*STEPSCOPE, "trial", own(item="time.sleep(0.001)"), "--workers", "2", "--seconds", "600",
-         "--memory", "2GiB", "--out", str(runs)],
+        [
+            *STEPSCOPE,
+            "trial",
+            own(item="time.sleep(0.001)"),
+            "--workers",
+            "2",
+            "--seconds",
+            "600",
+            "--memory",
+            "2GiB",
+            "--out",
+            str(runs),
+        ],
         env=trial_environment(tmp_path),
         stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    )
     name = f"{runner.pid}."
     assert _until(lambda: list(runs.glob("*/trial/steps0.bin")), 60)
     assert _until(lambda: len(_marked(name)) >= 3, 20)
@@ -199,7 +216,7 @@ def test_interrupted(own: Own, tmp_path: Path, number: int) -> None:
         text=True,
     )
     assert _until(lambda: list(runs.glob("*/trial/steps0.bin")), 60)
-    time.sleep(1)
+    time.sleep(0.2)
     runner.send_signal(number)
     _, said = runner.communicate(timeout=30)
     assert runner.returncode == 130, said
@@ -238,7 +255,7 @@ def _marked(name: str) -> list[int]:
     found = []
     for entry in Path("/proc").glob("[0-9]*/environ"):
         try:
-            if f"{kin.VARIABLE}={name}".encode() in entry.read_bytes():
+            if f"{trial_processes.VARIABLE}={name}".encode() in entry.read_bytes():
                 found.append(int(entry.parent.name))
         except OSError:
             continue

@@ -12,7 +12,8 @@ import pytest
 import stepscope
 from conftest import Finished
 from stepscope.errors import CannotWatch
-from stepscope.runs.reader import latest_run, open_run
+from stepscope.opened_run import open_run
+from stepscope.runs.reader import latest_run
 
 PythonFile = Callable[[str], str]
 
@@ -58,7 +59,7 @@ def test_watches_this_process(python_file: PythonFile, tmp_path: Path) -> None:
     run = open_run(latest_run(tmp_path / "runs"))
     assert run.name == "inside <b>"
     assert run.ending.outcome == "ok"
-    assert run.facts["hook"]["attached"] == ["DataLoader", "optimizer"]
+    assert run.json["hook"]["attached"] == ["DataLoader", "optimizer"]
     longest = run.summary().watcher["longest_gap_s"]
     assert longest < 0.5
 

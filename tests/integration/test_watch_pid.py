@@ -209,7 +209,7 @@ def test_its_surroundings_are_those_of_the_process(
     process = start("sleep", "30", cwd=folder, env=environment)
     watcher = watch(process.pid, tmp_path / "runs", "--duration", "0.3")
     result = watcher.result()
-    facts = watcher.run.facts
+    facts = watcher.run.json
     assert facts["cwd"] == str(folder)
     assert facts["root"]["pid"] == process.pid
     assert facts["environment"]["variables"]["OMP_NUM_THREADS"] == "7"
@@ -219,22 +219,34 @@ def test_its_surroundings_are_those_of_the_process(
 def test_it_says_what_it_does_and_who_is_left(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
-    process = start("sh", "-c", "sleep 20 & sleep 1.5; true", start_new_session=True)
-    done = subprocess.run(
+    process = start(
+        "sh", "-c", "sleep 100 & read line", stdin=subprocess.PIPE, start_new_session=True
+    )
+    watcher = subprocess.Popen(
         [*STEPSCOPE, "watch", str(process.pid), "--out", str(tmp_path)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
+    assert watcher.stderr is not None and process.stdin is not None
+    first = watcher.stderr.readline().rstrip()
+    while watcher.poll() is None and not (
+        list(tmp_path.glob("*/run.json")) and open_run(tmp_path).samples().num_rows
+    ):
+        time.sleep(0.02)
+    process.stdin.write("\n")
+    process.stdin.flush()
+    out, rest = watcher.communicate()
     os.killpg(process.pid, signal.SIGKILL)
-    assert done.returncode == 0
-    assert done.stdout == ""
-    first, *_, last = done.stderr.splitlines()
+    assert watcher.returncode == 0, rest
+    assert out == ""
+    last = rest.splitlines()[-1]
     assert first == (
         f"stepscope: watching sh (pid {process.pid}); Ctrl-C ends the watching, the process runs on"
     )
     assert last.startswith("stepscope: still running: sleep (pid ")
-    assert "sh  ok  the command ended normally" in done.stderr
-    assert "hook: none, since the process was running already" in done.stderr
+    assert "sh  ok  the command ended normally" in rest
+    assert "hook: none, since the process was running already" in rest
 
 
 @pytest.mark.parametrize(

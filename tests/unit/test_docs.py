@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 
 from conftest import STEPSCOPE, trial_environment
-from stepscope.analysis.causes.names import CAUSES
-from stepscope.cli.trial import EXIT_CODES
+from stepscope.analysis.bottleneck.causes import CAUSES
+from stepscope.cli.console import EXIT_CODES
 from stepscope.inject import events
+from stepscope.opened_run import OpenedRun, open_run
 from stepscope.records import Outcome
-from stepscope.report.study import study_view
-from stepscope.report.studycsv import TABLES
-from stepscope.report.studyjson import study_dict
+from stepscope.report.study.export import TABLES, study_dict
+from stepscope.report.study.view import study_view
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.reader import Run, latest_run, open_run
+from stepscope.runs.reader import Run, latest_run
 from stepscope.steplog import FIELDS, RECORD
-from stepscope.studies.designfile import KEYS, read_design
-from stepscope.studies.points import default_sentinel, points_of
+from stepscope.studies.design.file import KEYS, read_design
+from stepscope.studies.design.points import default_reference, points_of
 from studies import planted_environment
 from synthetic import write_cut_off_run
 from synthetic_studies import usual_study
@@ -97,7 +97,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Run:
+def run(folder: Path) -> OpenedRun:
     return open_run(latest_run(folder / "runs"))
 
 
@@ -157,7 +157,8 @@ def test_what_is_left_without_each_cause_is_described() -> None:
     text = (DOCS / "explain.md").read_text(encoding="utf-8")
     part = text[text.index("## The ceiling") : text.index("What it does not promise")]
     named = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", part, re.M)))
-    blamed = {key for key, cause in CAUSES.items() if not cause.healthy} - JUDGED_WITHOUT_STEPS
+    blamed = {key for key, cause in CAUSES.items() if cause.kind != "healthy"}
+    blamed -= JUDGED_WITHOUT_STEPS
     assert {key for key in blamed if not any(fnmatch(key, name) for name in named)} == set()
     assert [name for name in named if not any(fnmatch(key, name) for key in blamed)] == []
 
@@ -176,7 +177,7 @@ def test_every_outcome_of_a_trial_is_described_with_its_code() -> None:
 
 def test_every_key_of_run_json_is_described(run: Run) -> None:
     text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
-    for key in (*run.facts, *run.facts["environment"]):
+    for key in (*run.json, *run.json["environment"]):
         assert f"`{key}`" in text, key
 
 
@@ -205,7 +206,7 @@ def test_the_trial_example_runs_and_all_that_it_leaves_is_described(tmp_path: Pa
     assert printed.startswith("ok ")
     run = open_run(latest_run(tmp_path / "runs"))
     text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
-    facts, rank = run.facts, json.loads(run.paths.trial_rank(0).read_text())
+    facts, rank = run.json, json.loads(run.paths.trial_rank(0).read_text())
     spec = json.loads(run.paths.trial_spec.read_text())
     for key in (*facts, *facts["trial"], *facts["limits"], *facts["limits"]["cpus"], *rank, *spec):
         assert f"`{key}`" in text, key
@@ -268,7 +269,7 @@ def test_the_designs_of_the_docs_can_be_used(example: str, tmp_path: Path) -> No
 def test_the_example_studies_can_be_used(file: Path) -> None:
     design = read_design(file)
     points = points_of(design)
-    assert points.chosen and default_sentinel(design, points)
+    assert points.chosen and default_reference(design, points)
 
 
 def test_the_files_of_a_study_are_described(tmp_path: Path) -> None:
@@ -290,3 +291,15 @@ def test_the_study_example_runs(tmp_path: Path) -> None:
         example, cwd=tmp_path, env=planted_environment(tmp_path, formula="10 * batch_size")
     )
     assert printed.startswith("batch_size 2.0") and "'batch_size': 8" in printed
+
+
+def test_the_walks_are_true() -> None:
+    """Each hop in architecture.md is a function or class in the file that it names."""
+    text = (DOCS / "architecture.md").read_text(encoding="utf-8")
+    hops = re.findall(r"`([a-z_0-9/]+\.py):(\w+)`", text)
+    assert len(hops) > 35
+    for file, name in hops:
+        source = (ROOT / "src" / "stepscope" / file).read_text(encoding="utf-8")
+        assert re.search(rf"^\s*(?:def|class) {name}\b", source, re.MULTILINE), f"{file}:{name}"
+    for walk in text.split("## Walks")[1].split("## Decisions")[0].split("**`stepscope ")[1:]:
+        assert len(re.findall(r"^\d+\.", walk, re.MULTILINE)) <= 12

@@ -16,10 +16,14 @@ def run(program: str) -> str:
 
 def test_import_is_quick() -> None:
     times = [
-        float(run("import time; t = time.perf_counter(); import stepscope, stepscope.marks;"
-                  "print(time.perf_counter() - t)"))
+        float(
+            run(
+                "import time; t = time.perf_counter(); import stepscope, stepscope.marks;"
+                "print(time.perf_counter() - t)"
+            )
+        )
         for _ in range(3)
-    ]  # fmt: skip
+    ]
     assert min(times) < 0.2
 
 
@@ -38,6 +42,11 @@ def test_every_public_name_is_there() -> None:
     assert "AttributeError" in run(
         "import stepscope\ntry: stepscope.nonsense\nexcept AttributeError as e: print(repr(e))"
     )
+
+
+def test_a_function_is_not_hidden_by_the_package_of_its_name() -> None:
+    for first in ("stepscope.fit.answer", "stepscope.api", "stepscope"):
+        assert run(f"import stepscope, {first}; print(stepscope.fit.__module__)") == "stepscope.api"
 
 
 def test_trials_are_run_without_a_framework() -> None:

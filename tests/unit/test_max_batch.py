@@ -1,4 +1,4 @@
-"""What benchmarks/max_batch.py decides without a GPU: what to train next, what is true."""
+"""What benchmarks/max_batch/ decides without a GPU: what to train next, what is true."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from max_batch_cases import Case, all_cases, in_order  # noqa: E402
-from max_batch_criteria import Findings, verdicts  # noqa: E402
-from max_batch_scan import Point, found_edge, truth, wanted  # noqa: E402
-from max_batch_state import State  # noqa: E402
+from max_batch.cases import Case, all_cases, in_order  # noqa: E402
+from max_batch.criteria import Findings, verdicts  # noqa: E402
+from max_batch.scan import Point, found_edge, truth, wanted  # noqa: E402
+from max_batch.state import State  # noqa: E402
 
 CASE = Case("resnet50", 15, "tf32", "papers")
 

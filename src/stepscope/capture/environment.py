@@ -15,23 +15,26 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.metadata import Distribution, DistributionFinder, MetadataPathFinder
 from pathlib import Path
 from typing import Any
 
 from stepscope.runs.masking import mask_environment, mask_text
+from stepscope.sensors import procfs
 from stepscope.sensors.cgroup import Cgroup, allowed_cpus, find_cgroup
 
 GIT_SECONDS = 1.0
 """For all questions to git together: a large work tree on a slow disk must not delay the start."""
 
+# fmt: off
 PACKAGES = (
-    "stepscope", "numpy", "pyarrow", "torch", "torchvision", "torchaudio", "triton",
-    "tensorflow", "tensorflow-cpu", "keras", "jax", "jaxlib", "flax", "optax",
-    "lightning", "pytorch-lightning", "transformers", "accelerate", "datasets", "deepspeed",
-    "timm", "ray", "pillow", "opencv-python", "nvidia-dali-cuda120", "webdataset",
-)  # fmt: skip
+    "stepscope", "numpy", "pyarrow", "torch", "torchvision", "torchaudio", "triton", "tensorflow",
+    "tensorflow-cpu", "keras", "jax", "jaxlib", "flax", "optax", "lightning", "pytorch-lightning",
+    "transformers", "accelerate", "datasets", "deepspeed", "timm", "ray", "pillow",
+    "opencv-python", "nvidia-dali-cuda120", "webdataset",
+)
+# fmt: on
 """Whose versions can change how fast a training runs."""
 
 _VARIABLES = re.compile(
@@ -51,24 +54,29 @@ def environment_record(
     `dev` are looked for.
     """
     watched = pid or os.getpid()
-    cgroup = find_cgroup(watched, str(root / "proc"))
+    proc = str(root / "proc")
+    cgroup, memory = find_cgroup(watched, proc), procfs.meminfo(proc)
     site = _site_packages(command)
     sections: dict[str, Callable[[], Any]] = {
         "hostname": socket.gethostname,
         "os": lambda: _os(root),
         "cpu": lambda: _cpu(root, watched, cgroup),
-        "memory": lambda: _memory(root),
+        "memory": lambda: {"total_bytes": memory.total, "swap_total_bytes": memory.swap_total},
         "storage": lambda: _storage(root, cwd),
         "shm": lambda: {"size_bytes": _space(root / "dev/shm")["total_bytes"]},
         "cgroup": cgroup.describe,
         "limits": lambda: _limits(watched),
-        "python": _python,
+        "python": lambda: {  # the monitor's; the command may use another
+            "version": platform.python_version(),
+            "implementation": platform.python_implementation(),
+            "executable": Path(sys.executable).name,
+        },
         "versions": lambda: _versions(site or sys.path),
         "versions_of": lambda: "command" if site else "watcher",
         "git": lambda: _git(cwd),
-        "gpus": lambda: _gpus(root),
-        "driver": lambda: _driver(root),
-        "variables": lambda: _variables(root, pid),
+        "gpus": lambda: [gpu._asdict() for gpu in procfs.nvidia_gpus(proc)],
+        "driver": lambda: procfs.nvidia_driver(proc),
+        "variables": lambda: _variables((procfs.environ(pid, proc) if pid else {}) or os.environ),
     }
     record: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
@@ -80,95 +88,55 @@ def environment_record(
     return record | {"unreadable": unreadable}
 
 
-def _text(path: Path, size: int = 65536) -> str | None:
+def _line(path: Path) -> str | None:
     try:
-        with path.open("rb") as file:
-            return file.read(size).decode(errors="replace")
+        return path.read_text(errors="replace").strip() or None
     except OSError:
         return None
 
 
-def _line(path: Path) -> str | None:
-    text = _text(path)
-    return text.strip() or None if text else None
-
-
-def _field(text: str | None, pattern: str) -> str | None:
-    """The first group of a pattern, at the start of a line."""
-    found = re.search(rf"^{pattern}", text or "", re.MULTILINE)
-    return found[1].strip() if found else None
-
-
 def _os(root: Path) -> dict[str, Any]:
     machine = platform.uname()
-    # A page is enough: reading all of it asks every CPU for its clock.
-    cpuinfo = _text(root / "proc/cpuinfo", 4096)
+    containers = {
+        "kubernetes": "KUBERNETES_SERVICE_HOST" in os.environ,
+        "podman": (root / "run/.containerenv").exists(),
+        "docker": (root / ".dockerenv").exists(),
+        "apptainer": bool({"SINGULARITY_CONTAINER", "APPTAINER_CONTAINER"} & os.environ.keys()),
+    }
+    release = re.search(r'^PRETTY_NAME="?([^"\n]+)', _line(root / "etc/os-release") or "", re.M)
     return {
         "system": machine.system,
         "kernel": machine.release,
         "machine": machine.machine,
-        "distribution": _field(_text(root / "etc/os-release"), r'PRETTY_NAME="?([^"\n]+)'),
-        "container": _container(root),
-        "virtual_machine": " hypervisor" in cpuinfo if cpuinfo else None,
+        "distribution": release[1].strip() if release else None,
+        "container": next((kind for kind, is_it in containers.items() if is_it), None),
+        "virtual_machine": procfs.cpuinfo(str(root / "proc")).is_virtual,
         "product": _line(root / "sys/class/dmi/id/product_name"),
     }
 
 
-def _container(root: Path) -> str | None:
-    """What kind of container this looks like, if any."""
-    if "KUBERNETES_SERVICE_HOST" in os.environ:
-        return "kubernetes"
-    if (root / "run/.containerenv").exists():
-        return "podman"
-    if (root / ".dockerenv").exists():
-        return "docker"
-    if "SINGULARITY_CONTAINER" in os.environ or "APPTAINER_CONTAINER" in os.environ:
-        return "apptainer"
-    return None
-
-
 def _cpu(root: Path, pid: int, cgroup: Cgroup) -> dict[str, Any]:
     cpus = root / "sys/devices/system/cpu"
-    cores, sockets = _topology(cpus)
+    cores, sockets = set(), set()
+    for topology in cpus.glob("cpu[0-9]*/topology"):
+        # Logical CPUs of one core name the same siblings.
+        cores.add(_line(topology / "thread_siblings_list"))
+        sockets.add(_line(topology / "physical_package_id"))
     try:
         affinity = len(os.sched_getaffinity(pid))
     except OSError:
         affinity = None
     return {
-        "model": cpu_model(root),
+        "model": procfs.cpuinfo(str(root / "proc")).model,
         "logical": os.cpu_count(),
-        "physical": cores,
-        "sockets": sockets,
+        "physical": len(cores - {None}) or None,
+        "sockets": len(sockets - {None}) or None,
         "numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
         "affinity": affinity,
         "quota": cgroup.cpu_quota(),
         "allowed": allowed_cpus(pid, cgroup),
         "governor": _line(cpus / "cpu0/cpufreq/scaling_governor"),
     }
-
-
-def cpu_model(root: Path = Path("/")) -> str | None:
-    """What its maker calls the CPU."""
-    return _field(_text(root / "proc/cpuinfo", 4096), r"model name\s*:(.*)")
-
-
-def _topology(cpus: Path) -> tuple[int | None, int | None]:
-    """Physical cores and sockets: logical CPUs of one core name the same siblings."""
-    cores, sockets = set(), set()
-    for topology in cpus.glob("cpu[0-9]*/topology"):
-        cores.add(_line(topology / "thread_siblings_list"))
-        sockets.add(_line(topology / "physical_package_id"))
-    return len(cores - {None}) or None, len(sockets - {None}) or None
-
-
-def _memory(root: Path) -> dict[str, Any]:
-    meminfo = _text(root / "proc/meminfo")
-
-    def size(name: str) -> int | None:
-        kib = _field(meminfo, rf"{name}:\s*(\d+)")
-        return int(kib) * 1024 if kib else None
-
-    return {"total_bytes": size("MemTotal"), "swap_total_bytes": size("SwapTotal")}
 
 
 def _space(path: Path) -> dict[str, Any]:
@@ -184,35 +152,17 @@ def _space(path: Path) -> dict[str, Any]:
 
 def _storage(root: Path, cwd: Path) -> dict[str, Any]:
     """The file system behind the working directory, and the kind of disk behind that."""
-    mount = _mount_of(str(cwd.resolve()), _text(root / "proc/self/mountinfo", 1 << 20) or "")
-    point, number, filesystem, device = mount or (None, "", None, None)
-    rotational = _rotational(root / "sys/dev/block" / number) if number else None
+    mount = procfs.mount_of(cwd.resolve(), procfs.mounts(str(root / "proc")))
+    rotational = None
+    if mount:  # a partition has no queue of its own: its disk, the folder above, has
+        device = (root / "sys/dev/block" / mount.device_number).resolve()
+        rotational = _line(device / "queue/rotational") or _line(device.parent / "queue/rotational")
     return {
-        "mount": point,
-        "filesystem": filesystem,
-        "device": mask_text(device) if device else None,
-        "rotational": rotational,
+        "mount": mount and mount.point,
+        "filesystem": mount and mount.filesystem,
+        "device": mount and mask_text(mount.device),
+        "rotational": rotational == "1" if rotational else None,
     } | _space(cwd)
-
-
-def _mount_of(path: str, mountinfo: str) -> tuple[str, str, str, str] | None:
-    """Mount point, device number, file system and device of the innermost, latest mount."""
-    best: tuple[str, str, str, str] | None = None
-    for line in mountinfo.splitlines():
-        place, _, kind = line.partition(" - ")
-        words, kinds = place.split(), kind.split()
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), words[4])
-        holds = path == point or path.startswith(point.rstrip("/") + "/")
-        if holds and len(kinds) > 1 and (best is None or len(point) >= len(best[0])):
-            best = (point, words[2], kinds[0], kinds[1])
-    return best
-
-
-def _rotational(block: Path) -> bool | None:
-    """Of the device, or of the disk whose partition it is."""
-    device = block.resolve()
-    flag = _line(device / "queue/rotational") or _line(device.parent / "queue/rotational")
-    return flag == "1" if flag else None
 
 
 def _limits(pid: int) -> dict[str, Any]:
@@ -226,24 +176,12 @@ def _limits(pid: int) -> dict[str, Any]:
     limits: dict[str, Any] = {}
     for name, which in wanted.items():
         try:
-            soft, hard = resource.prlimit(pid, which)
+            pair = resource.prlimit(pid, which)
         except OSError:
-            soft, hard = resource.getrlimit(which)
-        limits[name] = {"soft": _limit(soft), "hard": _limit(hard)}
+            pair = resource.getrlimit(which)
+        shown = ["unlimited" if value == resource.RLIM_INFINITY else value for value in pair]
+        limits[name] = dict(zip(("soft", "hard"), shown, strict=True))
     return limits
-
-
-def _limit(value: int) -> int | str:
-    return "unlimited" if value == resource.RLIM_INFINITY else value
-
-
-def _python() -> dict[str, Any]:
-    """The watcher's interpreter; the command may use another."""
-    return {
-        "version": platform.python_version(),
-        "implementation": platform.python_implementation(),
-        "executable": Path(sys.executable).name,
-    }
 
 
 def _site_packages(command: list[str]) -> list[str]:
@@ -261,9 +199,8 @@ def _versions(path: list[str]) -> dict[str, str]:
     for name in PACKAGES:
         context = DistributionFinder.Context(name=name, path=path)
         found: Iterable[Distribution] = MetadataPathFinder.find_distributions(context)
-        for distribution in found:
+        if distribution := next(iter(found), None):
             versions[name] = distribution.version
-            break
     return versions
 
 
@@ -302,25 +239,6 @@ def _ask_git(cwd: Path, deadline: float, *question: str) -> str | None:
     return answer.stdout.decode(errors="replace").strip()
 
 
-def _gpus(root: Path) -> list[dict[str, Any]]:
-    """What NVIDIA's kernel module tells without its library."""
-    gpus = []
-    for folder in sorted((root / "proc/driver/nvidia/gpus").glob("*")):
-        text = _text(folder / "information")
-        model, uuid = _field(text, r"Model:\s*(.*)"), _field(text, r"GPU UUID:\s*(.*)")
-        gpus.append({"model": model, "uuid": uuid, "bus": folder.name})
-    return gpus
-
-
-def _driver(root: Path) -> str | None:
-    text = _text(root / "proc/driver/nvidia/version")
-    return _field(text, r"NVRM version:.*?\s(\d{3,}\.[\d.]+)")
-
-
-def _variables(root: Path, pid: int | None) -> dict[str, str]:
-    """Those that matter for training, of the watched process if it can be asked."""
-    text = _text(root / f"proc/{pid}/environ", 1 << 20) if pid else None
-    pairs = (entry.partition("=") for entry in text.split("\0")) if text else ()
-    environment = {name: value for name, _, value in pairs} or dict(os.environ)
+def _variables(environment: Mapping[str, str]) -> dict[str, str]:
     kept = {name: environment[name] for name in sorted(environment) if _VARIABLES.fullmatch(name)}
     return mask_environment(kept)

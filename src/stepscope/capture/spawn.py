@@ -1,9 +1,9 @@
-"""Starts a command as if alone, and waits for it and for signals at once.
+"""Starts a command as if alone: with our descriptors, process group and the signal mask we had.
 
-The command inherits our descriptors, our process group and the signal mask we were started with.
-Signals are blocked in the watcher and wake it from its sleep between samples: what the
-terminal sends (Ctrl-C) the command has received itself, what was sent to the watcher alone is
-passed on. As a subreaper the watcher inherits, and accounts for, the orphans of the tree.
+As a subreaper the monitor inherits, and accounts for, the orphans of the tree. Where the output is
+searched for a pattern, the command writes into a pseudo-terminal where it wrote into a terminal, so
+that colours and progress bars stay, and into a pipe otherwise. A pump, a process of its own that
+outlives a killed monitor, passes everything on.
 """
 
 from __future__ import annotations
@@ -11,84 +11,41 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
-import select
+import resource
 import shutil
 import signal
+import subprocess
+import sys
+import termios
 import threading
-from dataclasses import dataclass
+from collections.abc import MutableMapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
 
-from stepscope.capture.output import Output
-from stepscope.capture.sentinel import Sentinel
-from stepscope.errors import CannotWatch, CommandNotExecutable, CommandNotFound
+import stepscope.inject
+from stepscope.capture.request import RunRequest
+from stepscope.capture.signals import Signals
+from stepscope.errors import CommandNotExecutable, CommandNotFound
+from stepscope.inject.events import FOLDER_VARIABLE
+from stepscope.runs.paths import RunPaths
 
-PASSED_ON = (
-    signal.SIGINT,
-    signal.SIGTERM,
-    signal.SIGHUP,
-    signal.SIGQUIT,
-    signal.SIGUSR1,
-    signal.SIGUSR2,
-)
-_ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_FROM_KERNEL = 128
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
+_DRAIN_S = 2.0
+HOOK_SITE = Path(stepscope.inject.__file__).with_name("site")
+"""In front of PYTHONPATH, it has the Pythons of a command load the hook."""
 
 
-@dataclass(frozen=True)
-class Signals:
-    """The mask the command gets, what was blocked for the watcher, and who got signals with us."""
-
-    inherited: set[signal.Signals]
-    taken: set[signal.Signals]
-    descriptor: int
-    """Readable while one of them is pending."""
-    sentinel: Sentinel
-
-
-def take_signals() -> Signals:
-    """From now on signals wait for `sigtimedwait`. What was ignored (nohup) stays ignored.
-
-    Call it before anything is imported that starts threads: they inherit the mask, and a signal
-    goes to whatever thread has not blocked it.
-    """
-    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited: nobody's end would be told
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    heard = {number for number in PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
-    taken = {signal.SIGCHLD, *heard}
-    inherited = signal.pthread_sigmask(signal.SIG_BLOCK, taken)
-    sentinel = Sentinel.start()
-    return Signals(
-        {signal.Signals(n) for n in inherited}, taken, _signal_descriptor(taken), sentinel
-    )
-
-
-def _signal_descriptor(taken: set[signal.Signals]) -> int:
-    mask = (ctypes.c_uint64 * 16)(sum(1 << (number - 1) for number in taken))
-    descriptor = int(ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC))
-    if descriptor < 0:
-        raise CannotWatch(f"Signals cannot be waited for: {os.strerror(ctypes.get_errno())}")
-    return descriptor
-
-
-def asked_to_end_already(signals: Signals) -> bool:
-    """Whether a Ctrl-C came before there was a command that could have received it."""
-    return bool(signal.sigpending() & set(_ASKING) & signals.taken)
-
-
-def give_signals_back(signals: Signals) -> None:
-    """What came for the command is forgotten; from now on Ctrl-C is for us."""
-    while signal.sigtimedwait(signals.taken, 0) is not None:
-        pass
-    signal.pthread_sigmask(signal.SIG_SETMASK, signals.inherited)
-    signals.sentinel.end()
+def _prctl(option: int, argument: Any) -> bool:
+    try:
+        return bool(ctypes.CDLL(None).prctl(option, argument, 0, 0, 0) == 0)
+    except (OSError, AttributeError):
+        return False
 
 
 def become_subreaper() -> bool:
     """Orphans of our descendants become our children, on Linux since 3.4."""
-    try:
-        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
-    except (OSError, AttributeError):
-        return False
+    return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 class Adoption:
@@ -102,7 +59,9 @@ class Adoption:
     def __enter__(self) -> None:
         with self._lock:
             if self._users == 0:
-                self._before = _was_subreaper()
+                answer = ctypes.c_int(0)
+                _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
+                self._before = answer.value
                 become_subreaper()
             self._users += 1
 
@@ -110,18 +69,10 @@ class Adoption:
         with self._lock:
             self._users -= 1
             if self._users == 0 and not self._before:
-                with contextlib.suppress(OSError, AttributeError):
-                    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+                _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
 adoption = Adoption()
-
-
-def _was_subreaper() -> int:
-    answer = ctypes.c_int(0)
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer), 0, 0, 0)
-    return answer.value
 
 
 def find_command(command: list[str]) -> str:
@@ -140,6 +91,20 @@ def find_command(command: list[str]) -> str:
     if name.endswith(".py"):
         hint = f"Run a script with its interpreter: stepscope run -- python {name}"
     raise CommandNotFound(f"There is no command {name}", hint)
+
+
+def environment_of(request: RunRequest, paths: RunPaths) -> dict[str, str]:
+    """The command's environment: ours, with where to report and the hook in front of PYTHONPATH."""
+    environment = dict(os.environ)
+    environment[FOLDER_VARIABLE] = str(paths.events)
+    if request.hook:
+        prepend_to_python_path(environment, HOOK_SITE)
+    return environment
+
+
+def prepend_to_python_path(environment: MutableMapping[str, str], folder: Path) -> None:
+    others = environment.get("PYTHONPATH")  # an empty entry in it means the current folder
+    environment["PYTHONPATH"] = str(folder) + (os.pathsep + others if others else "")
 
 
 def spawn(
@@ -166,41 +131,48 @@ def spawn(
         ) from None
 
 
-def wait_for_signal(signals: Signals, seconds: float) -> signal.struct_siginfo | None:
-    """Sleep, or be woken by a signal.
+@dataclass
+class Output:
+    """The command's side of its captured output, and the pump that reads the other."""
 
-    Not with a timed `sigtimedwait`: continued after a stop (Ctrl-Z, fg), Python's may return a
-    signal that never came.
-    """
-    ready, _, _ = select.select([signals.descriptor], [], [], max(0.0, seconds))
-    return signal.sigtimedwait(signals.taken, 0) if ready else None
+    for_command: dict[int, int] = field(default_factory=dict)
+    """Descriptor of the command (1, 2) to the one it gets."""
+    pump: subprocess.Popen[bytes] | None = None
 
+    def command_started(self) -> None:
+        """Only the command holds its ends now: the pump ends when the last writer does."""
+        for descriptor in set(self.for_command.values()):
+            os.close(descriptor)
 
-def pass_on(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:
-    """Give the command a signal that only we got; True if it was asked to end."""
-    number = info.si_signo
-    if number == signal.SIGCHLD:
-        return False
-    by_all = signals.sentinel.group_had(number)
-    signal.sigtimedwait({number}, 0)  # `timeout` sends to us and then to all: that is one signal
-    if info.si_code != _FROM_KERNEL and not by_all:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            return False
-    return asks_to_end(info)
+    def drain(self) -> None:
+        """Wait until all that the command printed was passed on, unless survivors still print."""
+        if self.pump is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self.pump.wait(_DRAIN_S)
 
 
-def asks_to_end(info: signal.struct_siginfo) -> bool:
-    return info.si_signo in _ASKING
-
-
-def has_ended(pid: int) -> bool:
-    """Whether a child is a zombie, which it stays: its last figures can still be read."""
-    try:
-        return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
-    except ChildProcessError:
-        return False
+def capture_output(paths: RunPaths, pattern: str) -> Output:
+    """Start a pump for the standard output and error of a command that is about to start."""
+    for_command: dict[int, int] = {}
+    arguments, sources = [], []
+    for descriptor, log in ((1, paths.stdout_log), (2, paths.stderr_log)):
+        source, end = os.openpty() if os.isatty(descriptor) else os.pipe()
+        with contextlib.suppress(termios.error):  # a pipe
+            settings = termios.tcgetattr(end)
+            settings[1] &= ~termios.OPOST  # the real terminal translates line ends, not ours too
+            termios.tcsetattr(end, termios.TCSANOW, settings)
+        for_command[descriptor] = end
+        sources.append(source)
+        arguments.append(f"{source}:{descriptor}:{log}")
+    program = Path(stepscope.inject.__file__).with_name("pump.py")
+    pump = subprocess.Popen(
+        [sys.executable, "-I", str(program), str(paths.events), pattern, *arguments],
+        stdin=subprocess.DEVNULL,
+        pass_fds=sources,
+    )
+    for source in sources:
+        os.close(source)
+    return Output(for_command, pump)
 
 
 def die_like(status: int) -> int:
@@ -212,10 +184,15 @@ def die_like(status: int) -> int:
         return os.waitstatus_to_exitcode(status)
     number = os.WTERMSIG(status)
     if number not in (signal.SIGKILL, signal.SIGSTOP):
-        import resource
-
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         signal.signal(number, signal.SIG_DFL)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {number})
     os.kill(os.getpid(), number)
     return 128 + number
+
+
+def allow_many_descriptors() -> None:
+    """We keep some per process of the tree. After the start of a command: it keeps its limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

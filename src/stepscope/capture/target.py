@@ -19,13 +19,9 @@ from pathlib import Path
 
 from stepscope.errors import CannotWatch
 from stepscope.inject.events import FOLDER_VARIABLE
+from stepscope.sensors import procfs
 
 _LIST_THEM = "List yours with: ps -u $USER -o pid,etime,args"
-_STAT_BYTES = 1024
-_KERNEL_THREAD = 0x00200000
-"""PF_KTHREAD among the flags of a process."""
-_HIDDEN_ADDRESS = 1
-"""What the kernel shows for the start of the code of a process that we may not look into."""
 
 _INFO = struct.Struct("=QQ11Ii")
 _INFO_EXIT = 1 << 3
@@ -59,14 +55,23 @@ class Target:
         if self.pidfd is not None:
             return bool(select.select([self.pidfd], [], [], 0)[0])
         stat = _read_stat(self.stat)
-        return stat is None or stat.is_zombie
+        return stat is None or stat.has_ended
 
     def status(self) -> int | None:
         """Its wait status, as far as it can be learnt: ask as soon as it has ended."""
         stat = _read_stat(self.stat)
-        if stat is not None and stat.is_zombie and (stat.exit_code or self.owner is None):
+        if stat is not None and stat.has_ended and (stat.exit_code or self.owner is None):
             return stat.exit_code
-        return None if self.pidfd is None else _status_by_pidfd(self.pidfd)
+        if self.pidfd is None:
+            return None
+        # What the kernel keeps of a process that was waited for, since Linux 6.15.
+        info = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
+        try:
+            fcntl.ioctl(self.pidfd, _GET_INFO, info)
+        except OSError:
+            return None
+        mask, *_, exit_code = _INFO.unpack(info)
+        return exit_code if mask & _INFO_EXIT else None
 
     def close(self) -> None:
         os.close(self.stat)
@@ -78,153 +83,65 @@ def find_target(pid: int) -> Target:
     """Take hold of a process, or say why it cannot be watched."""
     if pid == os.getpid():
         raise CannotWatch(f"Process {pid} is this stepscope itself", _LIST_THEM)
-    try:
-        descriptor = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
-    except PermissionError:
-        raise CannotWatch(
-            f"Process {pid} cannot be looked at: it belongs to another user", "Try with sudo"
-        ) from None
-    except OSError:
-        raise _no_process(pid) from None
-    pidfd = None
-    try:
-        _check_kind(pid, descriptor)
-        pidfd = _open_pidfd(pid)
+    no_process = CannotWatch(f"There is no process {pid}", _LIST_THEM)
+    with contextlib.ExitStack() as held:
+        try:
+            descriptor = procfs.open_file(pid, "stat")
+        except PermissionError:
+            belongs = f"Process {pid} cannot be looked at: it belongs to another user"
+            raise CannotWatch(belongs, "Try with sudo") from None
+        except OSError:
+            raise no_process from None
+        held.callback(os.close, descriptor)
+        stat = _read_stat(descriptor)
+        if stat is None:
+            raise no_process
+        _check_kind(pid, stat)
+        pidfd = None
+        try:
+            pidfd = os.pidfd_open(pid)
+            held.callback(os.close, pidfd)
+        except OSError as error:  # else an old kernel, or a container that does not allow it
+            if error.errno == errno.ESRCH:
+                raise no_process from None
         stat = _read_stat(descriptor)  # readable still: so the pidfd is of the same process
-        if stat is None or stat.is_zombie:
-            raise _no_process(pid)
-        return _described(pid, stat, descriptor, pidfd)
-    except BaseException:
-        os.close(descriptor)
-        if pidfd is not None:
-            os.close(pidfd)
-        raise
+        if stat is None or stat.has_ended:
+            raise no_process
+        command = procfs.command_line(pid) or [stat.name]
+        cwd = Path(procfs.working_directory(pid) or "/")
+        owner = _owner_of(pid) if stat.code_begins == procfs.HIDDEN_ADDRESS else None
+        environment = procfs.environ(pid)
+        held.pop_all()
+    return Target(pid, stat.name, command, cwd, owner, environment, descriptor, pidfd)
 
 
-def _no_process(pid: int) -> CannotWatch:
-    return CannotWatch(f"There is no process {pid}", _LIST_THEM)
-
-
-def _check_kind(pid: int, descriptor: int) -> None:
+def _check_kind(pid: int, stat: procfs.ProcessStat) -> None:
     """CannotWatch for what is no process of somebody, or is one no more."""
-    stat = _read_stat(descriptor)
-    if stat is None:
-        raise _no_process(pid)
-    leader = _leader_of(pid)
+    status = procfs.status(pid)
+    leader = status and status.thread_group
     if leader not in (pid, None):
         raise CannotWatch(
             f"{pid} is a thread of process {leader} ({stat.name})",
             f"Watch the process: stepscope watch {leader}",
         )
-    if stat.flags & _KERNEL_THREAD:
+    if stat.flags & procfs.KERNEL_THREAD:
         raise CannotWatch(f"{pid} is a thread of the kernel ({stat.name})", _LIST_THEM)
-    if stat.is_zombie:
-        raise CannotWatch(
-            f"Process {pid} ({stat.name}) has ended already: it waits for its parent, "
-            f"{stat.parent}, to take notice",
-            _LIST_THEM,
-        )
+    if stat.has_ended:
+        waits = f"it waits for its parent, {stat.parent}, to take notice"
+        raise CannotWatch(f"Process {pid} ({stat.name}) has ended already: {waits}", _LIST_THEM)
 
 
-def _described(pid: int, stat: _Stat, descriptor: int, pidfd: int | None) -> Target:
-    hidden = stat.code_begins == _HIDDEN_ADDRESS
-    return Target(
-        pid,
-        stat.name,
-        _command_of(pid) or [stat.name],
-        _folder_of(pid),
-        _owner_of(pid) if hidden else None,
-        _environment_of(pid),
-        descriptor,
-        pidfd,
-    )
-
-
-@dataclass(frozen=True)
-class _Stat:
-    """What is needed of /proc/PID/stat."""
-
-    name: str
-    state: str
-    parent: int
-    flags: int
-    threads: int
-    code_begins: int
-    exit_code: int
-
-    @property
-    def is_zombie(self) -> bool:
-        """A main thread that has ended leaves a `Z`, too, while other threads go on."""
-        return self.state in "ZX" and self.threads <= 1
-
-
-def _read_stat(descriptor: int) -> _Stat | None:
+def _read_stat(descriptor: int) -> procfs.ProcessStat | None:
     """None once the process was waited for."""
     try:
-        data = os.pread(descriptor, _STAT_BYTES, 0)
+        return procfs.ProcessStat(os.pread(descriptor, procfs.STAT_BYTES, 0))
     except ProcessLookupError:
         return None
-    name = data[data.index(b"(") + 1 : data.rindex(b")")].decode("utf-8", "replace")
-    words = data[data.rindex(b")") + 2 :].split()
-    return _Stat(
-        name,
-        words[0].decode(),
-        int(words[1]),
-        int(words[6]),
-        int(words[17]),
-        int(words[23]),
-        int(words[49]),
-    )
-
-
-def _open_pidfd(pid: int) -> int | None:
-    try:
-        return os.pidfd_open(pid)
-    except OSError as error:
-        if error.errno == errno.ESRCH:
-            raise _no_process(pid) from None
-        return None  # an old kernel, or a container that does not allow it
-
-
-def _status_by_pidfd(pidfd: int) -> int | None:
-    """What the kernel keeps of a process that was waited for, since Linux 6.15."""
-    info = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
-    try:
-        fcntl.ioctl(pidfd, _GET_INFO, info)
-    except OSError:
-        return None
-    mask, *_, exit_code = _INFO.unpack(info)
-    return exit_code if mask & _INFO_EXIT else None
-
-
-def _leader_of(pid: int) -> int | None:
-    with contextlib.suppress(OSError, IndexError), open(f"/proc/{pid}/status", "rb") as file:
-        return int(file.read().partition(b"\nTgid:")[2].split(None, 1)[0])
-    return None
-
-
-def _command_of(pid: int) -> list[str]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/cmdline", "rb") as file:
-        return [word for word in os.fsdecode(file.read()).rstrip("\0").split("\0") if word]
-    return []
-
-
-def _folder_of(pid: int) -> Path:
-    with contextlib.suppress(OSError):
-        return Path(os.readlink(f"/proc/{pid}/cwd"))
-    return Path("/")
-
-
-def _environment_of(pid: int) -> dict[str, str]:
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
-        pairs = (entry.partition("=") for entry in os.fsdecode(file.read()).split("\0"))
-        return {name: value for name, _, value in pairs}
-    return {}
 
 
 def _owner_of(pid: int) -> str:
+    user = procfs.owner(pid)
     try:
-        user = os.stat(f"/proc/{pid}").st_uid
-        return pwd.getpwuid(user).pw_name
-    except (OSError, KeyError):
+        return "another user" if user is None else pwd.getpwuid(user).pw_name
+    except KeyError:
         return "another user"

@@ -1,115 +1,129 @@
-"""`with stepscope.watch("name"):` watches this process and its children from a side process."""
+"""A block of a program is monitored by a side process: what the two say to each other.
+
+The side process is started with a `BlockSpec` as JSON. It says READY on its standard output once it
+has taken its first sample, and is told on its standard input how the block ended. Where that is
+closed without a word, the process died inside the block.
+"""
 
 from __future__ import annotations
 
-import json
+import contextlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import stepscope
-import stepscope.inject
-from stepscope.capture.attach import DONE, FAILED, READY
-from stepscope.capture.session import check_interval
+from stepscope.capture.request import RunRequest
+from stepscope.capture.spawn import HOOK_SITE, prepend_to_python_path
 from stepscope.errors import CannotWatch
 from stepscope.inject import finder
 from stepscope.inject.events import FOLDER_VARIABLE
-from stepscope.runs.paths import DEFAULT_FOLDER, new_run_folder
+from stepscope.records import Ending, Outcome
+from stepscope.records.codec import dumps, loads
+from stepscope.runs.paths import RunPaths
 
-if TYPE_CHECKING:
-    from stepscope.records import Summary
-    from stepscope.runs.reader import Run
+READY = b"ready\n"
+DONE = b"done\n"
+FAILED = b"failed "
+INTERRUPTED = b"interrupted\n"
 
-SIDECAR = "stepscope.cli.sidecar"
 _FINISH_S = 120.0
+_watched: set[int] = set()
+"""The process that is monitored: it reports to one run at a time."""
 
 
 @dataclass(frozen=True)
-class WatchedBlock:
-    """The run that a watched block leaves. Complete once the block has ended."""
+class BlockSpec:
+    """What the side process must know."""
 
-    path: Path
-
-    def run(self) -> Run:
-        from stepscope.runs.reader import open_run
-
-        return open_run(self.path)
-
-    def summary(self) -> Summary:
-        return self.run().summary()
+    name: str
+    interval_s: float
+    hook: bool
+    folder: Path
+    pid: int
 
 
-@contextmanager
-def watch(
-    name: str = "watch",
-    *,
-    interval: float = 0.1,
-    out: str | Path = DEFAULT_FOLDER,
-    hook: bool = True,
-) -> Iterator[WatchedBlock]:
-    """Watch this process, and all that it starts, until the block ends.
+@contextlib.contextmanager
+def monitor_block(request: RunRequest, side_process: str) -> Iterator[Path]:
+    """Monitor this process, and all that it starts, until the block ends; the run folder.
 
-    Sampling happens in a side process; epochs and steps of PyTorch and Keras are seen as under
-    `stepscope run` (`hook=False` to leave the frameworks alone). The run, with its report, is in
-    the `path` of what the block gets.
+    `side_process` is the module to start beside us: it calls `monitor_parent`.
     """
-    check_interval(interval)
-    _only_one(os.getpid())
-    try:
-        paths = new_run_folder(Path(out), name)
-    except OSError as error:
-        _watched.clear()
-        raise CannotWatch(
-            f"The run folder cannot be made in {out}: {error.strerror}", "Give another out="
-        ) from None
-    spec = {
-        "name": name,
-        "interval": interval,
-        "folder": str(paths.folder),
-        "pid": os.getpid(),
-        "hook": hook,
-    }
-    try:
-        sidecar = _start_sidecar(spec)
-    except BaseException:
-        _watched.clear()
-        raise
-    before = dict(os.environ)
-    os.environ[FOLDER_VARIABLE] = str(paths.events)
-    reporter = sys.modules["_stepscope_events"]
-    reported_before = reporter.report_to(str(paths.events))
-    if hook:
-        _install_hook(paths.events)
-    said = DONE
-    try:
-        yield WatchedBlock(paths.folder)
-    except BaseException as error:
-        if not (isinstance(error, SystemExit) and error.code in (None, 0)):
-            said = FAILED + _in_one_line(error)
-        raise
-    finally:
-        if os.getpid() == spec["pid"]:  # not in a child that was forked in the block and leaves it
-            _restore(before, FOLDER_VARIABLE, "PYTHONPATH")
-            reporter.report_with(reported_before).close()
-            _stop_sidecar(sidecar, said)
-            _watched.clear()
-
-
-_watched: set[int] = set()
-
-
-def _only_one(pid: int) -> None:
-    """A process reports to one run at a time."""
+    pid = os.getpid()
     if pid in _watched:
         raise CannotWatch(
             "This process is being watched by another stepscope.watch()", "End that block first"
         )
     _watched.add(pid)
+    try:
+        try:
+            paths = request.make_folder()
+        except CannotWatch as error:
+            raise CannotWatch(error.message, "Give another out=") from None
+        spec = BlockSpec(request.name, request.interval_s, request.hook, paths.folder, pid)
+        process = _start(side_process, spec)
+    except BaseException:
+        _watched.clear()
+        raise
+    before = {variable: os.environ.get(variable) for variable in (FOLDER_VARIABLE, "PYTHONPATH")}
+    os.environ[FOLDER_VARIABLE] = str(paths.events)
+    reporter = sys.modules["_stepscope_events"]
+    reported_before = reporter.report_to(str(paths.events))
+    if request.hook:
+        prepend_to_python_path(os.environ, HOOK_SITE)  # for the children
+        finder.install(str(paths.events))
+        finder.load_hook().attach_to_imported()
+    said = DONE
+    try:
+        yield paths.folder
+    except BaseException as error:
+        if isinstance(error, KeyboardInterrupt):
+            said = INTERRUPTED
+        elif not (isinstance(error, SystemExit) and error.code in (None, 0)):
+            said = FAILED + _in_one_line(error)
+        raise
+    finally:
+        if os.getpid() == pid:  # not in a child that was forked in the block and leaves it
+            for variable, value in before.items():
+                if value is None:
+                    os.environ.pop(variable, None)
+                else:
+                    os.environ[variable] = value
+            reporter.report_with(reported_before).close()
+            _stop(process, said)
+            _watched.clear()
+
+
+def _start(module: str, spec: BlockSpec) -> subprocess.Popen[bytes]:
+    """Start the side process and wait until it has taken its first sample."""
+    environment = {k: v for k, v in os.environ.items() if k != FOLDER_VARIABLE}
+    prepend_to_python_path(environment, Path(stepscope.__file__).parent.parent)
+    process = subprocess.Popen(
+        [sys.executable, "-m", module, dumps(spec)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env=environment,
+        start_new_session=True,  # a Ctrl-C is for the block, not for who monitors it
+    )
+    assert process.stdout is not None
+    if process.stdout.readline() != READY:
+        process.kill()
+        process.wait()
+        raise CannotWatch("The side process that samples did not start", "Try: stepscope run")
+    return process
+
+
+def _stop(process: subprocess.Popen[bytes], said: bytes) -> None:
+    assert process.stdin is not None and process.stdout is not None
+    with contextlib.suppress(OSError):  # it was killed: what it wrote is there
+        process.stdin.write(said)
+        process.stdin.close()
+    with contextlib.suppress(subprocess.TimeoutExpired):  # it goes on writing its report by itself
+        process.wait(_FINISH_S)
+    process.stdout.close()
 
 
 def _in_one_line(error: BaseException) -> bytes:
@@ -120,53 +134,49 @@ def _in_one_line(error: BaseException) -> bytes:
     return " ".join(text.split()).encode("utf-8", "replace")[:1000] + b"\n"
 
 
-def _restore(before: dict[str, str], *variables: str) -> None:
-    for variable in variables:
-        if variable in before:
-            os.environ[variable] = before[variable]
-        else:
-            os.environ.pop(variable, None)
+def monitor_parent(spec_json: str, tell: Callable[[str], None]) -> Path:
+    """In the side process: sample until told how the block ended; the finished run folder."""
+    # Not in the process that is monitored: it needs none of this.
+    import time
+
+    from stepscope.capture.attach import sampling
+    from stepscope.capture.session import Session
+    from stepscope.sensors import procfs
+
+    spec = loads(BlockSpec, spec_json)
+    command = procfs.command_line(spec.pid)
+    request = RunRequest(spec.name, command, spec.interval_s, spec.folder.parent, hook=spec.hook)
+    control, ready = 0, os.dup(1)
+    session = Session(request, RunPaths(spec.folder), tell)
+    session.restart_clock()
+    session.begin(spec.pid, None, None, exclude=(os.getpid(),))
+    os.write(ready, READY)
+    said = b""
+    for readable in sampling(session, [control]):
+        if readable:
+            data = os.read(control, 4096)
+            said += data
+            # Children that were forked in the block hold the pipe open: its end may never come.
+            if not data or said.endswith(b"\n"):
+                break
+    session.mark_end_time(time.monotonic_ns())
+    session.last_sample()
+    session.end(_ending(said, session.oom_kills()), [])
+    return spec.folder
 
 
-def _start_sidecar(spec: dict[str, Any]) -> subprocess.Popen[bytes]:
-    """Start it and wait until it has taken its first sample."""
-    package = str(Path(stepscope.__file__).parent.parent)
-    environment = {k: v for k, v in os.environ.items() if k != FOLDER_VARIABLE}
-    others = environment.get("PYTHONPATH")
-    environment["PYTHONPATH"] = package + (os.pathsep + others if others else "")
-    process = subprocess.Popen(
-        [sys.executable, "-m", SIDECAR, json.dumps(spec)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env=environment,
-        start_new_session=True,  # a Ctrl-C is for the block, not for who watches it
-    )
-    assert process.stdout is not None
-    if process.stdout.readline() != READY:
-        process.kill()
-        process.wait()
-        raise CannotWatch("The side process that samples did not start", "Try: stepscope run")
-    return process
+def _ending(said: bytes, oom_kills: int) -> Ending:
+    """The block says how it ended; if it says nothing, its process died in it."""
+    from stepscope.runs.masking import mask_text
 
-
-def _stop_sidecar(sidecar: subprocess.Popen[bytes], said: bytes) -> None:
-    assert sidecar.stdin is not None and sidecar.stdout is not None
-    try:
-        sidecar.stdin.write(said)
-        sidecar.stdin.close()
-    except OSError:  # it was killed: what it wrote is there
-        pass
-    try:
-        sidecar.wait(_FINISH_S)
-    except subprocess.TimeoutExpired:  # it goes on writing its report by itself
-        pass
-    sidecar.stdout.close()
-
-
-def _install_hook(events: Path) -> None:
-    """Attach to what is imported already, and to what will be, here and in children."""
-    site = Path(stepscope.inject.__file__).with_name("site")
-    others = os.environ.get("PYTHONPATH")
-    os.environ["PYTHONPATH"] = str(site) + (os.pathsep + others if others else "")
-    finder.install(str(events))
-    finder.load_hook().attach_to_imported()
+    if said == DONE:
+        return Ending(Outcome.OK, "the watched block ended normally")
+    if said == INTERRUPTED:
+        return Ending(Outcome.INTERRUPTED, "the watched block was interrupted")
+    if said.startswith(FAILED):
+        what = said[len(FAILED) :].decode("utf-8", "replace").strip()
+        return Ending(Outcome.CRASHED, f"the watched block raised {mask_text(what)}")
+    if oom_kills:
+        reason = "the process died inside the watched block; its cgroup counted an OOM kill"
+        return Ending(Outcome.HOST_OOM, reason)
+    return Ending(Outcome.CRASHED, "the process died inside the watched block")

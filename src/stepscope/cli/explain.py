@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stepscope.cli.report import DAMAGED, not_understood, open_or_latest
+from stepscope.cli.console import open_or_latest, reading, write_json
 
 
 def explain(
@@ -22,19 +20,21 @@ def explain(
     ] = False,
 ) -> None:
     """Say what holds a run back, by which evidence, how much there is to gain, and what to do."""
-    opened = open_or_latest(run)
-    try:
-        verdict = opened.explained()
-    except DAMAGED as error:
-        raise not_understood(opened, error) from None
-    if as_json:
-        from stepscope.report.explainjson import explained_dict
+    from stepscope.analysis.bottleneck.explain import METRICS
+    from stepscope.report.bottleneck.view import explained_view
+    from stepscope.runs.load import load
 
-        sys.stdout.write(json.dumps(explained_dict(opened, verdict), allow_nan=False) + "\n")
+    opened = open_or_latest(run)
+    with reading(opened.path):
+        view = explained_view(load(opened, METRICS))
+    if as_json:
+        from stepscope.report.bottleneck.json import explained_dict
+
+        write_json(explained_dict(opened, view))
         return
     from rich.console import Console
 
-    from stepscope.report.explain import verdict_view
-    from stepscope.report.explaintext import print_explained
+    from stepscope.report.bottleneck.document import explained_document
+    from stepscope.report.kit.terminal import draw
 
-    print_explained(Console(), opened.name, opened.ending, verdict_view(verdict), in_full)
+    draw(Console(), explained_document(opened.name, opened.ending, view, in_full))

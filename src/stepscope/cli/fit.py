@@ -3,125 +3,93 @@
 from __future__ import annotations
 
 import functools
-import json
-import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.advice.notasked import NOT_ASKED
-from stepscope.cli.knobs import with_knobs
-from stepscope.cli.options import Quiet
-from stepscope.cli.run import say
-from stepscope.cli.trial import EXIT_CODES, end_on_request
+from stepscope.cli.console import EXIT_CODES, Quiet, end_on_request, say, write_json
+from stepscope.cli.workload_options import Model, with_settings
 from stepscope.errors import CannotTry
 from stepscope.records import Outcome
+from stepscope.workloads.spec import NOT_FOR_FIT
 
 if TYPE_CHECKING:
-    from stepscope.advice.answer import Fit
+    from stepscope.fit.answer import Fit
 
-_ROOM = "What it is to fit into"
-_HOW = "How it is found"
+_memory = functools.partial(typer.Option, rich_help_panel="What it is to fit into")
+_how = functools.partial(typer.Option, rich_help_panel="How it is found")
 
 
-@functools.partial(with_knobs, without=NOT_ASKED)
+@functools.partial(with_settings, without=NOT_FOR_FIT)
 def fit(
-    model: Annotated[
-        str,
-        typer.Argument(
-            metavar="MODEL|FILE:FUNC",
-            help="cnn, lstm, a torchvision model (resnet50, vit_b_16, r3d_18 …), or a function of "
-            "yours: train.py:workload, package.module:workload.",
-        ),
-    ],
+    model: Model,
     gpu_memory: Annotated[
         str | None,
-        typer.Option(
+        _memory(
             metavar="SIZE",
             help="What the framework may take on the GPU, say 15GiB; its context comes on top. "
             "Unsaid: what is free.",
-            rich_help_panel=_ROOM,
         ),
     ] = None,
-    memory: Annotated[
-        str | None,
-        typer.Option(metavar="SIZE", help="Host memory, say 8GiB.", rich_help_panel=_ROOM),
-    ] = None,
+    memory: Annotated[str | None, _memory(metavar="SIZE", help="Host memory, say 8GiB.")] = None,
     headroom: Annotated[
         str,
-        typer.Option(
-            metavar="SIZE|N%",
-            help="Leave so much of it free; a percentage is one of the limit.",
-            rich_help_panel=_ROOM,
+        _memory(
+            metavar="SIZE|N%", help="Leave so much of it free; a percentage is one of the limit."
         ),
     ] = "0",
     gpus: Annotated[
-        str | None,
-        typer.Option(
-            metavar="LIST", help="Which GPU: the first of the list.", rich_help_panel=_ROOM
-        ),
+        str | None, _memory(metavar="LIST", help="Which GPU: the first of the list.")
     ] = None,
     cards: Annotated[
         str | None,
-        typer.Option(
+        _memory(
             metavar="LIST",
             help="Predict for these too: what the framework may take there, say 10GiB,23GiB. "
             "Unsaid: cards of 11, 16, 24, 40 and 80 GiB.",
-            rich_help_panel=_ROOM,
         ),
     ] = None,
     method: Annotated[
         str,
-        typer.Option(
+        _how(
             metavar="auto|linear2019",
             help="linear2019 is the estimate from two small batches, as a baseline.",
-            rich_help_panel=_HOW,
         ),
     ] = "auto",
     prove: Annotated[
         bool,
-        typer.Option(
-            "--prove",
-            help="Train both answers in three more fresh processes, 20 steps each.",
-            rich_help_panel=_HOW,
-        ),
+        _how("--prove", help="Train both answers in three more fresh processes, 20 steps each."),
     ] = False,
     estimate: Annotated[
-        bool,
-        typer.Option(
-            "--estimate",
-            help="Predict from small batches; run nothing near the limit.",
-            rich_help_panel=_HOW,
-        ),
+        bool, _how("--estimate", help="Predict from small batches; run nothing near the limit.")
     ] = False,
-    fresh: Annotated[
-        bool,
-        typer.Option("--fresh", help="Measure again, also what is known.", rich_help_panel=_HOW),
-    ] = False,
+    fresh: Annotated[bool, _how("--fresh", help="Measure again, also what is known.")] = False,
     hang: Annotated[
-        float,
-        typer.Option(
-            metavar="S",
-            help="End a probe of which nothing was heard for so long.",
-            rich_help_panel=_HOW,
-        ),
+        float, _how(metavar="S", help="End a probe of which nothing was heard for so long.")
     ] = 300.0,
     quiet: Quiet = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="End with the answer as JSON on standard output.")
     ] = False,
-    **knobs: Any,
+    **settings: Any,
 ) -> None:
     """Find the largest batch that trains within memory, and the largest that is still fast.
 
     It is tried in processes that are thrown away; without a GPU, within host memory. Exit codes: 0
-    there is an answer (also that memory sets no limit), 4 no such workload or knob, or a step that
-    fails for another reason than memory, 5 a limit that cannot be had, 10 not even a batch of 1
-    fits the GPU, 11 nor the host, 14 there is no telling, since it leaks, 130 interrupted.
+    there is an answer (also that memory sets no limit), 4 no such workload or setting, or a step
+    that fails for another reason than memory, 5 a limit that cannot be had, 10 not even a batch of
+    1 fits the GPU, 11 nor the host, 14 there is no telling, since it leaks, 130 interrupted.
     """
-    from stepscope import api
-    from stepscope.cli.fitbar import FitBar
+    from rich.console import Console
 
+    from stepscope import api
+    from stepscope.cli.progress import FitBar
+    from stepscope.report.fit.view import fit_document
+    from stepscope.report.kit.terminal import draw
+
+    listed_gpus, listed_cards = _listed(gpus), _listed(cards) or []
+    if cards is not None and not listed_cards:
+        raise CannotTry(f"--cards {cards} names no size", "For example: --cards 10GiB,23GiB")
     end_on_request()
     try:
         with FitBar(model.rpartition("/")[2], quiet) as bar:
@@ -130,8 +98,8 @@ def fit(
                 gpu_memory=gpu_memory,
                 memory=memory,
                 headroom=headroom,
-                gpus=_listed(gpus),
-                cards=_cards(cards),
+                gpus=listed_gpus,
+                cards=listed_cards,
                 method=method,
                 prove=prove,
                 estimate=estimate,
@@ -139,9 +107,13 @@ def fit(
                 hang=hang,
                 tell=bar.tell,
                 show=bar.show,
-                **knobs,
+                **settings,
             )
-        _show(found, quiet, as_json)
+        document = fit_document(found)
+        if not quiet:
+            draw(Console(stderr=True), document)
+        if as_json:
+            write_json(document.data)
     except KeyboardInterrupt:
         say("interrupted: there is no answer, and no probe is left running")
         raise typer.Exit(EXIT_CODES[Outcome.INTERRUPTED]) from None
@@ -151,34 +123,10 @@ def fit(
 def exit_code(found: Fit) -> int:
     """That nothing fits has the code of the trial that would have shown it."""
     if found.verdict == "does not fit":
-        outcome = Outcome.GPU_OOM if found.room.device == "gpu" else Outcome.HOST_OOM
+        outcome = Outcome.GPU_OOM if found.budget.device == "gpu" else Outcome.HOST_OOM
         return EXIT_CODES[outcome]
     return EXIT_CODES[Outcome.CRASHED if found.verdict == "cannot tell" else Outcome.OK]
 
 
 def _listed(text: str | None) -> list[str] | None:
     return None if text is None else [word.strip() for word in text.split(",") if word.strip()]
-
-
-def _cards(text: str | None) -> list[str]:
-    """An empty list would be taken for none that was given."""
-    listed = _listed(text) or []
-    if text is not None and not listed:
-        raise CannotTry(f"--cards {text} names no size", "For example: --cards 10GiB,23GiB")
-    return listed
-
-
-def _show(found: Fit, quiet: bool, as_json: bool) -> None:
-    """The answer for people on standard error, the JSON for programs."""
-    if not quiet:
-        from rich.console import Console
-
-        from stepscope.report.fit import fit_view
-        from stepscope.report.fittext import print_fit
-
-        print_fit(Console(stderr=True), fit_view(found))
-    if as_json:
-        from stepscope.report.fitjson import fit_dict
-
-        sys.stdout.write(json.dumps(fit_dict(found)) + "\n")
-        sys.stdout.flush()

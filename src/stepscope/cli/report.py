@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import RUNS_VARIABLE
-from stepscope.cli.run import near
-from stepscope.cli.study import write_report
-from stepscope.errors import RunFolderError, StepscopeError
-from stepscope.runs.paths import DEFAULT_FOLDER
+from stepscope.cli.console import near, open_or_latest, reading, write_json
+from stepscope.cli.study import show_study
+from stepscope.errors import StepscopeError
 
 if TYPE_CHECKING:
-    from stepscope.runs.reader import Run
-
-DAMAGED = (AttributeError, IndexError, KeyError, TypeError, ValueError)
-"""What reading a run comes to where its files do not hold what they must."""
+    from stepscope.report.kit.document import Document
 
 
 def report(
@@ -29,60 +23,70 @@ def report(
         typer.Argument(help="A run folder, or that of a study; without it, the latest run."),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="The summary as JSON.")] = False,
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            metavar="NAME",
+            help="The whole report on standard output: terminal, html, json …",
+        ),
+    ] = None,
 ) -> None:
     """Show the summary of a run and write its report again."""
     if run is not None and (run / "study.json").exists():
-        return write_report(run, as_json=as_json)
-    from stepscope.report.derive import derive
-    from stepscope.report.explaintext import print_after_run
-    from stepscope.report.profiles import print_profile_of, profile_dict_of
-    from stepscope.report.summary import summary_dict
-    from stepscope.report.terminal import print_summary
-    from stepscope.report.trial import trial_view
-    from stepscope.report.trialjson import trial_dict
-    from stepscope.report.trialtable import print_trial
+        if output is None:
+            return show_study(run, as_json=as_json)
+        from stepscope.report.study.document import page_of as study_page_of
+        from stepscope.report.study.export import study_dict
+        from stepscope.report.study.read import read_view
+
+        study = read_view(run)
+        return _write(replace(study_page_of(study), data=study_dict(study)), output)
+    from stepscope.report.bottleneck.document import closing_section
+    from stepscope.report.kit.terminal import draw, draw_blocks
+    from stepscope.report.run.derive import derive
+    from stepscope.report.run.document import page_of, summary_of
+    from stepscope.report.run.json import summary_dict
+    from stepscope.report.trial.document import trials_document
+    from stepscope.report.trial.json import trial_dict
+    from stepscope.report.trial.profile import print_profile_of, profile_dict_of
+    from stepscope.report.trial.view import trial_view
+    from stepscope.runs.load import load
     from stepscope.runs.trial import is_trial
 
     opened = open_or_latest(run)
     try:
-        view = derive(opened)
+        with reading(opened.path):
+            data = load(opened)
+            trial = trial_view(opened, data=data) if is_trial(opened) else None
+            view = derive(opened, data, trial)
     except OSError as error:
         raise StepscopeError(
             f"The report cannot be written in {opened.path}: {error.strerror}",
             "Copy the folder to a place you can write",
         ) from None
-    except DAMAGED as error:
-        raise not_understood(opened, error) from None
-    trial = trial_view(opened) if is_trial(opened) else None
+    if output is not None:
+        return _write(page_of(view), output)
     if as_json:
         told = summary_dict(view)
         if trial:
             told |= {"trial": trial_dict(trial), "profile": profile_dict_of(opened)}
-        sys.stdout.write(json.dumps(told) + "\n")
-        return
+        return write_json(told)
     from rich.console import Console
 
     console = Console()
     if trial:
-        print_trial(console, [trial])
+        draw(console, trials_document([trial]))
         print_profile_of(console, opened)
         console.print("\nAll of the run, from the start of its processes to their end:")
-    print_summary(console, view, near(opened.paths.report_html))
+    draw(console, summary_of(view, near(opened.paths.report_html)))
     if view.finding:
-        print_after_run(console, view.finding, near(opened.path))
+        draw_blocks(console, [closing_section(view.finding, near(opened.path))])
 
 
-def open_or_latest(run: Path | None) -> Run:
-    """The run that was named, or the newest where runs go."""
-    from stepscope.runs.reader import latest_run, open_run
+def _write(document: Document, output: str) -> None:
+    from stepscope.report.kit.renderers import RENDERERS
 
-    return open_run(
-        run if run is not None else latest_run(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
-    )
-
-
-def not_understood(run: Run, error: Exception) -> RunFolderError:
-    return RunFolderError(
-        f"{run.path} cannot be understood: {type(error).__name__}: {str(error)[:200]}",
-        "The folder is damaged: copy it again, or run the command again",
-    )
+    if output not in RENDERERS:
+        raise StepscopeError(f"Unknown format {output!r}", f"Formats: {', '.join(RENDERERS)}")
+    sys.stdout.write(RENDERERS[output](document))

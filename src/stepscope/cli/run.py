@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
 import signal
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from stepscope.cli.options import Interval, Name, Out, Quiet, SummaryAsJson
-from stepscope.errors import CannotWatch
+from stepscope.cli.console import (
+    Interval,
+    Name,
+    Out,
+    Quiet,
+    SummaryAsJson,
+    name_of,
+    near,
+    say,
+    write_json,
+)
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 
@@ -49,60 +54,38 @@ def run(
     127 mean that it was not started (125: stepscope could not begin, 126: the command cannot be
     executed, 127: there is no such command).
     """
-    _check_pattern(epoch_pattern)
-    from stepscope.capture.spawn import die_like, give_signals_back, take_signals
+    from stepscope.capture.request import RunRequest
+    from stepscope.capture.signals import give_signals_back, take_signals
 
+    request = RunRequest(
+        name or name_of(command),
+        command,
+        interval,
+        out,
+        hook=not no_hook,
+        hint="use stepscope.mark()" + ("" if epoch_pattern else " or --epoch-pattern"),
+        epoch_pattern=epoch_pattern,
+        wait_tree=wait_tree,
+    )
     signals = take_signals()
-    from stepscope.capture.command import watch_command
-    from stepscope.capture.session import Plan, check_interval
-
-    check_interval(interval)
+    from stepscope.capture.command import monitor_command
+    from stepscope.capture.spawn import die_like
 
     def tell(text: str) -> None:
         if not quiet:
             say(text)
 
-    hint = "use stepscope.mark()" + ("" if epoch_pattern else " or --epoch-pattern")
-    plan = Plan(name or name_of(command), command, interval, out, hook=not no_hook, hint=hint)
-    watched = watch_command(plan, tell, signals, epoch_pattern, wait_tree)
-    show_run(watched.paths.folder, quiet, as_json, lambda: give_signals_back(signals))
-    if watched.survivors and not quiet:
-        some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
-        say(f"still running: {some}; --wait-tree waits for such processes")
+    finished = monitor_command(request, tell, signals)
+    show_run(finished.paths.folder, quiet, as_json, lambda: give_signals_back(signals))
+    if finished.survivors:
+        tell(f"{still_running(finished.survivors)}; --wait-tree waits for such processes")
     # At once, with the command's code: Python, leaving by itself, would die of a Ctrl-C that was
     # caught (if it came inside of an exec), and takes its time to tear down what is loaded.
-    os._exit(die_like(watched.status))
+    os._exit(die_like(finished.status))
 
 
-def _check_pattern(pattern: str | None) -> None:
-    try:
-        re.compile(pattern or "")
-    except re.error as error:
-        raise CannotWatch(
-            f"--epoch-pattern {pattern!r} is no regular expression: {error}",
-            r"For example: --epoch-pattern 'Epoch (\d+)'",
-        ) from None
-
-
-def name_of(command: list[str]) -> str:
-    """A name for a run that was given none: the script, or the program."""
-    for word in command[1:]:
-        if word.endswith(".py") and not word.startswith("-"):
-            return Path(word).stem
-    return Path(command[0]).name
-
-
-def say(text: str) -> None:
-    """One line on standard error; nobody there is no reason to fail."""
-    with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"stepscope: {text}\n")
-        sys.stderr.flush()
-
-
-def near(path: Path) -> Path:
-    """A path as a user in this folder would write it."""
-    relative = Path(os.path.relpath(path))
-    return path if relative.parts[:1] == ("..",) else relative
+def still_running(survivors: Sequence[str]) -> str:
+    return f"still running: {', '.join(survivors[:8])}{' …' * (len(survivors) > 8)}"
 
 
 def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]) -> None:
@@ -124,22 +107,22 @@ def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]
 
 
 def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:
-    from stepscope.report.derive import derive
-    from stepscope.report.summary import summary_dict
-    from stepscope.report.terminal import print_summary
+    from stepscope.report.kit.terminal import draw, draw_blocks
+    from stepscope.report.run.derive import derive
+    from stepscope.report.run.document import summary_of
+    from stepscope.report.run.json import summary_dict
     from stepscope.runs.reader import open_run
 
     run = open_run(folder)
     view = derive(run)
     if as_json:
-        sys.stdout.write(json.dumps(summary_dict(view)) + "\n")
-        sys.stdout.flush()
+        write_json(summary_dict(view))
     if not quiet:
         from rich.console import Console
 
-        from stepscope.report.explaintext import print_after_run
+        from stepscope.report.bottleneck.document import closing_section
 
         console = Console(stderr=True)
-        print_summary(console, view, near(run.paths.report_html))
+        draw(console, summary_of(view, near(run.paths.report_html)))
         if view.finding:
-            print_after_run(console, view.finding, near(run.path))
+            draw_blocks(console, [closing_section(view.finding, near(run.path))])

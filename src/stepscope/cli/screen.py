@@ -10,55 +10,48 @@ import sys
 import termios
 import time
 import tty
-from types import TracebackType
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from stepscope.capture.signals import signals_as_bytes
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP, signal.SIGWINCH)
 _READ_BYTES = 1024
 
 
+@dataclass
 class Terminal:
     """Tells of keys and signals when it is asked: nothing interrupts the drawing of a frame."""
 
-    def __enter__(self) -> Terminal:
-        self._tells, self._told = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._wakeup = signal.set_wakeup_fd(self._told, warn_on_full_buffer=False)
-        self._handlers = {number: signal.signal(number, lambda *_: None) for number in _SIGNALS}
-        self._keyboard = -1
-        self._modes: list[Any] = []
-        if sys.stdin is not None and sys.stdin.isatty():
-            self._keyboard = sys.stdin.fileno()
-            self._modes = termios.tcgetattr(self._keyboard)
-            tty.setcbreak(self._keyboard, termios.TCSADRAIN)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        if self._modes:
-            with contextlib.suppress(termios.error):  # the terminal may be gone
-                termios.tcsetattr(sys.stdin, termios.TCSADRAIN, self._modes)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-        signal.set_wakeup_fd(self._wakeup)
-        os.close(self._tells)
-        os.close(self._told)
+    signals: int
+    keyboard: int | None
 
     def wait(self, until: float) -> tuple[str, set[int]]:
         """Keys and signals; none where nothing came until then (on the monotonic clock)."""
-        sources = [self._tells] + [self._keyboard] * (self._keyboard >= 0)
+        sources = [each for each in (self.signals, self.keyboard) if each is not None]
         ready, _, _ = select.select(sources, [], [], max(0.0, until - time.monotonic()))
-        signals = set(os.read(self._tells, _READ_BYTES)) if self._tells in ready else set()
-        return self._keys() if self._keyboard in ready else "", signals
+        signals = set(os.read(self.signals, _READ_BYTES)) if self.signals in ready else set()
+        typed = b""
+        if self.keyboard in ready:
+            with contextlib.suppress(OSError):
+                typed = os.read(self.keyboard, _READ_BYTES)
+            if not typed:  # nobody will type any more
+                self.keyboard = None
+        return typed.decode("utf-8", "replace"), signals
 
-    def _keys(self) -> str:
+
+@contextmanager
+def taken_terminal() -> Iterator[Terminal]:
+    with signals_as_bytes(_SIGNALS) as signals:
+        if sys.stdin is None or not sys.stdin.isatty():
+            yield Terminal(signals, None)
+            return
+        keyboard = sys.stdin.fileno()
+        modes = termios.tcgetattr(keyboard)
+        tty.setcbreak(keyboard, termios.TCSADRAIN)
         try:
-            typed = os.read(self._keyboard, _READ_BYTES)
-        except OSError:
-            typed = b""
-        if not typed:  # nobody will type any more
-            self._keyboard = -1
-        return typed.decode("utf-8", "replace")
+            yield Terminal(signals, keyboard)
+        finally:
+            with contextlib.suppress(termios.error):  # the terminal may be gone
+                termios.tcsetattr(keyboard, termios.TCSADRAIN, modes)

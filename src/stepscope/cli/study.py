@@ -5,19 +5,20 @@ from __future__ import annotations
 import contextlib
 import gc
 import importlib
-import json
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import Interval, Quiet
-from stepscope.cli.run import near, say
+from stepscope.cli.console import Interval, Quiet, end_on_request, near, say, write_json
 from stepscope.errors import StepscopeError
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
+    from stepscope.report.study.view import StudyView
     from stepscope.studies.run import Ran
     from stepscope.studies.study import Study
 
@@ -30,8 +31,7 @@ Target = Annotated[
     Path, typer.Argument(metavar="STUDY", help="The folder of a study, or its design file.")
 ]
 StudiesOut = Annotated[
-    Path,
-    typer.Option("--out", help="Where studies go.", metavar="DIR", envvar=STUDIES_VARIABLE),
+    Path, typer.Option("--out", help="Where studies go.", metavar="DIR", envvar=STUDIES_VARIABLE)
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on standard output.")]
 _USUAL = Path("studies")
@@ -45,16 +45,18 @@ def plan(file: DesignFile, out: StudiesOut = _USUAL, as_json: AsJson = False) ->
     Nothing is started. Once trials have finished, the time is by what they took.
     """
     _be_quick()
-    from stepscope.report.studyplan import plan_dict, plan_view, print_plan
+    from stepscope.report.study.plan import plan_dict, plan_document, plan_view
     from stepscope.studies.study import Study
 
     view = plan_view(Study.of(file, out))
     if as_json:
-        _write_json(plan_dict(view))
+        write_json(plan_dict(view))
         return
     from rich.console import Console
 
-    print_plan(Console(), view)
+    from stepscope.report.kit.terminal import draw
+
+    draw(Console(), plan_document(view))
 
 
 @app.command()
@@ -77,19 +79,20 @@ def run(
     runs it; 130 interrupted: run the same command to go on.
     """
     _be_quick()
-    from stepscope.cli.studybar import StudyBar
-    from stepscope.cli.trial import end_on_request
-    from stepscope.report.studyread import view_of
+    from stepscope.cli.progress import StudyBar
+    from stepscope.report.study.read import view_of
+    from stepscope.studies.launchers.local import LocalLauncher
     from stepscope.studies.run import run_study
     from stepscope.studies.study import Study
-    from stepscope.trials.prepare import check_interval
+    from stepscope.trials.request import check_interval
 
     check_interval(interval)
     study = Study.of(file, out).to_run()
     end_on_request()
     with StudyBar(study.design, quiet) as bar:
         try:
-            ran = run_study(study, bar, interval, again)
+            launcher = LocalLauncher(bar.tell, interval, study.here)
+            ran = run_study(study, study.grid_to_run(), launcher, bar, again)
         except StepscopeError:
             with contextlib.suppress(StepscopeError):  # a full disk: the first error says more
                 if study.was_looked_at and study.known.results:
@@ -103,7 +106,7 @@ def run(
 @app.command()
 def show(target: Target, out: StudiesOut = _USUAL, as_json: AsJson = False) -> None:
     """Show how far a study is and what it tells so far, also while it runs."""
-    _show(target, out, as_json, full=False)
+    show_study(target, out, as_json, full=False)
 
 
 @app.command()
@@ -112,7 +115,7 @@ def report(target: Target, out: StudiesOut = _USUAL, as_json: AsJson = False) ->
 
     It makes derived/report.html in the study's folder, and the tables beside it as CSV.
     """
-    write_report(target, out, as_json)
+    show_study(target, out, as_json, full=True)
 
 
 @app.command()
@@ -132,30 +135,23 @@ def merge(
     say(f"next: stepscope study report {near(out)}")
 
 
-def write_report(target: Path, out: Path = _USUAL, as_json: bool = False) -> None:
-    """Tables, the page, and all of it in the terminal."""
-    _show(target, out, as_json, full=True)
-
-
 def _be_quick() -> None:
-    """Read thousands of trials without a pause to look for garbage: the command ends soon."""
+    """Read thousands of trials without a pause to look for garbage: the command ends soon.
+
+    NumPy gets one thread for our few sums: a study may be using all CPUs now, and threads that wait
+    for each other would take seconds. Trials do not inherit it.
+    """
     gc.disable()
-    _keep_numpy_small()
+    if "numpy" not in sys.modules and _THREADS not in os.environ:
+        os.environ[_THREADS] = "1"
+        importlib.import_module("numpy")
+        del os.environ[_THREADS]
 
 
-def _keep_numpy_small() -> None:
-    """One thread for our few sums: a study may be using all CPUs now, and threads that wait for
-    each other would take seconds. Trials do not inherit it."""
-    if "numpy" in sys.modules or _THREADS in os.environ:
-        return
-    os.environ[_THREADS] = "1"
-    importlib.import_module("numpy")
-    del os.environ[_THREADS]
-
-
-def _show(target: Path, out: Path, as_json: bool, full: bool) -> None:
+def show_study(target: Path, out: Path = _USUAL, as_json: bool = False, full: bool = True) -> None:
+    """What a study tells; `full` also writes its page and its tables."""
     _be_quick()
-    from stepscope.report.studyread import read_view
+    from stepscope.report.study.read import read_view
     from stepscope.studies.study import find_folder
 
     folder = find_folder(target, out)
@@ -164,24 +160,30 @@ def _show(target: Path, out: Path, as_json: bool, full: bool) -> None:
         say(f"{target} was changed since the study was run: this is by the design as it was then")
     page = _derive(view) if full else None
     if as_json:
-        from stepscope.report.studyjson import study_dict
+        from stepscope.report.study.export import study_dict
 
-        _write_json(study_dict(view))
+        write_json(study_dict(view))
         return
-    from rich.console import Console
-
-    from stepscope.report.studytable import print_study
-
-    console = Console()
-    print_study(console, view, full)
+    console = _draw(view, full)
     if page:
         console.print(f"\nReport: {near(page)}", markup=False, highlight=False)
         console.print(f"Tables: {near(page.parent)}/*.csv", markup=False, highlight=False)
 
 
+def _draw(view: StudyView, full: bool, stderr: bool = False) -> Console:
+    from rich.console import Console
+
+    from stepscope.report.kit.terminal import draw
+    from stepscope.report.study.document import screen_of
+
+    console = Console(stderr=stderr)
+    draw(console, screen_of(view, console.width, full))
+    return console
+
+
 def _has_changed(target: Path, folder: Path) -> bool:
     """Whether a design file is of other trials than those of the study's last run."""
-    from stepscope.studies.designfile import design_digest, read_design
+    from stepscope.studies.design.file import design_digest, read_design
 
     kept = folder / "design.yaml"
     if not (target.is_file() and kept.is_file()):
@@ -190,15 +192,15 @@ def _has_changed(target: Path, folder: Path) -> bool:
     return (design_digest(now), now.repeats) != (design_digest(then), then.repeats)
 
 
-def _derive(view: Any) -> Path:
-    from stepscope.report.studycsv import write_tables
-    from stepscope.report.studyhtml import write_report as write_page
+def _derive(view: StudyView) -> Path:
+    from stepscope.report.study.document import write_report
+    from stepscope.report.study.export import write_tables
 
     folder = view.contents.folder / "derived"
     try:
         folder.mkdir(exist_ok=True)
         write_tables(view, folder)
-        return write_page(view, folder)
+        return write_report(view, folder)
     except OSError as error:
         raise StepscopeError(
             f"The report cannot be written in {folder}: {error.strerror}",
@@ -207,33 +209,22 @@ def _derive(view: Any) -> Path:
 
 
 def _conclude(study: Study, ran: Ran, quiet: bool, as_json: bool) -> None:
-    from stepscope.report.studyread import view_of
+    from stepscope.report.study.read import view_of
 
     view = view_of(study)
     page = study.paths.report
     if ran.trials or not page.exists():
         _derive(view)
     if as_json:
-        from stepscope.report.studyjson import study_dict
+        from stepscope.report.study.export import study_dict
 
-        _write_json(study_dict(view))
+        write_json(study_dict(view))
     if quiet:
         return
-    from rich.console import Console
-
-    from stepscope.report.studytable import print_study
-
-    print_study(Console(stderr=True), view, False)
+    _draw(view, full=False, stderr=True)
     if ran.why == "interrupted":
         say("interrupted: the same command goes on from here")
     if ran.why == "budget":
-        say(
-            "the budget is used up, or too little is left for another trial: raise it in the "
-            "design to go on from here"
-        )
+        used_up = "the budget is used up, or too little is left for another trial"
+        say(f"{used_up}: raise it in the design to go on from here")
     say(f"report: {near(page)}")
-
-
-def _write_json(told: Any) -> None:
-    sys.stdout.write(json.dumps(told, allow_nan=False) + "\n")
-    sys.stdout.flush()

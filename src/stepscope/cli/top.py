@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import signal
@@ -13,19 +12,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.options import RUNS_VARIABLE
-from stepscope.cli.run import near
+from stepscope.cli.console import near, reading, runs_folder, write_json
 from stepscope.errors import RunFolderError
 from stepscope.records import Outcome
-from stepscope.runs.paths import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
-    from rich.console import Console
     from rich.live import Live
 
     from stepscope.cli.screen import Terminal
-    from stepscope.report.follow import Follower
-    from stepscope.report.live import Frame
+    from stepscope.report.live.follow import Follower
+    from stepscope.report.live.view import Frame
 
 _DUMB = ("", "dumb", "unknown")
 _LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
@@ -55,16 +51,16 @@ def top(
 
 
 def _top(run: Path | None, interval: float, once: bool, as_json: bool) -> None:
-    from stepscope.report.follow import Follower
-    from stepscope.report.live import frame_dict
+    from stepscope.report.live.follow import Follower
+    from stepscope.report.live.view import frame_dict
     from stepscope.runs.reader import open_run
 
-    runs = Path(os.environ.get(RUNS_VARIABLE, DEFAULT_FOLDER))
-    follower = Follower(open_run(run if run is not None else _latest(runs)).path)
+    follower = Follower(open_run(run if run is not None else _latest(runs_folder())).path)
     frame = _frame(follower, wait=True)
+    on_screen = sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
     if as_json:
-        sys.stdout.write(json.dumps(frame_dict(frame)) + "\n")
-    elif once or not _is_screen() or frame.ending.outcome is not Outcome.RUNNING:
+        write_json(frame_dict(frame))
+    elif once or not on_screen or frame.ending.outcome is not Outcome.RUNNING:
         _print_plain(follower, frame)
     else:
         left_by = _show(follower, interval)
@@ -84,26 +80,16 @@ def _latest(runs: Path) -> Path:
                 running[found.path] = found.begin_ns
         except RunFolderError:
             continue
-    return max(running, key=lambda path: running[path]) if running else latest_run(runs)
+    return max(running, key=running.__getitem__) if running else latest_run(runs)
 
 
 def _frame(follower: Follower, wait: bool = False) -> Frame:
-    try:
+    with reading(follower.tail.paths.folder):
         return follower.frame(wait)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{follower.tail.paths.folder} cannot be understood: "
-            f"{type(error).__name__}: {str(error)[:200]}",
-            "The folder is damaged: copy it again, or run the command again",
-        ) from None
-
-
-def _is_screen() -> bool:
-    return sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
 
 
 def _print_plain(follower: Follower, frame: Frame) -> None:
-    from stepscope.report.livescreen import plain_text
+    from stepscope.report.live.screen import plain_text
 
     encoding = (sys.stdout.encoding or "ascii").lower()
     width = shutil.get_terminal_size((80, 24)).columns
@@ -115,13 +101,12 @@ def _print_plain(follower: Follower, frame: Frame) -> None:
 
 
 def _last_words(follower: Follower, frame: Frame) -> str:
-    from stepscope.report.livescreen import ending_text
+    from stepscope.report.live.screen import ending_text
 
     paths = follower.tail.paths
-    made = paths.report_html.exists()
-    return ending_text(
-        frame, str(near(paths.report_html)) if made else f"stepscope report {near(paths.folder)}"
-    )
+    if paths.report_html.exists():
+        return ending_text(frame, str(near(paths.report_html)))
+    return ending_text(frame, f"stepscope report {near(paths.folder)}")
 
 
 def _show(follower: Follower, interval: float) -> int | None:
@@ -129,16 +114,19 @@ def _show(follower: Follower, interval: float) -> int | None:
     from rich.console import Console
     from rich.live import Live
 
-    from stepscope.cli.screen import Terminal
+    from stepscope.cli.screen import taken_terminal
 
     console = Console()
+    live = Live(
+        console=console,
+        screen=True,
+        auto_refresh=False,
+        redirect_stdout=False,
+        redirect_stderr=False,
+    )
     while True:
-        with (
-            Terminal() as terminal,
-            Live(console=console, screen=True, auto_refresh=False, redirect_stdout=False,
-                 redirect_stderr=False) as live,
-        ):  # fmt: skip
-            left_by = _draw_frames(follower, interval, console, live, terminal)
+        with taken_terminal() as terminal, live:
+            left_by = _draw_frames(follower, interval, live, terminal)
             console.clear()  # what a terminal that grew would otherwise keep of it
         if left_by != signal.SIGTSTP:
             break
@@ -148,15 +136,13 @@ def _show(follower: Follower, interval: float) -> int | None:
     return left_by
 
 
-def _draw_frames(
-    follower: Follower, interval: float, console: Console, live: Live, terminal: Terminal
-) -> int | None:
-    from stepscope.report.livescreen import LiveScreen
+def _draw_frames(follower: Follower, interval: float, live: Live, terminal: Terminal) -> int | None:
+    from stepscope.report.live.screen import LiveScreen
 
     def draw() -> None:
         # COLUMNS and LINES, which rich would believe, do not follow the window.
         columns, lines = os.get_terminal_size(sys.stdout.fileno())
-        console.size = columns or 80, lines or 24
+        live.console.size = columns or 80, lines or 24
         live.update(LiveScreen(frame), refresh=True)
 
     while True:

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from stepscope.cli.options import Interval, Name, Out, Quiet, SummaryAsJson
-from stepscope.cli.run import name_of, say, show_run
+from stepscope.cli.console import Interval, Name, Out, Quiet, SummaryAsJson, name_of, say
+from stepscope.cli.run import show_run, still_running
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 
@@ -31,8 +31,8 @@ def watch(
     runs on. Epochs and steps are not seen, since nothing can be put into a process that runs. How
     it ended is told where it can be known; the exit code is 0 however it ended.
     """
-    from stepscope.capture.attach import watch_target
-    from stepscope.capture.session import Plan, check_interval
+    from stepscope.capture.attach import monitor_process
+    from stepscope.capture.request import RunRequest, check_interval
     from stepscope.capture.target import find_target
 
     def tell(text: str) -> None:
@@ -49,11 +49,18 @@ def watch(
         # A process may have written all its arguments into its name, secrets too.
         plain = target.command and " " not in target.command[0]
         title = name or (name_of(target.command) if plain else target.name)
-        plan = Plan(title, target.command, interval, out, hook=False, cwd=target.cwd)
-        watched = watch_target(plan, target, tell, duration)
+        request = RunRequest(
+            title,
+            target.command,
+            interval,
+            out,
+            cwd=target.cwd,
+            hook=False,
+            duration_s=duration,
+        )
+        finished = monitor_process(request, target, tell)
     finally:
         target.close()
-    show_run(watched.paths.folder, quiet, as_json, lambda: None)
-    if watched.survivors:
-        some = ", ".join(watched.survivors[:8]) + (" …" if len(watched.survivors) > 8 else "")
-        tell(f"still running: {some}")
+    show_run(finished.paths.folder, quiet, as_json, lambda: None)
+    if finished.survivors:
+        tell(still_running(finished.survivors))

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
-import re
 import shutil
 import sys
 import tempfile
@@ -14,20 +14,22 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import stepscope
-from stepscope.capture.command import watch_command
-from stepscope.capture.session import Plan
-from stepscope.capture.spawn import Signals
+from stepscope.analysis.run.data import RunData
+from stepscope.analysis.run.summary import summarise
+from stepscope.capture.command import monitor_command
+from stepscope.capture.request import RunRequest
+from stepscope.capture.signals import Signals
+from stepscope.doctor.checks import CheckResult, MeasuredLoad, judge
 from stepscope.doctor.sensors import SensorState, sensor_states
-from stepscope.doctor.surroundings import Remark, look_around, nearest_folder
+from stepscope.doctor.surroundings import Condition, look_around, nearest_folder
 from stepscope.doctor.tasks import tasks_of
-from stepscope.doctor.verdicts import Observed, Verdict, judge
 from stepscope.errors import CannotWatch
 from stepscope.records import Outcome
-from stepscope.report.derive import derive
+from stepscope.report.run.derive import derive
+from stepscope.runs.load import load
 from stepscope.runs.reader import Run, open_run
+from stepscope.sensors import procfs
 
-_NAME = "doctor"
-_INTERVAL_S = 0.1
 _BEGIN = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
     "sys.path.insert(0, sys.argv.pop(1)); from stepscope.doctor.load import main; main()"
@@ -38,14 +40,14 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
 @dataclass(frozen=True)
-class Findings:
+class DoctorReport:
     """All that the doctor has to say."""
 
     sensors: list[SensorState]
     watcher_cores: float | None
     """What watching cost in all, of one core."""
-    verdicts: tuple[Verdict, ...]
-    surroundings: list[Remark]
+    verdicts: tuple[CheckResult, ...]
+    surroundings: list[Condition]
     run: Path | None
     """The run of the self-test, where it was kept."""
 
@@ -66,32 +68,30 @@ class Examination:
     keep: bool = False
 
 
-def examine(asked: Examination, signals: Signals) -> Findings:
+def examine(asked: Examination, signals: Signals) -> DoctorReport:
     """Run the load under watch and judge what the sensors saw."""
     with _folder(asked) as out:
         run = _run_load(asked, out, signals)
+        data = load(run)
         if asked.keep:
-            derive(run)
-        recorded = run.recorded()
-        facts = run.facts
-        metrics = {metric for metric, _ in recorded.series}
-        return Findings(
-            sensors=sensor_states(facts, metrics),
-            watcher_cores=run.summary().watcher.get("cores"),
-            verdicts=() if asked.quick else judge(observe(run)),
-            surroundings=look_around(facts.get("environment") or {}, asked.out or asked.runs),
+            derive(run, data)
+        metrics = {metric for metric, _ in data.series}
+        return DoctorReport(
+            sensors=sensor_states(run.facts.sensors, metrics),
+            watcher_cores=summarise(data).watcher.get("cores"),
+            verdicts=() if asked.quick else judge(measured_load(run, data)),
+            surroundings=look_around(run.facts.environment, asked.out or asked.runs),
             run=run.path if asked.keep else None,
         )
 
 
-def observe(run: Run) -> Observed:
+def measured_load(run: Run, data: RunData) -> MeasuredLoad:
     """What a run of the load did, and what was seen of it."""
-    sensors = run.facts.get("sensors") or {}
-    return Observed(
-        tasks_of(mark for timeline in run.timelines() for mark in timeline.marks),
-        run.series(),
-        sensors.get("missing") or {},
-        sensors.get("estimated") or {},
+    return MeasuredLoad(
+        tasks_of(mark for timeline in data.timelines for mark in timeline.marks),
+        data.series,
+        run.facts.sensors.missing,
+        run.facts.sensors.estimated,
         run.paths.hello.exists(),
     )
 
@@ -99,23 +99,20 @@ def observe(run: Run) -> Observed:
 def _run_load(asked: Examination, out: Path, signals: Signals) -> Run:
     home = os.environ.get("HOME", "/")  # a container's user may have none
     disk, filesystem = disk_folder([asked.out or asked.runs, out, Path(home), Path("/var/tmp")])
-    spec = {
-        "disk": str(disk) if disk else None,
-        "filesystem": filesystem,
-        "gpu": asked.gpu,
-        "quick": asked.quick,
-    }
+    where = {"disk": str(disk) if disk else None, "filesystem": filesystem}
+    spec = {**where, "gpu": asked.gpu, "quick": asked.quick}
     package = str(Path(stepscope.__file__).parent.parent)
     command = [sys.executable, "-c", _BEGIN, package, json.dumps(spec)]
-    watched = watch_command(Plan(_NAME, command, _INTERVAL_S, out), lambda text: None, signals)
-    if watched.ending.outcome is Outcome.INTERRUPTED:
+    request = RunRequest("doctor", command, out=out)
+    finished = monitor_command(request, lambda text: None, signals)
+    if finished.ending.outcome is Outcome.INTERRUPTED:
         raise KeyboardInterrupt
-    if watched.ending.outcome is not Outcome.OK:
+    if finished.ending.outcome is not Outcome.OK:
         raise CannotWatch(
-            f"The self-test did not come to its end: {watched.ending.reason}",
+            f"The self-test did not come to its end: {finished.ending.reason}",
             "What it says above tells why; --no-gpu leaves the GPU out",
         )
-    return open_run(watched.paths.folder)
+    return open_run(finished.paths.folder)
 
 
 @contextmanager
@@ -142,29 +139,12 @@ def _folder(asked: Examination) -> Iterator[Path]:
 
 def disk_folder(candidates: Iterable[Path]) -> tuple[Path | None, str]:
     """The first folder on a disk that can be written to, and the file system it is on."""
-    mounts = Path("/proc/self/mountinfo").read_text(errors="replace")
+    mounts = procfs.mounts()
     for candidate in candidates:
         folder = nearest_folder(candidate)
-        filesystem = filesystem_of(folder.resolve(), mounts)
-        if filesystem not in _IN_MEMORY and _is_writable(folder):
-            return folder, filesystem
+        mount = procfs.mount_of(folder.resolve(), mounts)
+        filesystem = mount.filesystem if mount else "unknown"
+        if filesystem not in _IN_MEMORY:
+            with contextlib.suppress(OSError), tempfile.TemporaryFile(dir=folder):
+                return folder, filesystem
     return None, ""
-
-
-def filesystem_of(folder: Path, mountinfo: str) -> str:
-    """The kind of the innermost mount that holds a folder."""
-    best, kind = "", "unknown"
-    for line in mountinfo.splitlines():
-        place, _, rest = line.partition(" - ")
-        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), place.split()[4])
-        if folder.is_relative_to(point) and len(point) >= len(best):
-            best, kind = point, rest.split()[0]
-    return kind
-
-
-def _is_writable(folder: Path) -> bool:
-    try:
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False

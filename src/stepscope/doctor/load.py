@@ -16,14 +16,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 from stepscope.doctor import tasks
 from stepscope.doctor.tasks import Told
 from stepscope.marks import mark, phase
-
-if TYPE_CHECKING:
-    from stepscope.doctor.cuda import Done, Gpu
+from stepscope.sensors import procfs
 
 _MIB = 1 << 20
 _PAGE = 4096
@@ -36,7 +34,8 @@ _LONGEST_S = 6.0
 """After so long a burn ends, whatever it got of a busy machine."""
 _HOLD_S = 1.2
 """Longer than the period of the sensors that shall see it."""
-_GPU_REST_S = 0.6
+_GPU_REST_S = 2.5
+"""Longer than the period of the slowest GPU sensor: no window of it holds two tasks."""
 _GPU_S = 2.0
 _MEMORY = 256 * _MIB
 _DISK = 64 * _MIB
@@ -55,98 +54,64 @@ class Skip(Exception):
 
 def main() -> None:
     spec = json.loads(sys.argv[1])
-    load = _Load()
     if spec["quick"]:
-        load.do(tasks.IDLE, lambda: time.sleep(1.2))
-        load.do(tasks.BURN, lambda: burn(0.2))
+        _do(tasks.IDLE, lambda: time.sleep(1.2))
+        _do(tasks.BURN, lambda: burn(0.2))
         return
-    _work_on_host(load, spec["disk"], spec["filesystem"])
+    done = _work_on_host(spec["disk"], spec["filesystem"])
+    reason = "the GPU was left out, as asked"
     if spec["gpu"]:
-        _work_on_gpu(load)
-    else:
-        load.skip(tasks.GPU_TASKS, "the GPU was left out, as asked")
-    mark(f"{tasks.LOAD}.{tasks.COUNT}", load.done)
+        from stepscope.doctor.gpu_load import GpuLoad, GpuUntestable
 
-
-class _Load:
-    """Does tasks and tells them."""
-
-    def __init__(self) -> None:
-        self.done = 0
-
-    def do(self, name: str, act: Act, rest_s: float = _REST_S) -> None:
-        """One task as a phase; what `act` returns is told, a number as its amount."""
-        self.done += 1
         try:
-            with phase(name):
-                told = act()
-        except Skip as reason:
-            told = {tasks.SKIPPED: str(reason)}
-        if isinstance(told, float | int):
-            told = {tasks.AMOUNT: told}
-        for what, value in (told or {}).items():
-            mark(f"{name}.{what}", value)
-        time.sleep(rest_s)
-
-    def skip(self, names: tuple[str, ...], reason: str) -> None:
-        for name in names:
+            gpu = GpuLoad(_GPU_S)
+        except (GpuUntestable, RuntimeError) as error:  # the latter of a framework that fails
+            reason = str(error)
+        else:
+            reason = ""
+            for name, act in gpu.tasks().items():
+                _do(name, act, _GPU_REST_S)
+            done += len(tasks.GPU_TASKS)
+            mark(f"{tasks.GPU_IDLE}.{tasks.UUID}", gpu.uuid)
+    if reason:
+        for name in tasks.GPU_TASKS:
             mark(f"{name}.{tasks.SKIPPED}", reason)
+    mark(f"{tasks.LOAD}.{tasks.COUNT}", done)
 
 
-def _work_on_host(load: _Load, disk: str | None, filesystem: str) -> None:
-    """Tasks that one sensor could mix up do not follow each other. What is read rarely is not the
-    last: nothing is known of the end of a run that no sensor has looked at."""
+def _do(name: str, act: Act, rest_s: float = _REST_S) -> None:
+    """One task as a phase; what `act` returns is told, a number as its amount."""
+    try:
+        with phase(name):
+            told = act()
+    except (Skip, RuntimeError) as reason:  # the latter of a framework, out of memory perhaps
+        told = {tasks.SKIPPED: str(reason)}
+    if isinstance(told, float | int):
+        told = {tasks.AMOUNT: told}
+    for what, value in (told or {}).items():
+        mark(f"{name}.{what}", value)
+    time.sleep(rest_s)
+
+
+def _work_on_host(disk: str | None, filesystem: str) -> int:
+    """How many tasks were done. Tasks that one sensor could mix up do not follow each other. What
+    is read rarely is not the last: nothing is known of the end of a run that no sensor saw."""
     with contextlib.ExitStack() as kept:
         file = kept.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0)) if disk else None
-        load.do(tasks.IDLE, lambda: time.sleep(1.0))
-        load.do(tasks.BURN, lambda: burn(_BURN_S), _LONG_REST_S)
-        load.do(tasks.SHM, fill_shm)
-        load.do(tasks.LOOPBACK, send_to_self)
-        load.do(tasks.MEMORY, hold_memory)
-        load.do(
-            tasks.WRITE,
-            lambda: {tasks.AMOUNT: write(file), tasks.PLACE: filesystem},
-            _LONG_REST_S,
-        )
-        load.do(tasks.WORKER, burn_in_worker, _LONG_REST_S)
-        load.do(tasks.READ, lambda: {tasks.AMOUNT: read_back(file), tasks.PLACE: filesystem})
-
-
-def _work_on_gpu(load: _Load) -> None:
-    from stepscope.doctor.cuda import CudaFailed, CudaUnavailable, Gpu
-
-    try:
-        gpu = Gpu()
-        gpu.prepare()
-    except (CudaUnavailable, CudaFailed) as error:
-        load.skip(tasks.GPU_TASKS, str(error))
-        return
-
-    def guarded(act: Callable[[float], Done]) -> Act:
-        def run() -> float:
-            try:
-                return act(_GPU_S).amount
-            except (CudaUnavailable, CudaFailed) as error:
-                raise Skip(str(error)) from None
-
-        return run
-
-    for name, act in _gpu_work(gpu).items():
-        load.do(name, guarded(act), _GPU_REST_S)
-    mark(f"{tasks.GPU_IDLE}.{tasks.UUID}", gpu.uuid)
-    gpu.close()
-
-
-def _gpu_work(gpu: Gpu) -> dict[str, Callable[[float], Done]]:
-    return {
-        tasks.GPU_IDLE: gpu.rest,
-        tasks.GPU_MEMORY: gpu.hold,
-        tasks.GPU_COPY_IN: gpu.copy_in,
-        tasks.GPU_COPY_OUT: gpu.copy_out,
-        tasks.GPU_COPY_INSIDE: gpu.copy_inside,
-        tasks.GPU_MATRIX: gpu.multiply,
-        tasks.GPU_TINY: gpu.tick_over,
-    }
+        place: dict[str, Told] = {tasks.PLACE: filesystem}
+        plan: list[tuple[str, Act, float]] = [
+            (tasks.IDLE, lambda: time.sleep(1.0), _REST_S),
+            (tasks.BURN, lambda: burn(_BURN_S), _LONG_REST_S),
+            (tasks.SHM, fill_shm, _REST_S),
+            (tasks.LOOPBACK, send_to_self, _REST_S),
+            (tasks.MEMORY, hold_memory, _REST_S),
+            (tasks.WRITE, lambda: {tasks.AMOUNT: write(file), **place}, _LONG_REST_S),
+            (tasks.WORKER, burn_in_worker, _LONG_REST_S),
+            (tasks.READ, lambda: {tasks.AMOUNT: read_back(file), **place}, _REST_S),
+        ]
+        for name, act, rest_s in plan:
+            _do(name, act, rest_s)
+    return len(plan)
 
 
 def burn(core_seconds: float) -> float:
@@ -162,8 +127,7 @@ def burn_in_worker() -> float:
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
-        with contextlib.suppress(OSError), open("/proc/self/comm", "w") as file:
-            file.write(_WORKER_NAME)
+        procfs.set_own_name(_WORKER_NAME)
         burn(_BURN_S)
         os.write(sink, str(time.process_time()).encode())
         os._exit(0)
@@ -227,23 +191,21 @@ def read_back(file: BinaryIO | None) -> int:
 
 def send_to_self() -> int:
     """Send bytes over a socket on the loopback interface."""
+
+    def receive() -> None:
+        connection, _ = server.accept()
+        with connection:
+            while connection.recv(_MIB):
+                pass
+
     with socket.create_server(("127.0.0.1", 0)) as server:
-        receiver = threading.Thread(target=_receive, args=(server,))
+        receiver = threading.Thread(target=receive)
         receiver.start()
-        chunk, sent = bytes(_MIB), 0
         with socket.create_connection(server.getsockname()) as connection:
-            while sent < _LOOPBACK:
-                connection.sendall(chunk)
-                sent += len(chunk)
+            for _ in range(_LOOPBACK // _MIB):
+                connection.sendall(bytes(_MIB))
         receiver.join()
-    return sent
-
-
-def _receive(server: socket.socket) -> None:
-    connection, _ = server.accept()
-    with connection:
-        while connection.recv(_MIB):
-            pass
+    return _LOOPBACK
 
 
 def _fill(file: BinaryIO, size: int) -> None:

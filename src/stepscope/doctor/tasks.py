@@ -9,7 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from stepscope.analysis.run.passes import MarkEvent
 
 IDLE = "idle"
 BURN = "burn"
@@ -27,9 +30,8 @@ GPU_COPY_INSIDE = "gpu_copy_inside"
 GPU_MATRIX = "gpu_matrix"
 GPU_TINY = "gpu_tiny"
 
-GPU_TASKS = (
-    GPU_IDLE, GPU_MEMORY, GPU_COPY_IN, GPU_COPY_OUT, GPU_COPY_INSIDE, GPU_MATRIX, GPU_TINY,
-)  # fmt: skip
+GPU_COPIES = (GPU_COPY_IN, GPU_COPY_OUT, GPU_COPY_INSIDE)
+GPU_TASKS = (GPU_IDLE, GPU_MEMORY, *GPU_COPIES, GPU_MATRIX, GPU_TINY)
 
 AMOUNT = "amount"
 """Core-seconds, bytes or launches: what the task is about."""
@@ -54,6 +56,10 @@ class Task:
     told: Mapping[str, Told] = field(default_factory=dict)
 
     @property
+    def was_done(self) -> bool:
+        return self.end_ns > self.begin_ns
+
+    @property
     def amount(self) -> float:
         told = self.told.get(AMOUNT)
         return float(told) if isinstance(told, int | float) else 0.0
@@ -64,20 +70,7 @@ class Task:
         return None if told is None else str(told)
 
 
-class Mark(Protocol):
-    """A mark as the reader of runs gives it."""
-
-    @property
-    def t(self) -> int: ...
-    @property
-    def name(self) -> str: ...
-    @property
-    def value(self) -> Told: ...
-    @property
-    def edge(self) -> str | None: ...
-
-
-def tasks_of(marks: Iterable[Mark]) -> dict[str, Task]:
+def tasks_of(marks: Iterable[MarkEvent]) -> dict[str, Task]:
     """The tasks by name; one that was begun and not ended is left out."""
     begins: dict[str, int] = {}
     ends: dict[str, int] = {}

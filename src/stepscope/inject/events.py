@@ -253,22 +253,17 @@ def _rank():
 
 def open_high(path, flags=os.O_RDONLY):
     """Open a file under a number that scripts do not use (see `_FD_ABOVE`)."""
+    import resource
+
     low = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:
-        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, _high_number())
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        number = max(3, (soft if 0 <= soft <= 1024 else 1024) - _FD_ABOVE)
+        high = fcntl.fcntl(low, fcntl.F_DUPFD_CLOEXEC, number)
     except OSError:
         return low
     os.close(low)
     return high
-
-
-def _high_number():
-    import resource
-
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if soft < 0 or soft > 1024:
-        soft = 1024
-    return max(3, soft - _FD_ABOVE)
 
 
 current = None

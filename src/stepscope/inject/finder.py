@@ -56,7 +56,10 @@ class StepscopeFinder(object):
                 loader.__dict__.pop("exec_module", None)
                 self.waiting.discard(name)
                 run(module)
-                _attach(name, module)
+                try:
+                    load_hook().attach(name, module)
+                except Exception:
+                    pass
 
             if "exec_module" not in vars(loader):
                 loader.exec_module = exec_module
@@ -64,30 +67,21 @@ class StepscopeFinder(object):
             pass
 
 
-def _attach(name, module):
-    try:
-        load_hook().attach(name, module)
-    except Exception:
-        pass
-
-
 def install(folder):
     """Begin to wait, once per process, and say so in a file that all processes share."""
     if not any(type(finder).__name__ == "StepscopeFinder" for finder in sys.meta_path):
         sys.meta_path.insert(0, StepscopeFinder())
-    record = struct.pack(
-        "<qHHIqq", time.monotonic_ns(), 1, 0, os.getpid(), -1, sys.hexversion
-    )  # START, as in events.py
+    start = (time.monotonic_ns(), 1, 0, os.getpid(), -1, sys.hexversion)  # as in events.py
     fd = os.open(os.path.join(folder, "hello.bin"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
-        os.write(fd, record)
+        os.write(fd, struct.pack("<qHHIqq", *start))
     finally:
         os.close(fd)
 
 
 def load_hook():
     """The hook, and what it needs, loaded by path: stepscope need not be installed here."""
-    for part in ("events", "dress", "looks", "devicetime", "allocator", "preparing", "hook"):
+    for part in ("events", "stack_samples", "cuda_timing", "allocator", "batch_timing", "hook"):
         name = "_stepscope_" + part
         if name not in sys.modules:
             load(name, os.path.join(_HERE, part + ".py"))

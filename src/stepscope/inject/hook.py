@@ -5,6 +5,7 @@ takes some ten microseconds per step, and whatever goes wrong in it stays in it.
 """
 
 import atexit
+import functools
 import itertools
 import json
 import sys
@@ -13,10 +14,9 @@ import time
 import weakref
 
 events = sys.modules["_stepscope_events"]
-looks = sys.modules["_stepscope_looks"]
-dress = sys.modules["_stepscope_dress"]
-preparing = sys.modules["_stepscope_preparing"]
-_device = sys.modules["_stepscope_devicetime"].DeviceTimer()
+stack_samples = sys.modules["_stepscope_stack_samples"]
+batch_timing = sys.modules["_stepscope_batch_timing"]
+_device = sys.modules["_stepscope_cuda_timing"].DeviceTimer()
 _allocator = sys.modules["_stepscope_allocator"].Allocator()
 
 _now = time.monotonic_ns
@@ -91,14 +91,19 @@ def _patch_dataloader(module):
     def noted_init(self, *args, **kwargs):
         make_loader(self, *args, **kwargs)
         if events.current is not None:
-            _note_line(self)
+            try:  # which line of code made it is told with the first pass over it
+                _made_at[self] = stack_samples.line_of_caller(2)
+            except Exception:
+                pass
 
     timed_next._stepscope = True
-    module.DataLoader.__init__ = dress.with_signature(
-        make_loader, dress.dressed_as(make_loader, noted_init)
-    )
-    base.__next__ = dress.dressed_as(next_batch, timed_next)
-    module.DataLoader.__iter__ = dress.dressed_as(make_iterator, timed_iter)
+    base.__next__ = functools.update_wrapper(timed_next, next_batch)
+    module.DataLoader.__iter__ = functools.update_wrapper(timed_iter, make_iterator)
+    module.DataLoader.__init__ = functools.update_wrapper(noted_init, make_loader)
+    try:  # for those who look at the parameters without following `__wrapped__`
+        noted_init.__signature__ = sys.modules["inspect"].signature(make_loader)
+    except Exception:
+        pass
     return "DataLoader"
 
 
@@ -134,14 +139,6 @@ def _tell_end(writer, iterator, waited):
             writer.write(events.LOADER_END, 0, current.number, waited)
             _device.pass_is_over()
             _allocator.tell(writer)
-    except Exception:
-        pass
-
-
-def _note_line(loader):
-    """Remember which line of code made a loader: it is told with the first pass over it."""
-    try:
-        _made_at[loader] = looks.line_of_caller(3)
     except Exception:
         pass
 
@@ -232,7 +229,7 @@ def _patch_optimizer(module):
                 _tell_settings(writer, optimizer)
             _device.step_is_queued()
             writer.write(step, 0, _number_of(optimizer), 1)
-            looks.begin(threading.get_ident())
+            stack_samples.begin(threading.get_ident())
             if _now() >= _allocator.due:
                 _allocator.tell(writer)
 
@@ -269,12 +266,17 @@ def _patch_keras(module):
     if getattr(callback_list.on_epoch_begin, "_stepscope", False):
         return "Keras fit"
 
+    def mark(kind, name, value=None):
+        writer = events.current
+        if writer is not None:
+            writer.mark(kind, name, value, events.FROM_FIT)
+
     def epoch_begins(self, epoch, logs=None):
         self._stepscope_last = -1
-        _keras_mark(events.PHASE_BEGIN, "epoch", epoch)
+        mark(events.PHASE_BEGIN, "epoch", epoch)
 
     def epoch_ends(self, epoch, logs=None):
-        _keras_mark(events.PHASE_END, "epoch", epoch)
+        mark(events.PHASE_END, "epoch", epoch)
 
     def batch_ends(self, batch, logs=None):
         """With `steps_per_execution` a call stands for several steps: `batch` is the last."""
@@ -283,13 +285,13 @@ def _patch_keras(module):
         writer = events.current
         if writer is not None:
             writer.write(events.STEP, events.FROM_FIT, 0, steps)
-            looks.begin(threading.get_ident())
+            stack_samples.begin(threading.get_ident())
 
     def test_begins(self, logs=None):
-        _keras_mark(events.PHASE_BEGIN, "evaluation", None)
+        mark(events.PHASE_BEGIN, "evaluation")
 
     def test_ends(self, logs=None):
-        _keras_mark(events.PHASE_END, "evaluation", None)
+        mark(events.PHASE_END, "evaluation")
 
     _tell_first(callback_list, "on_epoch_begin", epoch_begins)
     _tell_first(callback_list, "on_epoch_end", epoch_ends)
@@ -311,17 +313,11 @@ def _tell_first(cls, name, tell):
         return original(self, *args, **kwargs)
 
     told._stepscope = True
-    setattr(cls, name, dress.dressed_as(original, told))
-
-
-def _keras_mark(kind, name, value):
-    writer = events.current
-    if writer is not None:
-        writer.mark(kind, name, value, events.FROM_FIT)
+    setattr(cls, name, functools.update_wrapper(told, original))
 
 
 _PATCHES = {
-    "torch.utils.data._utils.fetch": preparing.patch,
+    "torch.utils.data._utils.fetch": batch_timing.patch,
     "torch.utils.data.dataloader": _patch_dataloader,
     "torch.optim.optimizer": _patch_optimizer,
     "keras.src.callbacks.callback_list": _patch_keras,

@@ -10,14 +10,11 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from stepscope.analysis.run.passes import RECORD, Records
 from stepscope.inject import events as written
 
-RECORD = np.dtype(
-    [("t", "<i8"), ("kind", "<u2"), ("flags", "<u2"), ("number", "<u4"), ("a", "<i8"), ("b", "<i8")]
-)
 _VALUE_SHAPE = 15
 
-Records = npt.NDArray[np.void]
 _Kinds = npt.NDArray[np.uint8]
 
 

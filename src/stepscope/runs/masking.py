@@ -94,9 +94,11 @@ def mask_command(command: Iterable[str]) -> list[str]:
     option = ""
     for word in command:
         name, sign, value = word.partition("=")
-        if option and not _is_option(word):
+        # A long word behind a single dash is rather a random token that happens to begin with it.
+        is_option = word.startswith("--") or (word.startswith("-") and len(word) <= 3)
+        if option and not is_option:
             masked.append(MASK if _hides(option, word) else mask_text(word))
-        elif sign and _is_one_name(name) and _hides(name, value):
+        elif sign and re.fullmatch(r"[-+~]*[\w./-]+", name) and _hides(name, value):
             # The word ends where the value ends, whatever blanks or quotes it contains.
             masked.append(f"{name}={MASK}")
         else:
@@ -128,28 +130,15 @@ def _mask_assignments(text: str) -> str:
 
 
 def _hides(name: str, value: str) -> bool:
-    """Whether this value of this name must not be kept."""
-    return is_secret_name(name) and not _is_readable(name, value.strip("\"'"))
+    """Whether this value of this name must not be kept.
 
-
-def _is_readable(name: str, value: str) -> bool:
-    """A switch says nothing, and a plural with a number is a count (`tokens=4e9`)."""
-    words = [word.lower() for word in _WORDS.findall(name)]
-    if value in ("", MASK):
-        return True
-    if not _STRONG.isdisjoint(words):
+    A switch says nothing, and a plural with a number is a count (`tokens=4e9`).
+    """
+    value = value.strip("\"'")
+    if not is_secret_name(name) or value in ("", MASK):
         return False
-    return value.lower() in _SWITCH or (words[-1] in _PLURALS and _is_number(value))
-
-
-def _is_number(value: str) -> bool:
-    return _NUMBER.fullmatch(value.rstrip(",;)}]")) is not None
-
-
-def _is_option(word: str) -> bool:
-    """A long word behind a single dash is rather a random token that happens to begin with it."""
-    return word.startswith("--") or (word.startswith("-") and len(word) <= 3)
-
-
-def _is_one_name(text: str) -> bool:
-    return re.fullmatch(r"[-+~]*[\w./-]+", text) is not None
+    words = [word.lower() for word in _WORDS.findall(name)]
+    if not _STRONG.isdisjoint(words):
+        return True
+    is_count = words[-1] in _PLURALS and _NUMBER.fullmatch(value.rstrip(",;)}]"))
+    return not is_count and value.lower() not in _SWITCH

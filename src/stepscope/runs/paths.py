@@ -6,51 +6,37 @@ import os
 import re
 import secrets
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from stepscope.metrics import Scope
+from stepscope.records.codec import dumps
 
 FORMAT = 1
 DEFAULT_FOLDER = "runs"
 
 
-@dataclass(frozen=True)
 class RunPaths:
     """The files of one run folder."""
 
-    folder: Path
-
-    @property
-    def run_json(self) -> Path:
-        return self.folder / "run.json"
-
-    @property
-    def events(self) -> Path:
-        return self.folder / "events"
-
-    @property
-    def hello(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.run_json = folder / "run.json"
+        self.events = folder / "events"
+        self.hello = self.events / "hello.bin"
         """Interpreters in which the hook was loaded, one START record each."""
-        return self.events / "hello.bin"
-
-    @property
-    def stdout_log(self) -> Path:
-        return self.folder / "stdout.log"
-
-    @property
-    def stderr_log(self) -> Path:
-        return self.folder / "stderr.log"
-
-    @property
-    def trial(self) -> Path:
+        self.stdout_log = folder / "stdout.log"
+        self.stderr_log = folder / "stderr.log"
+        self.derived = folder / "derived"
+        self.summary_json = self.derived / "summary.json"
+        self.findings_json = self.derived / "findings.json"
+        self.report_html = self.derived / "report.html"
+        self.trial = folder / "trial"
         """What a trial leaves beside what every run does."""
-        return self.folder / "trial"
-
-    @property
-    def trial_spec(self) -> Path:
+        self.trial_spec = self.trial / "spec.json"
         """The workload and its limits: what the trial's processes are told."""
-        return self.trial / "spec.json"
+        self.trial_stacks = self.trial / "stacks.txt"
+        """Where each Python process was when a trial hung."""
 
     def trial_rank(self, rank: int) -> Path:
         """What a rank says of itself: what it built, what it used, how it failed."""
@@ -66,27 +52,6 @@ class RunPaths:
     def trial_trace(self, rank: int) -> Path:
         """For Perfetto."""
         return self.trial / f"trace{rank}.json.gz"
-
-    @property
-    def trial_stacks(self) -> Path:
-        """Where each Python process was when a trial hung."""
-        return self.trial / "stacks.txt"
-
-    @property
-    def derived(self) -> Path:
-        return self.folder / "derived"
-
-    @property
-    def summary_json(self) -> Path:
-        return self.derived / "summary.json"
-
-    @property
-    def findings_json(self) -> Path:
-        return self.derived / "findings.json"
-
-    @property
-    def report_html(self) -> Path:
-        return self.derived / "report.html"
 
     def live_stream(self, scope: Scope) -> Path:
         """Where samples are appended now."""
@@ -142,3 +107,8 @@ def replace_atomically(path: Path, text: str) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+def write_json(path: Path, record: Any, indent: int | None = 1) -> None:
+    """Replace a JSON file by this record. Read it with `records.codec.loads`."""
+    replace_atomically(path, dumps(record, indent=indent) + "\n")

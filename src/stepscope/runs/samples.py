@@ -7,14 +7,14 @@ and its way to numpy imports pandas, which takes longer than all that is done he
 from __future__ import annotations
 
 from collections.abc import Iterable
-from itertools import chain
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from stepscope.analysis.series import Floats, Ints, Series
+from stepscope.analysis.run.series import Floats, Ints, Series
 from stepscope.metrics import BY_KEY
 
 _Bools = npt.NDArray[np.bool_]
@@ -30,39 +30,34 @@ def series_of(segments: Iterable[pa.Table]) -> dict[tuple[str, str], Series]:
     times: dict[_Key, list[_Times]] = {}
     values: dict[_Key, list[Floats]] = {}
     batches = chain.from_iterable(map(pa.Table.to_batches, segments))
-    for pieces in map(_pieces_of, batches):  # by map: no name keeps a segment while one is read
+    for pieces in map(pieces_of, batches):  # by map: no name keeps a segment while one is read
         for key, (when, what) in pieces.items():
             times.setdefault(key, []).append(when)
             values.setdefault(key, []).append(what)
     pa.default_memory_pool().release_unused()  # of a day Arrow keeps 140 MB for the next
+    # Entities as they came, and of each its metrics as the table has them.
+    entities = list(dict.fromkeys(entity for entity, _ in values))
     joined: dict[tuple[int, ...], _Times] = {}
     found: dict[tuple[str, str], Series] = {}
-    for entity, metric in _in_order(values):
-        key = entity, metric
-        t, window = _joined_times(times[key], joined)
-        found[metric, entity] = Series(t, window, np.concatenate(values.pop(key)))
+    for entity, metric in product(entities, BY_KEY):
+        if (entity, metric) in values:
+            parts = times[entity, metric]
+            which = tuple(map(id, parts))
+            if which not in joined:  # metrics that were read together share their times
+                t, window = zip(*parts, strict=True)
+                joined[which] = np.concatenate(t), np.concatenate(window)
+            value = np.concatenate(values.pop((entity, metric)))
+            found[metric, entity] = Series(*joined[which], value)
     return found
 
 
-def _in_order(keys: Iterable[_Key]) -> list[_Key]:
-    """Entities as they came, and of each its metrics as the table has them."""
-    entities = {entity: place for place, entity in enumerate(dict.fromkeys(e for e, _ in keys))}
-    metrics = {metric: place for place, metric in enumerate(BY_KEY)}
-    return sorted(keys, key=lambda key: (entities[key[0]], metrics[key[1]]))
-
-
-def _joined_times(pieces: list[_Times], joined: dict[tuple[int, ...], _Times]) -> _Times:
-    which = tuple(map(id, pieces))
-    if which not in joined:
-        times, windows = zip(*pieces, strict=True)
-        joined[which] = np.concatenate(times), np.concatenate(windows)
-    return joined[which]
-
-
-def _pieces_of(batch: pa.RecordBatch) -> dict[_Key, _Piece]:
+def pieces_of(batch: pa.RecordBatch) -> dict[_Key, _Piece]:
     """What a batch has of every metric of every entity."""
     found: dict[_Key, _Piece] = {}
-    t, window = _numbers(batch.column("t_ns")), _windows(batch.column("window_s"))
+    t, window = _numbers(batch.column("t_ns")), np.zeros(len(batch))
+    windows = batch.column("window_s")
+    if windows.null_count < len(windows):
+        window = np.where(_known(windows), _numbers(windows), 0.0)
     whole = ~_known(batch.column("pid"))
     together = _read_together(batch, whole)
     for entity, rows in _rows_by_entity(batch.column("entity"), whole):
@@ -92,12 +87,6 @@ def _read_together(batch: pa.RecordBatch, whole: _Bools) -> list[tuple[_Bools, d
             group = groups.setdefault(np.packbits(there).tobytes(), (there, {}))
             group[1][metric] = _numbers(column)
     return list(groups.values())
-
-
-def _windows(column: pa.Array) -> Floats:
-    if column.null_count == len(column):
-        return np.zeros(len(column))
-    return np.where(_known(column), _numbers(column), 0.0)
 
 
 def _known(column: pa.Array) -> _Bools:

@@ -17,6 +17,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.ipc
 
+from stepscope.errors import RunFolderError
 from stepscope.metrics import Scope, of_scope
 from stepscope.records import Entity
 from stepscope.runs.paths import RunPaths
@@ -74,7 +75,9 @@ class StreamWriter:
         try:
             self._write_whole(self._batch().serialize())
         except OSError:
-            self._forget_oldest()
+            surplus = max(0, len(self._rows) - MOST_ROWS_KEPT)
+            self.rows_dropped += surplus
+            del self._rows[:surplus]
             raise
         self._rows = []
 
@@ -145,12 +148,6 @@ class StreamWriter:
             schema=self._schema,
         )
 
-    def _forget_oldest(self) -> None:
-        surplus = len(self._rows) - MOST_ROWS_KEPT
-        if surplus > 0:
-            self.rows_dropped += surplus
-            del self._rows[:surplus]
-
 
 _CODES = {pa.int64(): "q", pa.int32(): "i", pa.float64(): "d"}
 
@@ -208,6 +205,20 @@ def read_segment(
     return table.combine_chunks()
 
 
+def read_stored(
+    path: Path, columns: Collection[str] | None = None, *, coded: bool = False
+) -> pa.Table:
+    """As `read_segment`, of a run that may be damaged, or rolled to Parquet meanwhile."""
+    try:
+        return read_segment(path, columns, coded=coded)
+    except FileNotFoundError:
+        return read_segment(path.with_suffix(".parquet"), columns, coded=coded)
+    except (OSError, pa.ArrowException) as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {error}", "The folder is damaged: copy it again"
+        ) from None
+
+
 def _read_parquet(path: Path, columns: Collection[str] | None, coded: bool) -> pa.Table:
     from pyarrow import parquet
 
@@ -227,7 +238,11 @@ def _whole_batches(
     They have the `columns` and, to be told from zeros, the time.
     """
     try:
-        reader = _opened(data, columns)
+        reader = pa.ipc.open_stream(data)
+        if columns is not None:
+            wanted = [i for i, name in enumerate(reader.schema.names) if i == 0 or name in columns]
+            options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
+            reader = pa.ipc.open_stream(data, options=options)
     except (pa.ArrowException, OSError, EOFError):
         return
     last = 0
@@ -244,15 +259,6 @@ def _whole_batches(
         if last < times[0].as_py():
             return
         yield batch
-
-
-def _opened(data: pa.Buffer, columns: Collection[str] | None) -> pa.RecordBatchStreamReader:
-    reader = pa.ipc.open_stream(data)
-    if columns is None:
-        return reader
-    wanted = [i for i, name in enumerate(reader.schema.names) if i == 0 or name in columns]
-    options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-    return pa.ipc.open_stream(data, options=options)
 
 
 def pack(closed: Path) -> Path:

@@ -5,11 +5,10 @@ The rest of `runs` reads a folder as a whole, which a view that looks twice a se
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,21 +16,27 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
-from stepscope.analysis.series import EMPTY, Floats, Ints, Series
-from stepscope.analysis.summary import Recorded
+from stepscope.analysis.run.data import RunData
+from stepscope.analysis.run.passes import Records, Timeline
+from stepscope.analysis.run.series import EMPTY, Series, concatenated
 from stepscope.inject import events as written
-from stepscope.metrics import BY_KEY, SCOPES, Scope
+from stepscope.metrics import SCOPES, Scope
 from stepscope.records import Outcome
-from stepscope.runs import runfile
-from stepscope.runs.events import Records, parse
+from stepscope.runs.events import ProcessEvents, parse
+from stepscope.runs.facts import ending_of, read_facts
+from stepscope.runs.load import gpu_entities, gpus_of
 from stepscope.runs.paths import RunPaths
+from stepscope.runs.samples import pieces_of
 from stepscope.runs.streams import read_segment
-from stepscope.runs.timelines import gpus_of
+from stepscope.runs.timelines import timeline_of
+from stepscope.sensors import procfs
 
 _FIRST_EVENTS = 16384 * written.SIZE
 """Bytes of a long file of events that are looked at first."""
 _FEWEST_EVENTS = 256
 """Kept however old they are: a step may take minutes."""
+_STEP = {written.name_id("step"): "step"}
+"""The one text that matters here: the others are not kept."""
 
 _BROKEN = (pa.ArrowException, OSError, EOFError, SystemError)
 """What pyarrow makes of bytes that are no Arrow; the last, of a text with lengths that are none."""
@@ -109,10 +114,7 @@ class StreamTail:
             now = os.stat(self._paths.live_stream(self._scope))
         except OSError:
             return self._fd >= 0
-        if self._fd < 0:
-            return True
-        ours = os.fstat(self._fd)
-        return (now.st_ino, now.st_dev) != (ours.st_ino, ours.st_dev)
+        return self._fd < 0 or not os.path.samestat(now, os.fstat(self._fd))
 
     def _read_on(self) -> list[pa.RecordBatch]:
         if self._fd < 0:
@@ -174,143 +176,94 @@ def _last_ns(batch: pa.RecordBatch) -> int:
     return int(batch.column(0)[-1].as_py())
 
 
-_Chunk = tuple[Ints, Floats, Floats]
-
-
 class Recent:
     """The last seconds of every metric of every entity; rows of single processes are left out."""
 
     def __init__(self, seconds: float) -> None:
         self.last_ns = 0
         self._keep_ns = int(seconds * 1e9)
-        self._chunks: dict[tuple[str, str], list[_Chunk]] = {}
+        self._pieces: dict[tuple[str, str], list[Series]] = {}
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Copies what it keeps: a batch may be a part of a large buffer."""
-        times = np.array(batch.column("t_ns").to_pylist(), np.int64)
-        windows = np.nan_to_num(_floats(batch.column("window_s")))
-        entities = np.array(batch.column("entity").to_pylist(), object)
-        whole = np.array([pid is None for pid in batch.column("pid").to_pylist()], bool)
-        self.last_ns = max(self.last_ns, int(times[-1]))
-        places = {name: whole & (entities == name) for name in dict.fromkeys(entities[whole])}
-        for metric in batch.schema.names:
-            column = batch.column(metric)
-            if metric not in BY_KEY or column.null_count == len(column):
-                continue
-            values = _floats(column)
-            there = ~np.isnan(values)
-            for entity, rows in places.items():
-                keep = rows & there
-                if keep.any():
-                    chunk = times[keep], windows[keep], values[keep]
-                    self._chunks.setdefault((metric, entity), []).append(chunk)
+        self.last_ns = max(self.last_ns, _last_ns(batch))
+        for (entity, metric), ((t, window), value) in pieces_of(batch).items():
+            self._pieces.setdefault((metric, entity), []).append(Series(t, window, value))
 
     def series(self, metric: str, entity: str) -> Series:
         """What is known of a metric; its last value however old that is."""
-        chunks = self._chunks.get((metric, entity))
-        if not chunks:
+        pieces = self._pieces.get((metric, entity))
+        if not pieces:
             return EMPTY
-        if len(chunks) > 1:
-            chunks[:] = [_joined(chunks)]
-        times, windows, values = chunks[0]
-        first = int(np.searchsorted(times, self.last_ns - self._keep_ns))
-        keep = slice(min(first, len(times) - 1), None)
-        chunks[0] = times[keep], windows[keep], values[keep]
-        return Series(*chunks[0])
+        whole = concatenated(pieces)
+        first = int(np.searchsorted(whole.t, self.last_ns - self._keep_ns))
+        keep = slice(min(first, len(whole) - 1), None)
+        pieces[:] = [Series(whole.t[keep], whole.window[keep], whole.value[keep])]
+        return pieces[0]
 
     def all_series(self) -> dict[tuple[str, str], Series]:
         """(metric, entity) to what is kept of it."""
-        return {key: self.series(*key) for key in self._chunks}
-
-
-def _joined(chunks: list[_Chunk]) -> _Chunk:
-    times, windows, values = zip(*chunks, strict=True)
-    return np.concatenate(times), np.concatenate(windows), np.concatenate(values)
-
-
-def _floats(column: pa.Array) -> Floats:
-    """NaN is missing. `to_numpy` would import pandas, half a second for a few numbers."""
-    return np.array(column.to_pylist(), np.float64)
-
-
-@dataclass
-class EventFile:
-    """The last records of `events/<pid>.bin`, without the texts."""
-
-    path: Path
-    offset: int = -1
-    records: Records = field(default_factory=lambda: parse(b""))
-
-    def poll(self, keep_ns: int) -> bool:
-        """Read what was appended; whether there was anything."""
-        try:
-            with self.path.open("rb") as file:
-                data = self._appended(file)
-        except OSError:
-            return False
-        fresh = parse(data)
-        self._keep(np.concatenate([self.records, fresh[fresh["kind"] != written.NAME]]), keep_ns)
-        return bool(data)
-
-    def _appended(self, file: Any) -> bytes:
-        size = os.fstat(file.fileno()).st_size // written.SIZE * written.SIZE
-        if self.offset < 0:
-            self.offset = max(0, size - _FIRST_EVENTS)
-        if size <= self.offset:
-            return b""
-        data = os.pread(file.fileno(), size - self.offset, self.offset)
-        self.offset += len(data) // written.SIZE * written.SIZE
-        return data
-
-    def _keep(self, records: Records, keep_ns: int) -> None:
-        starts = np.flatnonzero(records["kind"] == written.START)
-        if starts.size:  # the number may have been used before
-            records = records[starts[-1] :]
-        if len(records):
-            old = int(np.searchsorted(records["t"], records["t"][-1] - keep_ns))
-            records = records[max(0, min(old, len(records) - _FEWEST_EVENTS)) :]
-        self.records = records
+        return {key: self.series(*key) for key in self._pieces}
 
 
 class EventsTail:
-    """All files of events as they appear and grow."""
+    """The last records of every `events/<pid>.bin` as they appear and grow, without the texts."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
+        self.recent: dict[int, Records] = {}
+        """By the number of the process."""
         self._folder = folder
         self._keep_ns = int(seconds * 1e9)
-        self._files: dict[str, EventFile] = {}
+        self._offsets: dict[int, int] = {}
 
     def poll(self) -> bool:
         """Read what was appended; whether there was anything."""
         news = False
-        for name, size in self._listed():
-            file = self._files.get(name)
-            if file is None:
-                file = self._files[name] = EventFile(self._folder / name)
-            if size != file.offset:
-                news = file.poll(self._keep_ns) or news
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                pid = entry.name.removesuffix(".bin")
+                if pid.isdigit() and entry.stat().st_size != self._offsets.get(int(pid)):
+                    news = self._read_on(int(pid), entry.path) or news
         return news
-
-    def _listed(self) -> Iterable[tuple[str, int]]:
-        try:
-            with os.scandir(self._folder) as entries:
-                return [
-                    (entry.name, entry.stat().st_size)
-                    for entry in entries
-                    if entry.name.endswith(".bin") and entry.name[:-4].isdigit()
-                ]
-        except OSError:
-            return []
 
     @property
     def last_ns(self) -> int:
         """When anything was last reported."""
         return max((int(r["t"][-1]) for r in self.recent.values() if len(r)), default=0)
 
-    @property
-    def recent(self) -> dict[int, Records]:
-        """The last records of every process, by its number."""
-        return {int(name[:-4]): file.records for name, file in self._files.items()}
+    def timelines(self) -> list[Timeline]:
+        """What the processes did lately, as the analysis takes it."""
+        return [
+            timeline_of(ProcessEvents(pid, None, None, _with_few_marks(records), _STEP))
+            for pid, records in self.recent.items()
+        ]
+
+    def _read_on(self, pid: int, path: str) -> bool:
+        try:
+            with open(path, "rb") as file:
+                size = os.fstat(file.fileno()).st_size // written.SIZE * written.SIZE
+                offset = self._offsets.get(pid, max(0, size - _FIRST_EVENTS))
+                data = os.pread(file.fileno(), max(0, size - offset), offset)
+        except OSError:
+            return False
+        self._offsets[pid] = offset + len(data) // written.SIZE * written.SIZE
+        fresh = parse(data)
+        records = np.concatenate(
+            [self.recent.get(pid, parse(b"")), fresh[fresh["kind"] != written.NAME]]
+        )
+        starts = np.flatnonzero(records["kind"] == written.START)
+        if starts.size:  # the number may have been used before
+            records = records[starts[-1] :]
+        if len(records):
+            old = int(np.searchsorted(records["t"], records["t"][-1] - self._keep_ns))
+            records = records[max(0, min(old, len(records) - _FEWEST_EVENTS)) :]
+        self.recent[pid] = records
+        return bool(data)
+
+
+def _with_few_marks(records: Records) -> Records:
+    """Marks become objects, one by one: a script that marks its steps sets thousands of them."""
+    marks = np.flatnonzero(records["kind"] == written.MARK)[:-_FEWEST_EVENTS]
+    return np.delete(records, marks) if len(marks) else records
 
 
 class RunTail:
@@ -341,46 +294,39 @@ class RunTail:
 
     @property
     def begin_ns(self) -> int:
-        return int(self.facts["clock"]["monotonic_ns"])
+        return self.facts.clock.monotonic_ns
 
     @property
     def now_ns(self) -> int:
         """The time on the clock of the run: its end, or the last that is known of another boot."""
-        told = self.facts["ending"].get("monotonic_ns")
-        if told is not None:
-            return int(told)
-        here = self.facts["watcher"].get("boot_id") == runfile.boot_id()
+        stored = self.facts.ending.monotonic_ns
+        if stored is not None:
+            return stored
+        here = self.facts.watcher.boot_id == procfs.boot_id()
         if here and self.ending.outcome is Outcome.RUNNING:
             return time.monotonic_ns()
         return max(self.begin_ns, self.recent.last_ns, self.events.last_ns)
 
-    def recorded(self) -> Recorded:
+    def data(self) -> RunData:
         """The last seconds of samples as the analysis takes them, up to the end of the command:
         the very last sample of a run finds nobody."""
-        environment = self.facts.get("environment") or {}
-        allowed = (environment.get("cpu") or {}).get("allowed")
         series, end_ns = self.recent.all_series(), min(self.recent.last_ns, self.now_ns)
         if end_ns < self.recent.last_ns:
             series = {key: each.between(0, end_ns) for key, each in series.items()}
-        seen = {entity for metric, entity in series if BY_KEY[metric].scope == "gpu"}
-        gpus = gpus_of(self.facts, seen)
-        return Recorded(series, (), self.begin_ns, end_ns, allowed, gpus)
+        gpus = gpus_of(self.facts, gpu_entities(series))
+        timelines = self.events.timelines()
+        return RunData(series, timelines, self.begin_ns, end_ns, self.facts, gpus, self.ending)
 
     def _look_at_facts(self) -> None:
-        version = _version(self.paths.run_json)
+        try:
+            found = self.paths.run_json.stat()
+            version = (found.st_ino, found.st_mtime_ns)
+        except OSError:
+            version = None
         if version is None or version != self._facts_version:
             self._facts_version = version
-            self.facts = runfile.read_facts(self.paths.folder)
-        self.ending = runfile.ending_of(self.facts, self.paths.folder)
+            self.facts = read_facts(self.paths.folder)
+        self.ending = ending_of(self.facts, self.paths.folder)
         if self.ending.outcome is Outcome.LOST:  # unless it wrote its ending just before it went
-            self.facts = runfile.read_facts(self.paths.folder)
-            self.ending = runfile.ending_of(self.facts, self.paths.folder)
-
-
-def _version(path: Path) -> tuple[int, int] | None:
-    """Another one means that the file was replaced."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_mtime_ns
+            self.facts = read_facts(self.paths.folder)
+            self.ending = ending_of(self.facts, self.paths.folder)

@@ -2,27 +2,53 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+import contextlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
 
 import numpy as np
-import pyarrow as pa
 
-from stepscope.analysis.passes import MarkEvent, Source, Timeline
-from stepscope.analysis.series import Series, sum_of_held
+from stepscope.analysis.run.data import (
+    NO_BATCH_TIMING,
+    BatchTiming,
+    Loader,
+    StackLocation,
+    StackSamples,
+    Trainer,
+)
+from stepscope.analysis.run.passes import MarkEvent, Source, Timeline
+from stepscope.analysis.run.series import Series, concatenated, sum_of_held
 from stepscope.inject import events as written
 from stepscope.metrics import BY_KEY
-from stepscope.records import Gpu
-from stepscope.runs.events import in_time
+from stepscope.records import CodeLocation
+from stepscope.runs.events import ProcessEvents, in_time, read_records
 
-if TYPE_CHECKING:
-    from stepscope.runs.events import ProcessEvents
+_EDGES: dict[int, Literal["begin", "end"] | None] = {
+    written.MARK: None,
+    written.PHASE_BEGIN: "begin",
+    written.PHASE_END: "end",
+}
 
 
 def timeline_of(process: ProcessEvents) -> Timeline:
     """The analysis' view of one process. Where Keras tells the steps, torch's are left out."""
     steps = process.of(written.STEP)
     from_fit = (steps["flags"] & written.FROM_FIT) > 0
+    marks = []
+    for record in process.of(*_EDGES):
+        flags = int(record["flags"])
+        source: Source = "pattern" if flags & written.FROM_PATTERN else "marks"
+        marks.append(
+            MarkEvent(
+                int(record["t"]),
+                process.name(record["a"]),
+                process.value(record),
+                _EDGES[int(record["kind"])],
+                "fit" if flags & written.FROM_FIT else source,
+            )
+        )
     return Timeline(
         process.pid,
         process.rank,
@@ -30,62 +56,70 @@ def timeline_of(process: ProcessEvents) -> Timeline:
         process.of(written.BATCH),
         process.of(written.LOADER_END),
         steps[from_fit] if from_fit.any() else steps,
-        _marks(process),
+        marks,
     )
 
 
-def _marks(process: ProcessEvents) -> list[MarkEvent]:
-    edges = {written.MARK: None, written.PHASE_BEGIN: "begin", written.PHASE_END: "end"}
-    return [
-        MarkEvent(
-            int(record["t"]),
-            process.name(record["a"]),
-            process.value(record),
-            edges[int(record["kind"])],  # type: ignore[arg-type]
-            _source(int(record["flags"])),
+def trainer_of(process: ProcessEvents, timeline: Timeline) -> Trainer:
+    """The settings, GPU timings and stack samples of one process beside its timeline."""
+    lines = {
+        int(record["number"]): process.name(record["a"]).partition("\t")
+        for record in process.of(written.LOADER_MADE)
+    }
+    loaders = {}
+    for record in process.of(written.LOADER):
+        number, flags = int(record["number"]), int(record["flags"])
+        where, _, code = lines.get(number, ("", "", ""))
+        loaders[number] = Loader(
+            number=number,
+            workers=int(record["a"]) & 0xFFFF,
+            prefetch=int(record["a"]) >> 16,
+            batch_size=int(record["b"]) if record["b"] > 0 else None,
+            pins=bool(flags & written.LOADER_PINS),
+            persists=bool(flags & written.LOADER_PERSISTS),
+            location=CodeLocation(where, code) if where or code else None,
         )
-        for record in process.of(*edges)
-    ]
+    samples = process.of(written.WHERE)
+    ids, index = np.unique(samples["a"], return_inverse=True)
+    places = [StackLocation(*(process.name(i).split("\t") + [""] * 5)[:5]) for i in ids]
+    settings: Mapping[str, Any] = {}
+    for record in process.of(written.SETTINGS)[::-1]:
+        with contextlib.suppress(ValueError):
+            told = json.loads(process.name(record["a"]))
+            settings = told if isinstance(told, dict) else settings
+    return Trainer(
+        timeline=timeline,
+        loaders=loaders,
+        device_steps=process.of(written.DEVICE_STEP),
+        stack_samples=StackSamples(
+            samples["t"].astype(np.int64), index, samples["b"] / 1e6, places
+        ),
+        settings=settings,
+    )
 
 
-def _source(flags: int) -> Source:
-    if flags & written.FROM_FIT:
-        return "fit"
-    return "pattern" if flags & written.FROM_PATTERN else "marks"
+def batch_timing(
+    folder: Path, processes: Sequence[ProcessEvents]
+) -> tuple[BatchTiming, BatchTiming]:
+    """What preparing samples and collating them took, in processes and in their loader workers."""
+    told = list(processes)
+    for path in sorted(folder.glob("workers-*.bin")):  # each as if it were of one process
+        with contextlib.suppress(OSError):
+            told.append(ProcessEvents(0, None, None, read_records(path), {}))
+    return _timing(written.PREPARED, told), _timing(written.COLLATED, told)
 
 
-def steps_table(processes: list[ProcessEvents]) -> pa.Table:
-    """Batches and steps of all processes, in time."""
-    tables = []
-    for process in processes:
-        records = process.of(written.BATCH, written.STEP)
-        is_step = records["kind"] == written.STEP
-        tables.append(
-            pa.table(
-                {
-                    "t_ns": pa.array(records["t"]),
-                    "pid": pa.array(np.full(len(records), process.pid, np.int32)),
-                    "rank": pa.array([process.rank] * len(records), pa.int32()),
-                    "kind": pa.array(np.where(is_step, "step", "batch"), pa.string()),
-                    "wait_s": pa.array(records["a"] / 1e9, mask=is_step),
-                    "samples": pa.array(records["b"], mask=is_step | (records["b"] < 0)),
-                    "steps": pa.array(records["a"], mask=~is_step),
-                }
-            )
-        )
-    if not tables:
-        return pa.table(
-            {
-                "t_ns": pa.array([], pa.int64()),
-                "pid": pa.array([], pa.int32()),
-                "rank": pa.array([], pa.int32()),
-                "kind": pa.array([], pa.string()),
-                "wait_s": pa.array([], pa.float64()),
-                "samples": pa.array([], pa.int64()),
-                "steps": pa.array([], pa.int64()),
-            }
-        )
-    return pa.concat_tables(tables).sort_by("t_ns")
+def _timing(kind: int, told: Iterable[ProcessEvents]) -> BatchTiming:
+    pieces = [piece for piece in (process.of(kind) for process in told) if len(piece)]
+    if not pieces:
+        return NO_BATCH_TIMING
+    records = in_time(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    return BatchTiming(
+        records["t"].astype(np.int64),
+        records["a"] / 1e9,
+        records["b"] / 1e9,
+        records["number"] / 1e6,
+    )
 
 
 _ALLOCATOR = {
@@ -103,10 +137,25 @@ def allocator_series(
     uuids = list(known)
     told: dict[tuple[str, str], list[tuple[ProcessEvents, Series]]] = {}
     for process in processes:
-        for (metric, uuid), series in _allocator_of(process).items():
-            told.setdefault((metric, _same_gpu(uuid, uuids)), []).append((process, series))
+        names = {int(r["number"]): process.name(r["a"]) for r in process.of(written.GPU)}
+        for kind, metrics in _ALLOCATOR.items():
+            records = process.of(kind)
+            for number, name in names.items():
+                own = in_time(records.take(np.flatnonzero(records["number"] == number)))
+                if not len(own):
+                    continue
+                for metric, field in zip(metrics, "ab", strict=True):
+                    series = Series(
+                        np.ascontiguousarray(own["t"]),
+                        np.zeros(len(own)),
+                        own[field].astype(np.float64),
+                    )
+                    told.setdefault((metric, _same_gpu(name, uuids)), []).append((process, series))
     return {
-        (metric, uuid): _counted(parts) if BY_KEY[metric].unit == "count" else _at_once(parts)
+        # Counts go on in processes that have ended; memory is given back.
+        (metric, uuid): sum_of_held([series for _, series in parts])
+        if BY_KEY[metric].unit == "count"
+        else _held_at_once(parts)
         for (metric, uuid), parts in told.items()
     }
 
@@ -117,35 +166,17 @@ def _same_gpu(told: str, known: list[str]) -> str:
     CUDA names a MIG slice as if it were a GPU, so numbers are compared. Old versions of PyTorch
     tell "cuda:0" and no UUID: that is clear where there is one GPU.
     """
+
+    def number(uuid: str) -> str:
+        return uuid.partition("-")[2] or uuid
+
     if not told.startswith("GPU-") and len(known) == 1:
         return known[0]
-    return next((uuid for uuid in known if _number(uuid) == _number(told)), told)
+    return next((uuid for uuid in known if number(uuid) == number(told)), told)
 
 
-def _allocator_of(process: ProcessEvents) -> dict[tuple[str, str], Series]:
-    found: dict[tuple[str, str], Series] = {}
-    uuids = {int(r["number"]): process.name(r["a"]) for r in process.of(written.GPU)}
-    for kind, metrics in _ALLOCATOR.items():
-        records = process.of(kind)
-        for number, uuid in uuids.items():
-            own = in_time(records.take(np.flatnonzero(records["number"] == number)))
-            for metric, field in zip(metrics, "ab", strict=True):
-                if len(own):
-                    found[metric, uuid] = Series(
-                        np.ascontiguousarray(own["t"]),
-                        np.zeros(len(own)),
-                        own[field].astype(np.float64),
-                    )
-    return found
-
-
-def _counted(parts: list[tuple[ProcessEvents, Series]]) -> Series:
-    """What happened so far, in processes that have ended too."""
-    return sum_of_held([series for _, series in parts])
-
-
-def _at_once(parts: list[tuple[ProcessEvents, Series]]) -> Series:
-    """What is held at one time: a process that begins when another has ended takes its place."""
+def _held_at_once(parts: list[tuple[ProcessEvents, Series]]) -> Series:
+    """A process that begins when another has ended takes its place."""
     groups: list[list[Series]] = []
     end = -1
     for process, series in sorted(parts, key=lambda part: int(part[1].t[0])):
@@ -153,37 +184,4 @@ def _at_once(parts: list[tuple[ProcessEvents, Series]]) -> Series:
             groups.append([])
         groups[-1].append(series)
         end = max(end, int(process.records["t"].max()))
-    sums = [sum_of_held(group) for group in groups]
-    return Series(*(np.concatenate([getattr(s, name) for s in sums])
-                    for name in ("t", "window", "value")))  # fmt: skip
-
-
-def gpus_of(facts: Mapping[str, Any], seen: Iterable[str]) -> tuple[Gpu, ...]:
-    """The GPUs that run.json tells of, then those that were only `seen`, by their UUIDs."""
-    listed = (facts.get("environment") or {}).get("gpus") or []
-    told = [_gpu(place, fact) for place, fact in enumerate(listed) if isinstance(fact, Mapping)]
-    known = {gpu.uuid for gpu in told}
-    return (*told, *(Gpu(uuid, _short(uuid)) for uuid in sorted(set(seen) - known)))
-
-
-def _gpu(place: int, fact: Mapping[str, Any]) -> Gpu:
-    """A GPU as run.json has it; runs of the first version tell its model and its UUID alone."""
-    label = str(fact.get("label") or f"GPU {fact.get('index', place)}")
-    return Gpu(
-        uuid=str(fact.get("uuid") or label),
-        label=label,
-        name=str(fact.get("model") or ""),
-        memory_bytes=fact.get("memory_bytes"),
-        power_limit_watts=fact.get("power_limit_watts"),
-        mig_of=fact.get("mig_of"),
-    )
-
-
-def _short(uuid: str) -> str:
-    """Enough of a UUID to tell GPUs apart: GPU-74f7346c."""
-    return "-".join(uuid.split("-")[:2])
-
-
-def _number(uuid: str) -> str:
-    """A UUID without the word in front of it."""
-    return uuid.partition("-")[2] or uuid
+    return concatenated([sum_of_held(group) for group in groups])

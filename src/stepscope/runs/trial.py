@@ -9,9 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.throughput import Spread, SpreadSource
-from stepscope.analysis.trial import RankRecord, Steps, TrialRecord, number
+from stepscope.analysis.trial.measurement import RankRecord, Steps, TrialRecord
 from stepscope.errors import RunFolderError
+from stepscope.records.codec import salvage
+from stepscope.records.trial import LimitFacts, RankFacts, TrialFacts, TrialSettings
+from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run
 from stepscope.steplog import FIELDS, RECORD
 
@@ -21,7 +23,7 @@ _MOST_RANKS = 4096
 
 def is_trial(run: Run) -> bool:
     """Whether a run was made by `stepscope trial`."""
-    return isinstance(run.facts.get("workload"), dict)
+    return run.facts.workload is not None
 
 
 def read_trial(run: Run) -> TrialRecord:
@@ -30,36 +32,31 @@ def read_trial(run: Run) -> TrialRecord:
         raise RunFolderError(
             f"{run.path} is not a trial", f"Show it with: stepscope report {run.path}"
         )
-    workload = _mapping(run.facts.get("workload"))
-    asked = int(number(workload, "ranks") or 1)
+    settings = salvage(TrialSettings, run.facts.workload)
     return TrialRecord(
-        workload=workload,
-        limits=_mapping(run.facts.get("limits")),
-        trial=_mapping(run.facts.get("trial")),
-        ranks=tuple(_read_rank(run, rank) for rank in range(min(asked, _MOST_RANKS))),
+        workload=run.json["workload"],
+        settings=settings,
+        limits=salvage(LimitFacts, run.json.get("limits")),
+        trial=salvage(TrialFacts, run.json.get("trial")),
+        ranks=tuple(
+            RankRecord(rank, read_rank(run.paths, rank), read_steps(run.paths.trial_steps(rank)))
+            for rank in range(min(settings.ranks, _MOST_RANKS))
+        ),
     )
+
+
+def read_rank(paths: RunPaths, rank: int) -> RankFacts:
+    """What a rank says of itself, as far as it came to it."""
+    return salvage(RankFacts, _read_json(paths.trial_rank(rank)))
 
 
 def read_profiles(run: Run) -> dict[int, Mapping[str, Any]]:
     """What each rank's profiler told, by rank; nothing where none was asked for."""
-    asked = int(number(_mapping(run.facts.get("workload")), "ranks") or 1)
+    ranks = salvage(TrialSettings, run.facts.workload).ranks
     found = {
-        rank: _read_json(run.paths.trial_profile(rank)) for rank in range(min(asked, _MOST_RANKS))
+        rank: _read_json(run.paths.trial_profile(rank)) for rank in range(min(ranks, _MOST_RANKS))
     }
-    return {rank: told for rank, told in found.items() if told}
-
-
-def known_spread(record: TrialRecord) -> Spread | None:
-    """The spread between processes as it was known when the trial ran, so that what is reported of
-    it does not change as more is learnt."""
-    cv, dof = number(record.trial, "spread", "cv"), number(record.trial, "spread", "dof")
-    if cv is None or dof is None or cv < 0 or dof <= 0:
-        return None
-    told = record.trial["spread"].get("source")
-    source: SpreadSource = told if told in ("learnt", "others") else "assumed"
-    trials = int(number(record.trial, "spread", "trials") or 0)
-    assumed = number(record.trial, "spread", "assumed")
-    return Spread(cv, dof, source, trials, assumed)
+    return {rank: profile for rank, profile in found.items() if profile}
 
 
 def read_steps(path: Path) -> Steps:
@@ -76,17 +73,9 @@ def read_steps(path: Path) -> Steps:
     return records if goes_on.all() else records[: int(np.argmin(goes_on))]
 
 
-def _read_rank(run: Run, rank: int) -> RankRecord:
-    told = _read_json(run.paths.trial_rank(rank))
-    return RankRecord(rank, told, read_steps(run.paths.trial_steps(rank)))
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
+def _read_json(path: Path) -> dict[str, Any]:
     try:
-        return _mapping(json.loads(path.read_bytes()))
+        plain = json.loads(path.read_bytes())
     except (OSError, ValueError):
         return {}
-
-
-def _mapping(value: Any) -> Mapping[str, Any]:
-    return value if isinstance(value, dict) else {}
+    return plain if isinstance(plain, dict) else {}

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from stepscope.records import Entity, Reading
+from stepscope.sensors import procfs
 from stepscope.sensors.contract import why
 from stepscope.sensors.host import FileSensor, Source
 
@@ -43,7 +44,11 @@ class Group:
 
     def number(self, file: str, key: str) -> int | None:
         """The number after `key` in a file of lines `key number`."""
-        return _keyed(_text(self.path / file), key)
+        for line in _text(self.path / file).splitlines():
+            name, _, value = line.partition(" ")
+            if name == key:
+                return _integer(value)
+        return None
 
 
 @dataclass(frozen=True)
@@ -53,6 +58,8 @@ class Cgroup:
     groups: dict[str, Group] = field(default_factory=dict)
     reason: str = ""
     """Why there is nothing, where there is nothing."""
+    hint: str = ""
+    """What would help then."""
     unified_mounted: bool = False
 
     @property
@@ -88,9 +95,16 @@ class Cgroup:
         group = self.groups.get("cpu")
         if group is None:
             return None
-        quota = _quota_v2 if group.version == 2 else _quota_v1
-        quotas = [quota(path) for path in group.lineage()]
-        return min((cores for cores in quotas if cores is not None), default=None)
+        quotas = []
+        for path in group.lineage():
+            if group.version == 2:
+                texts = _text(path / "cpu.max").split()
+            else:
+                texts = [_text(path / "cpu.cfs_quota_us"), _text(path / "cpu.cfs_period_us")]
+            quota, period = map(_integer, texts or ("", ""))  # "max" and "-1" mean no quota
+            if quota and period:
+                quotas.append(quota / period)
+        return min(quotas, default=None)
 
     def oom_kills(self) -> int | None:
         """Processes the kernel killed for memory: v2 counts groups below too, v1 only this one."""
@@ -110,21 +124,31 @@ class Cgroup:
         }
 
 
-def find_cgroup(pid: int, proc: str = "/proc") -> Cgroup:
+def find_cgroup(pid: int, proc: str = procfs.PROC) -> Cgroup:
     """The group of a process; an empty one with a reason where it cannot be found."""
     try:
-        names = _controller_paths(Path(f"{proc}/{pid}/cgroup").read_text(errors="replace"))
-        mounts = _cgroup_mounts(Path(f"{proc}/self/mountinfo").read_text(errors="replace"))
+        names = procfs.cgroup_paths(pid, proc)
     except OSError as error:
         return Cgroup(reason=why(error))
+    mounts: dict[str, list[procfs.Mount]] = {}
+    for mount in procfs.mounts(proc):
+        if mount.filesystem == "cgroup2":
+            mounts.setdefault("", []).append(mount)
+        elif mount.filesystem == "cgroup":
+            for controller in mount.options.split(","):
+                mounts.setdefault(controller, []).append(mount)
     groups = {}
     for controller in CONTROLLERS:
         # In the hybrid layout the line of version 2 is there too, but has no controllers.
         version, key = (1, controller) if controller in names else (2, "")
         if key in names and (group := _locate(version, names[key], mounts.get(key, []))):
             groups[controller] = group
-    reason = "" if groups else "no cgroup file system is mounted here"
-    return Cgroup(groups, reason, unified_mounted="" in mounts)
+    if groups:
+        return Cgroup(groups, unified_mounted="" in mounts)
+    return Cgroup(
+        reason="no cgroup file system is mounted here",
+        hint="mount it: -v /sys/fs/cgroup:/sys/fs/cgroup:ro for a container",
+    )
 
 
 def allowed_cpus(pid: int, cgroup: Cgroup | None = None) -> float:
@@ -137,67 +161,22 @@ def allowed_cpus(pid: int, cgroup: Cgroup | None = None) -> float:
     return cores if quota is None else min(cores, quota)
 
 
-@dataclass(frozen=True)
-class _Mount:
-    root: str
-    """The group that is visible at the mount point."""
-    point: Path
-
-
-def _controller_paths(text: str) -> dict[str, str]:
-    """/proc/PID/cgroup as controller to path; version 2 stands under the empty name."""
-    paths = {}
-    for line in text.splitlines():
-        controllers, _, path = line.partition(":")[2].partition(":")
-        for controller in controllers.split(","):
-            paths[controller] = path
-    return paths
-
-
-def _cgroup_mounts(text: str) -> dict[str, list[_Mount]]:
-    """/proc/PID/mountinfo as controller to its mounts; version 2 stands under the empty name."""
-    mounts: dict[str, list[_Mount]] = {}
-    for line in text.splitlines():
-        place, _, kind = line.partition(" - ")
-        filesystem, _, options = kind.partition(" ")
-        if not filesystem.startswith("cgroup"):
-            continue
-        words = place.split()
-        mount = _Mount(_unescaped(words[3]), Path(_unescaped(words[4])))
-        if filesystem == "cgroup2":
-            mounts.setdefault("", []).append(mount)
-        elif filesystem == "cgroup":
-            for option in options.rpartition(" ")[2].split(","):
-                mounts.setdefault(option, []).append(mount)
-    return mounts
-
-
-def _unescaped(word: str) -> str:
-    """The kernel writes blanks in paths as octal numbers."""
-    return re.sub(r"\\([0-7]{3})", lambda match: chr(int(match[1], 8)), word)
-
-
-def _locate(version: int, path: str, mounts: list[_Mount]) -> Group | None:
+def _locate(version: int, path: str, mounts: list[procfs.Mount]) -> Group | None:
     """The first mount that shows the group; otherwise the mount point, as near as we can get.
 
     In a container the mount shows the group of the container at its top, while the path may still
     be the whole one, as seen from outside.
     """
     for mount in mounts:
-        below = _below(path, mount.root)
-        if below is not None and (mount.point / below).is_dir():
-            return Group(version, mount.point / below, mount.point)
-    return Group(version, mounts[0].point, mounts[0].point) if mounts else None
-
-
-def _below(path: str, root: str) -> str | None:
-    """The path relative to the mount's root; None where it lies outside."""
-    prefix = root.rstrip("/")
-    if path != prefix and not path.startswith(f"{prefix}/"):
+        point, root = Path(mount.point), mount.root.rstrip("/")
+        if path == root or path.startswith(f"{root}/"):
+            below = path[len(root) :].strip("/")
+            # "/../x" is how a group outside of our own cgroup namespace looks.
+            if not below.startswith("..") and (point / below).is_dir():
+                return Group(version, point / below, point)
+    if not mounts:
         return None
-    below = path[len(prefix) :].strip("/")
-    # "/../x" is how a group outside of our own cgroup namespace looks.
-    return None if below.startswith("..") else below
+    return Group(version, Path(mounts[0].point), Path(mounts[0].point))
 
 
 def _text(path: Path) -> str:
@@ -211,28 +190,6 @@ def _integer(text: str) -> int | None:
     return int(text) if text.strip().isdigit() else None
 
 
-def _keyed(text: str, key: str) -> int | None:
-    for line in text.splitlines():
-        name, _, value = line.partition(" ")
-        if name == key:
-            return _integer(value)
-    return None
-
-
-def _quota_v2(path: Path) -> float | None:
-    quota, _, period = _text(path / "cpu.max").partition(" ")
-    return _cores(_integer(quota), _integer(period))
-
-
-def _quota_v1(path: Path) -> float | None:
-    quota = _integer(_text(path / "cpu.cfs_quota_us"))  # -1, which is no digit, is "no quota"
-    return _cores(quota, _integer(_text(path / "cpu.cfs_period_us")))
-
-
-def _cores(quota: int | None, period: int | None) -> float | None:
-    return quota / period if quota and period else None
-
-
 def _oom_file(version: int) -> str:
     return "memory.events" if version == 2 else "memory.oom_control"
 
@@ -241,10 +198,13 @@ class CgroupSensor(FileSensor):
     """What the whole group uses, the watched processes and whoever else is in it."""
 
     name = "cgroup"
-    metrics = (
-        "cgroup_cpu", "cgroup_throttled",
-        "cgroup_memory", "cgroup_memory_limit", "cgroup_oom_kills",
-    )  # fmt: skip
+    _controllers: ClassVar[Mapping[str, str]] = {
+        "cgroup_cpu": "cpuacct",
+        "cgroup_throttled": "cpu",
+        "cgroup_memory": "memory",
+        "cgroup_oom_kills": "memory",
+    }
+    metrics = (*_controllers, "cgroup_memory_limit")
 
     LIMIT_EVERY = 10
     """Readings between two looks at the limit, which seldom changes and costs many files."""
@@ -254,26 +214,25 @@ class CgroupSensor(FileSensor):
         self._cgroup = cgroup
         self._limit: int | None = None
         self._until_limit = 0
-        for metric, controller in (
-            ("cgroup_cpu", "cpuacct"), ("cgroup_throttled", "cpu"),
-            ("cgroup_memory", "memory"), ("cgroup_oom_kills", "memory"),
-        ):  # fmt: skip
-            if controller not in cgroup.groups:
-                self.lacks(cgroup.reason or f"no cgroup with the {controller} controller", metric)
-        self.lacks(cgroup.reason or "no limit is set", "cgroup_memory_limit")
+        for metric, controller in self._controllers.items():
+            if cgroup.reason:
+                self.lacks(cgroup.reason, metric, hint=cgroup.hint)
+            elif controller not in cgroup.groups:
+                hint = "enable that controller for the cgroup"
+                self.lacks(f"no cgroup with the {controller} controller", metric, hint=hint)
+        self.lacks(cgroup.reason or "no limit is set", "cgroup_memory_limit", hint=cgroup.hint)
+        if not cgroup.reason:
+            self.unset.add("cgroup_memory_limit")
 
     def read(self) -> list[Reading]:
         readings = super().read()
         if readings:
-            readings[0].values["cgroup_memory_limit"] = self._memory_limit()
+            if self._until_limit == 0:
+                self._limit = self._cgroup.memory_limit()
+                self._until_limit = self.LIMIT_EVERY
+            self._until_limit -= 1
+            readings[0].values["cgroup_memory_limit"] = self._limit
         return readings
-
-    def _memory_limit(self) -> int | None:
-        if self._until_limit == 0:
-            self._limit = self._cgroup.memory_limit()
-            self._until_limit = self.LIMIT_EVERY
-        self._until_limit -= 1
-        return self._limit
 
 
 def _sources(cgroup: Cgroup) -> Iterator[Source]:
@@ -293,13 +252,16 @@ def _sources(cgroup: Cgroup) -> Iterator[Source]:
 
 
 _ABSENT = "the root cgroup, or one whose controller is not enabled, does not count it"
+_ABSENT_HINT = "only a cgroup of its own is counted: systemd-run --scope --user COMMAND"
 
 
 def _number_source(path: Path, metric: str, scale: float) -> Source:
     """A file of one number."""
-    return Source(
-        str(path), (metric,), lambda text: {metric: int(text) / scale}, size=64, absent=_ABSENT
-    )
+
+    def parse(text: bytes) -> dict[str, float]:
+        return {metric: int(text) / scale}
+
+    return Source(str(path), (metric,), parse, 64, _ABSENT, _ABSENT_HINT)
 
 
 def _lines_source(path: Path, lines: dict[str, tuple[str, float]]) -> Source:
@@ -313,4 +275,5 @@ def _lines_source(path: Path, lines: dict[str, tuple[str, float]]) -> Source:
             values[metric] = int(number) / scale
         return values
 
-    return Source(str(path), tuple(metric for metric, _ in lines.values()), parse, absent=_ABSENT)
+    metrics = tuple(metric for metric, _ in lines.values())
+    return Source(str(path), metrics, parse, absent=_ABSENT, hint=_ABSENT_HINT)

@@ -8,6 +8,7 @@ sensor passes.
 
 from __future__ import annotations
 
+import errno
 import os
 from abc import ABC, abstractmethod
 
@@ -32,6 +33,10 @@ class Sensor(ABC):
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
         """Metric to the reason why it has no value here."""
+        self.hints: dict[str, str] = {}
+        """Metric to what would make it readable, where that is known."""
+        self.unset: set[str] = set()
+        """Metrics that are missing because nothing is set: no loss."""
         self.estimated: dict[str, str] = {}
         """Metric to how it was estimated, where it could not be read as its description says."""
         self.remarks: list[str] = []
@@ -53,10 +58,16 @@ class Sensor(ABC):
         """Whether it reads counters, of which the last reading must not be missed."""
         return any(is_counter(metric) for metric in self.metrics)
 
-    def lacks(self, reason: str, *metrics: str) -> None:
-        """Note why metrics (all, if none is named) are missing."""
+    def lacks(self, reason: str | OSError, *metrics: str, hint: str = "") -> None:
+        """Note why metrics (all, if none is named) are missing, and what would help."""
+        if isinstance(reason, OSError):
+            if reason.errno in (errno.EACCES, errno.EPERM):
+                hint = "run stepscope as the user of the processes, or with sudo"
+            reason = why(reason)
         for metric in metrics or self.metrics:
             self.missing[metric] = reason
+            if hint:
+                self.hints[metric] = hint
 
 
 class KeptFile:

@@ -26,7 +26,7 @@ class _Account:
     """Whether the pending amount may still arrive with the next observation."""
 
 
-class Ledger:
+class CounterLedger:
     """One counter of a tree. All amounts are cumulative, in the counter's unit.
 
     `rounding` is how much less than the truth the kernel may show.

@@ -7,22 +7,20 @@ from dataclasses import dataclass, field
 
 from stepscope.metrics import Scope
 from stepscope.records import Entity, Reading
-from stepscope.sensors.contract import Sensor, why
-
-Traffic = dict[str, tuple[int, int]]
-"""Interface to bytes received and sent."""
+from stepscope.sensors import procfs
+from stepscope.sensors.contract import Sensor
 
 
 @dataclass
 class _Totals:
     """What a namespace has moved. Interfaces come and go, so their differences are added up."""
 
-    last: Traffic = field(default_factory=dict)
+    last: procfs.Traffic = field(default_factory=dict)
     received: int = 0
     sent: int = 0
     loopback: int = 0
 
-    def add(self, now: Traffic) -> None:
+    def add(self, now: procfs.Traffic) -> None:
         for interface, (received, sent) in now.items():
             before_received, before_sent = self.last.get(interface, (0, 0))
             if interface == "lo":
@@ -57,7 +55,7 @@ class NetworkSensor(Sensor):
     scope: Scope = "host"
     metrics = ("net_received", "net_sent", "loopback")
 
-    def __init__(self, namespaces: Callable[[], dict[int, int]], proc: str = "/proc") -> None:
+    def __init__(self, namespaces: Callable[[], dict[int, int]], proc: str = procfs.PROC) -> None:
         super().__init__()
         self._namespaces = namespaces
         self._proc = proc
@@ -65,32 +63,20 @@ class NetworkSensor(Sensor):
 
     def read(self) -> list[Reading]:
         readings = []
-        reason = "no watched process is in a network namespace that can be read"
+        reason: str | OSError = "no watched process is in a network namespace that can be read"
         for inode, pid in self._namespaces().items():
             try:
                 # Opened anew each time: a kept descriptor would keep the namespace alive.
-                with open(f"{self._proc}/{pid}/net/dev", "rb", buffering=0) as file:
-                    text = file.read()
+                data = procfs.read_all(f"{self._proc}/{pid}/net/dev")
             except OSError as error:
-                reason = why(error)
+                reason = error
                 continue
-            if traffic := parse_interfaces(text):
+            if traffic := procfs.parse_interfaces(data):
                 totals = self._totals.setdefault(inode, _Totals())
                 totals.add(traffic)
                 readings.append(Reading(Entity(f"net:{inode}"), totals.values()))
         if readings:
             self.missing.clear()
         else:
-            self.lacks(reason)
+            self.lacks(reason, hint="/proc/PID/net/dev must be readable")
         return readings
-
-
-def parse_interfaces(text: bytes) -> Traffic:
-    """The text of /proc/PID/net/dev: two lines of headings, then one for each interface."""
-    traffic = {}
-    for line in text.splitlines()[2:]:
-        name, _, counts = line.rpartition(b":")
-        words = counts.split()
-        if name and len(words) > 8:
-            traffic[name.strip().decode(errors="replace")] = (int(words[0]), int(words[8]))
-    return traffic

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 from stepscope.metrics import Scope
 from stepscope.records import Entity, Reading
+from stepscope.sensors import procfs
 from stepscope.sensors.contract import Sensor, why
-from stepscope.sensors.ledger import Ledger
+from stepscope.sensors.ledger import CounterLedger
 from stepscope.sensors.roles import MAIN, OTHER, TREE
-from stepscope.sensors.tree import TICK, Process, ProcessTree, ignores_children
+from stepscope.sensors.tree import Process, ProcessTree
 
 _ENTITIES: dict[tuple[str, int | None], Entity] = {}
 
@@ -32,7 +34,8 @@ class UsageSensor(Sensor):
     def __init__(self, tree: ProcessTree, born_here: bool = True) -> None:
         super().__init__()
         self.tree = tree
-        self.cpu = Ledger(rounding=2 * TICK)  # user and system time, each to whole ticks
+        # User and system time are each cut to whole ticks.
+        self.cpu = CounterLedger(rounding=2 * procfs.TICK)
         self.appeared = False
         """Whether processes appeared since somebody last asked (and set it back)."""
         if not born_here:
@@ -68,15 +71,9 @@ class UsageSensor(Sensor):
             self._roles_gone[process.parent] = process.role
             self._roles_gone.pop(process.pid, None)
             self.cpu.vanished(process.pid, reaper_of(process.parent))
-        observe, roles_gone = self.cpu.observe, self._roles_gone
-        for process in self.tree:
-            observe(
-                process.pid,
-                process.cpu_s,
-                process.reaped_s,
-                process.role,
-                roles_gone.get(process.pid, OTHER),
-            )
+        for p in self.tree:
+            role_gone = self._roles_gone.get(p.pid, OTHER)
+            self.cpu.observe(p.pid, p.cpu_s, p.reaped_s, p.role, role_gone)
 
     def reaped(self, pid: int, cpu_s: float) -> None:
         """The watcher waited for a process: all its time is known."""
@@ -93,14 +90,15 @@ def _usage(role: str, cpu: float, row: list[float]) -> Reading:
 
 def reaper_of(parent: int) -> int | None:
     """Who gets what a vanished child used: its parent, unless that lets the kernel bury it."""
-    return None if ignores_children(parent) else parent
+    status = procfs.status(parent)
+    return None if status is not None and status.ignores(signal.SIGCHLD) else parent
 
 
 class _Followers:
     """Several counters that jump into the parent when a child is reaped."""
 
     def __init__(self, count: int) -> None:
-        self.ledgers = [Ledger() for _ in range(count)]
+        self.ledgers = [CounterLedger() for _ in range(count)]
         self._parents: dict[int, int] = {}
 
     def baseline(self, process: Process, amounts: Sequence[float]) -> None:
@@ -116,12 +114,9 @@ class _Followers:
             for ledger in self.ledgers:
                 ledger.vanished(pid, reaper)
         for process, amounts in read.items():
-            self.observe_one(process.pid, process.parent, process.role, amounts)
-
-    def observe_one(self, pid: int, parent: int, role: str, amounts: Sequence[float]) -> None:
-        self._parents[pid] = parent
-        for ledger, amount in zip(self.ledgers, amounts, strict=True):
-            ledger.observe(pid, 0, amount, role, role)
+            self._parents[process.pid] = process.parent
+            for ledger, amount in zip(self.ledgers, amounts, strict=True):
+                ledger.observe(process.pid, 0, amount, process.role, process.role)
 
     def reaped_by_us(self, pid: int) -> None:
         """Nobody else gets what it used."""
@@ -131,16 +126,11 @@ class _Followers:
 
     def readings(self, metrics: Sequence[str]) -> list[Reading]:
         """The totals of every role and of the tree."""
+        named = list(zip(metrics, self.ledgers, strict=True))
         roles = {role for ledger in self.ledgers for role in ledger.totals}
-        found = [
-            Reading(
-                _entity(role),
-                {k: lg.totals.get(role, 0.0) for k, lg in zip(metrics, self.ledgers, strict=True)},
-            )
-            for role in roles
-        ]
-        whole = {k: lg.total for k, lg in zip(metrics, self.ledgers, strict=True)}
-        return [*found, Reading(_entity(TREE), dict(whole))]
+        rows = {role: {key: each.totals.get(role, 0.0) for key, each in named} for role in roles}
+        rows[TREE] = {key: each.total for key, each in named}
+        return [Reading(_entity(role), {**row}) for role, row in rows.items()]
 
 
 class DetailSensor(Sensor):
@@ -161,17 +151,11 @@ class DetailSensor(Sensor):
 
     def read(self) -> list[Reading]:
         self._faults.observe({p: (p.faults_minor, p.faults_major) for p in self.tree})
-        readings = [
-            Reading(
-                Entity(process.role, process.pid),
-                {
-                    "cpu": process.cpu_s,
-                    "rss": float(process.rss),
-                    "threads": float(process.threads),
-                },
-            )
-            for process in self.tree
-        ]
+        readings = []
+        for process in self.tree:
+            rss, threads = float(process.rss), float(process.threads)
+            values = {"cpu": process.cpu_s, "rss": rss, "threads": threads}
+            readings.append(Reading(Entity(process.role, process.pid), {**values}))
         return readings + self._faults.readings(("faults_minor", "faults_major"))
 
 
@@ -182,7 +166,6 @@ class IoSensor(Sensor):
     scope: Scope = "process"
     metrics = ("read", "write", "read_calls", "write_calls")
     period = 0.5
-    _FIELDS = (b"read_bytes", b"write_bytes", b"rchar", b"wchar")
 
     def __init__(self, tree: ProcessTree, born_here: bool = True) -> None:
         super().__init__()
@@ -222,20 +205,17 @@ class IoSensor(Sensor):
             os.close(descriptor)
         self._descriptors.clear()
 
-    def _amounts(self, pid: int) -> list[int]:
+    def _amounts(self, pid: int) -> Sequence[int]:
         try:
             descriptor = self._descriptors.get(pid)
             if descriptor is None:
-                descriptor = os.open(f"/proc/{pid}/io", os.O_RDONLY | os.O_CLOEXEC)
-                self._descriptors[pid] = descriptor
-            data = os.pread(descriptor, 256, 0)
+                descriptor = self._descriptors[pid] = procfs.open_file(pid, "io")
+            return procfs.parse_io(os.pread(descriptor, 256, 0))
         except (ProcessLookupError, FileNotFoundError):
-            return []
+            return ()
         except OSError as error:
-            self.lacks(why(error))
-            return []
-        found = dict(line.split(b": ") for line in data.splitlines())
-        return [int(found[field]) for field in self._FIELDS]
+            self.lacks(error)
+            return ()
 
 
 _ThreadCounts = tuple[int, int, int]
@@ -251,7 +231,7 @@ class SwitchesSensor(Sensor):
     period = 2.0
     share = 0.001
 
-    def __init__(self, tree: ProcessTree, born_here: bool = True, proc: str = "/proc") -> None:
+    def __init__(self, tree: ProcessTree, born_here: bool = True, proc: str = procfs.PROC) -> None:
         super().__init__()
         self.tree = tree
         self._proc = proc
@@ -279,7 +259,7 @@ class SwitchesSensor(Sensor):
     def _count(self) -> None:
         seen: dict[int, _ThreadCounts] = {}
         for process in self.tree:
-            for thread in _threads_of(f"{self._proc}/{process.pid}/task"):
+            for thread in procfs.threads(process.pid, self._proc):
                 now = self._counts_of(f"{self._proc}/{process.pid}/task/{thread}")
                 if now is None:
                     continue
@@ -292,41 +272,25 @@ class SwitchesSensor(Sensor):
     def _counts_of(self, folder: str) -> _ThreadCounts | None:
         """What the kernel counts of a thread; None for one that has ended."""
         try:
-            status = _content(f"{folder}/status")
-            waited_ns = int(_content(f"{folder}/schedstat").split()[1]) if self._tells_waits else 0
-        except (OSError, IndexError):
+            switches = procfs.parse_switches(procfs.read_once(f"{folder}/status"))
+            if not self._tells_waits:
+                return switches and (*switches, 0)
+            waits = procfs.parse_schedstat(procfs.read_once(f"{folder}/schedstat"))
+        except OSError:
             return None
-        tail = status[status.rfind(b"voluntary_ctxt_switches", 0, status.rfind(b"nonvol")) :]
-        fields = tail.split()
-        return (int(fields[1]), int(fields[3]), waited_ns) if len(fields) >= 4 else None
+        return (*switches, waits[0]) if switches and waits else None
 
     def _does_it_tell_waits(self) -> bool:
         """A kernel may lack the file, or not count: then it says that nobody ever got a CPU."""
         try:
-            counts = _content(f"{self._proc}/self/schedstat").split()
+            waits = procfs.parse_schedstat(procfs.read_once(f"{self._proc}/self/schedstat"))
         except OSError as error:
             self.lacks(f"{why(error)} (the kernel was built without it)", "cpu_wait")
             return False
-        if counts[2:] in ([], [b"0"]):
+        if waits is None or not waits[1]:
             self.lacks("the kernel does not count waits (its delay accounting is off)", "cpu_wait")
             return False
         return True
-
-
-def _threads_of(folder: str) -> list[int]:
-    try:
-        return [int(entry) for entry in os.listdir(folder)]
-    except OSError:
-        return []
-
-
-def _content(path: str) -> bytes:
-    """All of a small file; half the price of a file object."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    try:
-        return os.read(descriptor, 1 << 14)
-    finally:
-        os.close(descriptor)
 
 
 class SharedMemorySensor(Sensor):
@@ -353,28 +317,23 @@ class SharedMemorySensor(Sensor):
             amounts = self._amounts(process.pid) if process.state != "Z" else None
             if amounts is None:
                 continue
-            values: dict[str, float | None] = {"pss": amounts[0], "swap": amounts[1]}
+            values: dict[str, float | None] = {"pss": amounts.pss, "swap": amounts.swap}
             readings.append(Reading(Entity(process.role, process.pid), values))
             for role in (process.role, TREE):
                 row = sums.setdefault(role, [0.0, 0.0])
-                row[0] += amounts[0]
-                row[1] += amounts[1]
+                row[0] += amounts.pss
+                row[1] += amounts.swap
         readings += [
             Reading(_entity(role), {"pss": row[0], "swap": row[1]}) for role, row in sums.items()
         ]
         return readings
 
-    def _amounts(self, pid: int) -> tuple[float, float] | None:
+    def _amounts(self, pid: int) -> procfs.ProportionalMemory | None:
         try:
-            with open(f"/proc/{pid}/smaps_rollup", "rb") as file:
-                data = file.read()
+            data = procfs.read_once(f"{procfs.PROC}/{pid}/smaps_rollup")
+            return procfs.parse_smaps_rollup(data)
         except (ProcessLookupError, FileNotFoundError):
             return None
         except OSError as error:
-            self.lacks(why(error))
-            return None
-        found = {line.split()[0]: line.split()[1] for line in data.splitlines()[1:]}
-        try:
-            return int(found[b"Pss:"]) * 1024.0, int(found.get(b"SwapPss:", 0)) * 1024.0
-        except KeyError:
+            self.lacks(error)
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 TREE = "tree"
 MAIN = "main"
 WORKER = "worker"
@@ -10,7 +12,7 @@ OTHER = "other"
 _LOADER_WORKER = "pt_data_worker"
 """The name PyTorch gives its loader workers, however they were started."""
 
-_RANK_VARIABLES = (b"RANK", b"OMPI_COMM_WORLD_RANK", b"PMI_RANK", b"SLURM_PROCID")
+_RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 
 def role_of(
@@ -26,11 +28,10 @@ def role_of(
     return MAIN if trains else OTHER
 
 
-def rank_in(environ: bytes) -> int | None:
-    """The rank that a launcher gave a process, from its `/proc/PID/environ`."""
-    variables = dict(part.partition(b"=")[::2] for part in environ.split(b"\0"))
+def rank_in(environment: Mapping[str, str]) -> int | None:
+    """The rank that a launcher gave a process."""
     for name in _RANK_VARIABLES:
-        value = variables.get(name, b"")
+        value = environment.get(name, "")
         if value.isdigit():
             return int(value)
     return None

@@ -25,7 +25,7 @@ class ShmSensor(Sensor):
         try:
             found = os.statvfs(self._path)
         except OSError as error:
-            self.lacks(why(error))
+            self.lacks(why(error), hint="mount a tmpfs there; for a container: --shm-size 8g")
             return []
         used = float((found.f_blocks - found.f_bfree) * found.f_frsize)
         size = float(found.f_blocks * found.f_frsize)

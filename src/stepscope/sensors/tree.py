@@ -7,39 +7,30 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 
+from stepscope.sensors import procfs
 from stepscope.sensors.roles import rank_in, role_of
 
-PAGE = os.sysconf("SC_PAGE_SIZE")
-TICK = 1.0 / os.sysconf("SC_CLK_TCK")
-_STAT_BYTES = 512
 _FULL_EVERY_S = 0.95
 _SCAN_AT_MOST = 100
 """Looking for new processes may take one part in this many of the time."""
 
 
-@dataclass(slots=True, eq=False)
-class Process:
+@dataclass(eq=False)
+class Process(procfs.ProcessUsage):
     """One process of the tree, as it was last read."""
 
     pid: int
-    parent: int
     stat: int
     statm: int
     """Descriptors of the two files that are read again and again."""
     clock: int
+    born: float
     comm: bytes = b""
-    state: str = "R"
     role: str = ""
     rank: int | None = None
-    born: float = 0.0
     settled: bool = False
     """Whether the role was looked at again once the process had time to exec and rename itself."""
     cpu_s: float = 0.0
-    reaped_s: float = 0.0
-    rss: int = 0
-    threads: int = 0
-    faults_minor: int = 0
-    faults_major: int = 0
     network: int | None = None
 
     @property
@@ -82,7 +73,7 @@ class ProcessTree:
         self._newest = self._scanned_up_to = b""
         self._unsettled = False
         self._next_full = 0.0
-        self._loadavg = os.open("/proc/loadavg", os.O_RDONLY | os.O_CLOEXEC)
+        self._loadavg = os.open(f"{procfs.PROC}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self._next_scan = 0.0
         self._track(root)
 
@@ -96,7 +87,8 @@ class ProcessTree:
         """
         changes = Changes()
         now = time.monotonic()
-        started = self._something_started()
+        self._newest = os.pread(self._loadavg, 64, 0).rsplit(None, 1)[-1]  # the newest process
+        started = self._newest != self._scanned_up_to
         # Nothing started, nothing went, and everybody has had time to take a name: then children
         # cannot have been reaped, and the cheap reading tells all that changes between samples.
         due = started or thorough or self._unsettled or now >= self._next_full
@@ -135,7 +127,7 @@ class ProcessTree:
         found: dict[int, int] = {}
         for process in self.processes.values():
             if process.network is None and process.state != "Z":
-                process.network = _inode(f"/proc/{process.pid}/ns/net")
+                process.network = procfs.network_namespace(process.pid) or 0
             if process.network:
                 found.setdefault(process.network, process.pid)
         return found
@@ -152,14 +144,9 @@ class ProcessTree:
             self._forget(process)
         os.close(self._loadavg)
 
-    def _something_started(self) -> bool:
-        """The last field of loadavg is the newest process: the same as at the last scan?"""
-        self._newest = os.pread(self._loadavg, 64, 0).rsplit(None, 1)[-1]
-        return self._newest != self._scanned_up_to
-
     def _scan(self, now: float) -> bool:
         self._scanned_up_to = self._newest
-        numbers = {int(entry) for entry in os.listdir("/proc") if entry.isdigit()}
+        numbers = set(procfs.pids())
         self._foreign &= numbers
         parents = {
             pid: _parent_of(pid)
@@ -181,15 +168,15 @@ class ProcessTree:
 
     def _track(self, pid: int) -> bool:
         try:
-            stat = os.open(f"/proc/{pid}/stat", os.O_RDONLY | os.O_CLOEXEC)
+            stat = procfs.open_file(pid, "stat")
         except OSError:
             return False
         try:
-            statm = os.open(f"/proc/{pid}/statm", os.O_RDONLY | os.O_CLOEXEC)
+            statm = procfs.open_file(pid, "statm")
         except OSError:
             os.close(stat)
             return False
-        process = Process(pid, 0, stat, statm, ((~pid) << 3) | 2, born=time.monotonic())
+        process = Process(pid, stat, statm, ((~pid) << 3) | 2, time.monotonic())
         if not self._read_full(process, process.born):
             os.close(stat)
             os.close(statm)
@@ -211,7 +198,7 @@ class ProcessTree:
                 pages = int(pread(process.statm, 64, 0).split(b" ", 2)[1])
                 if not pages and process.state != "Z":
                     return False
-                process.rss = pages * PAGE
+                process.rss = pages * procfs.PAGE
                 process.cpu_s = clock(process.clock) * 1e-9
         except OSError:
             return False
@@ -220,38 +207,28 @@ class ProcessTree:
     def _read_full(self, process: Process, now: float) -> bool:
         """All that the kernel tells in one line."""
         try:
-            data = os.pread(process.stat, _STAT_BYTES, 0)
+            stat = os.pread(process.stat, procfs.STAT_BYTES, 0)
         except OSError:
             return False
-        name_ends = data.rfind(b")")
-        fields = data[name_ends + 2 :].split(b" ", 22)
-        if fields[0] == b"X":
+        comm = process.update(stat)
+        if process.state == "X":
             return False
-        process.state = fields[0].decode()
-        process.parent = int(fields[1])
-        process.faults_minor = int(fields[7]) + int(fields[8])
-        process.faults_major = int(fields[9]) + int(fields[10])
-        process.reaped_s = (int(fields[13]) + int(fields[14])) * TICK
-        process.threads = int(fields[17])
-        process.rss = int(fields[21]) * PAGE
         try:
             process.cpu_s = time.clock_gettime_ns(process.clock) * 1e-9
         except OSError:  # a kernel that does not show other processes' clocks
-            process.cpu_s = (int(fields[11]) + int(fields[12])) * TICK
-        self._follow_name(process, data[data.find(b"(") + 1 : name_ends], now)
-        return True
-
-    def _follow_name(self, process: Process, name: bytes, now: float) -> None:
-        """A process that renames itself, or has had time to exec, may have another role."""
+            process.cpu_s = procfs.cpu_seconds(stat)
+        # A process that renames itself, or has had time to exec, may have another role.
         settles = not process.settled and now - process.born >= 1
-        if name != process.comm or settles:
-            process.comm = name
+        if comm != process.comm or settles:
+            process.comm = comm
             process.settled = settles or process.settled
             if process.pid in self.processes:
                 self._give_role(process)
+        return True
 
     def _give_role(self, process: Process) -> None:
-        process.rank = _rank_of(process.pid) if process.rank is None else process.rank
+        if process.rank is None:
+            process.rank = rank_in(procfs.environ(process.pid))
         parent = self.processes.get(process.parent)
         process.role = role_of(
             process.name,
@@ -263,35 +240,5 @@ class ProcessTree:
 
 
 def _parent_of(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            data = file.read(_STAT_BYTES)
-    except OSError:
-        return None
-    return int(data[data.rfind(b")") + 2 :].split(b" ", 2)[1])
-
-
-def _rank_of(pid: int) -> int | None:
-    try:
-        with open(f"/proc/{pid}/environ", "rb") as file:
-            return rank_in(file.read())
-    except OSError:
-        return None
-
-
-def _inode(path: str) -> int | None:
-    try:
-        return os.stat(path).st_ino
-    except OSError:
-        return 0
-
-
-def ignores_children(pid: int) -> bool:
-    """Whether a process lets the kernel bury its children: then nobody gets their time."""
-    try:
-        with open(f"/proc/{pid}/status", "rb") as file:
-            status = file.read()
-    except OSError:
-        return False
-    mask = status.partition(b"SigIgn:")[2].split(None, 1)[0]
-    return bool(int(mask, 16) >> 16 & 1)
+    stat = procfs.stat(pid)
+    return stat.parent if stat else None

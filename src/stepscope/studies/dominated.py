@@ -16,8 +16,8 @@ from functools import cached_property
 
 from stepscope.analysis.study.records import Level
 from stepscope.records import Outcome
-from stepscope.studies.result import Result
-from stepscope.studies.spec import Spec, levels_text
+from stepscope.studies.results import Result
+from stepscope.studies.trial_spec import TrialSpec, levels_text
 
 _MORE_DATA = ("batch_size", "image_size", "frames", "length")
 _GROWS: dict[Outcome, tuple[str, ...]] = {
@@ -39,7 +39,7 @@ Kind = tuple[Outcome, frozenset[tuple[str, Level]]]
 class Dominance:
     """What is known of memory that ran out, and whether one may conclude from it."""
 
-    ooms: Mapping[Kind, Sequence[Spec]]
+    ooms: Mapping[Kind, Sequence[TrialSpec]]
     share: float
     seed: int
 
@@ -47,20 +47,22 @@ class Dominance:
     def _outcomes(self) -> set[Outcome]:
         return {outcome for outcome, _ in self.ooms}
 
-    def reason(self, spec: Spec) -> str:
+    def reason(self, spec: TrialSpec) -> str:
         """Why a trial need not be run; nothing if it has to be."""
         found = self._below(spec)
         if found is None or self.is_tested(spec):
             return ""
         outcome, least = found
-        return f"{outcome.value} already with {_difference(least, spec)}"
+        names = sorted({*least.settings, *spec.settings})
+        differ = {name: least.get(name) for name in names if least.get(name) != spec.get(name)}
+        return f"{outcome.value} already with {levels_text(differ)}"
 
-    def is_tested(self, spec: Spec) -> bool:
+    def is_tested(self, spec: TrialSpec) -> bool:
         """Whether it is of the share that is tried in any case; the same every time."""
         drawn = zlib.crc32(f"{self.seed} {spec.key}".encode()) / 2**32
         return drawn < self.share
 
-    def _below(self, spec: Spec) -> tuple[Outcome, Spec] | None:
+    def _below(self, spec: TrialSpec) -> tuple[Outcome, TrialSpec] | None:
         """One that ran out of memory with less."""
         for outcome in self._outcomes:
             for least in self.ooms.get(_kind(outcome, spec), ()):
@@ -70,11 +72,11 @@ class Dominance:
 
 
 def observed(
-    results: Iterable[Result], specs: Mapping[str, Spec], share: float, seed: int
+    results: Iterable[Result], specs: Mapping[str, TrialSpec], share: float, seed: int
 ) -> Dominance:
     """What results teach. One trial that trained although it was dominated refutes them all."""
-    trained: dict[str, Spec] = {}
-    ran_out: dict[tuple[Outcome, str], Spec] = {}
+    trained: dict[str, TrialSpec] = {}
+    ran_out: dict[tuple[Outcome, str], TrialSpec] = {}
     for result in results:
         spec = specs.get(result.key)
         if spec is None:
@@ -83,28 +85,25 @@ def observed(
             trained[spec.key] = spec
         elif result.outcome in _GROWS and result.is_result:
             ran_out[result.outcome, spec.key] = spec
-    ooms: dict[Kind, list[Spec]] = {}
+    ooms: dict[Kind, list[TrialSpec]] = {}
     for (outcome, _), spec in ran_out.items():
-        _keep_least(ooms.setdefault(_kind(outcome, spec), []), outcome, spec)
+        # Only those that no other needs less than: thousands come to a handful.
+        least = ooms.setdefault(_kind(outcome, spec), [])
+        if not any(_needs_more(outcome, each, spec) for each in least):
+            least[:] = [each for each in least if not _needs_more(outcome, spec, each)]
+            least.append(spec)
     found = Dominance(ooms, share, seed)
     if ooms and any(found._below(spec) for spec in trained.values()):
         return Dominance({}, share, seed)
     return found
 
 
-def _keep_least(least: list[Spec], outcome: Outcome, spec: Spec) -> None:
-    """Add one that ran out, unless one with less is there: thousands come to a handful."""
-    if not any(_needs_more(outcome, each, spec) for each in least):
-        least[:] = [each for each in least if not _needs_more(outcome, spec, each)]
-        least.append(spec)
-
-
-def _kind(outcome: Outcome, spec: Spec) -> Kind:
+def _kind(outcome: Outcome, spec: TrialSpec) -> Kind:
     free = {*_GROWS[outcome], _ROOM.get(outcome), *_NO_MATTER}
     return outcome, frozenset(each for each in spec.settings.items() if each[0] not in free)
 
 
-def _needs_more(outcome: Outcome, least: Spec, spec: Spec) -> bool:
+def _needs_more(outcome: Outcome, least: TrialSpec, spec: TrialSpec) -> bool:
     """Whether a trial needs at least as much, and has at most as much room, as one that failed."""
     if spec.key == least.key:
         return False
@@ -121,8 +120,3 @@ def _at_least(value: Level, other: Level, unset: float | None = None) -> bool:
     value, other = (unset if each is None else each for each in (value, other))
     is_number = isinstance(value, int | float) and isinstance(other, int | float)
     return is_number and value >= other  # type: ignore[operator]
-
-
-def _difference(least: Spec, spec: Spec) -> str:
-    names = sorted({*least.settings, *spec.settings})
-    return levels_text({n: least.get(n) for n in names if least.get(n) != spec.get(n)})

@@ -1,401 +1,395 @@
-"""Runs what a planner wants, exactly once, in blocks that begin with the sentinel.
+"""Runs what a planner proposes, each trial once, in blocks that begin with a reference trial.
 
-The life of a trial here: claimed (a file that only one can make), run by the launcher into its own
-folder, measured, written to the ledger. Whoever is killed between any two of these leaves a claim
-or a folder that tells how far it came, and the next `study run` goes on from there.
+A trial is claimed (a file that only one process can make), run by the launcher into its own folder,
+measured, and written to the ledger. A process that is killed between any two of these leaves a
+claim or a folder that tells how far it came, and the next `study run` goes on from there.
+
+Blocks, reference trials and drift belong to one machine: a launcher with several machines has a
+block open on each.
 """
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from stepscope.analysis.study.drift import BlockJudged
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
-from stepscope.studies.design import Design
-from stepscope.studies.estimate import Pace
-from stepscope.studies.folder import DAMAGED, Attempt, Ledger, StudyPaths, take, unwritable
-from stepscope.studies.here import Here
-from stepscope.studies.known import Known
-from stepscope.studies.launchers.contract import Job, Launcher, Over
-from stepscope.studies.measure import result_of
-from stepscope.studies.planner import Planner, Wanted
-from stepscope.studies.result import Result, Role
-from stepscope.studies.spec import Spec, in_design_words, levels_text, resolved
-from stepscope.studies.teach import teach
-from stepscope.trials.interrupts import uninterrupted
-from stepscope.trials.pulse import Progress
-from stepscope.workloads.spec import option_name
+from stepscope.records.codec import to_json
+from stepscope.studies.design.records import Design
+from stepscope.studies.estimate import TrialDurations
+from stepscope.studies.folder import Ledger, StudyPaths, claim, unwritable
+from stepscope.studies.launchers.contract import FinishedTrial, Job, Launcher
+from stepscope.studies.measure import MeasuredTrial, measure_trial
+from stepscope.studies.planner import Planner, ProposedTrial
+from stepscope.studies.results import REFERENCE, Attempt, Result, Results, Role
+from stepscope.studies.scan import DAMAGED
+from stepscope.studies.trial_spec import TrialSpec, in_design_words, resolved, trial_text
+from stepscope.trials.heartbeat import Progress
+from stepscope.trials.noise import MachineKind, NoiseStore
+from stepscope.trials.processes.runner_process import uninterrupted
 
 if TYPE_CHECKING:
     from stepscope.studies.study import Study
 
 MOST_FAILURES = 3
-"""So many configurations in a row that failed for something around them: it will not get better."""
+"""Configurations in a row that failed for something around them: it will not get better."""
 
 Why = Literal["done", "budget", "interrupted"]
 
 
 @dataclass(frozen=True)
-class Moment:
-    """How far a study is, for who watches it."""
+class ProgressEvent:
+    """How far a study is."""
 
-    spec: Spec
-    role: Role
-    repeat: int
+    spec: TrialSpec
+    attempt: Attempt
+    block: int
     progress: Progress
     done: int
-    to_come: int
+    to_come: int | None
+    """None where the planner cannot say."""
     left_s: float | None
     best: Result | None
-    block: int
 
 
-class Onlooker(Protocol):
-    """Who is told how a study goes."""
+class ProgressListener(Protocol):
+    """Hears how a study goes."""
 
     def begins(self, study: Study) -> None:
         """Nobody else runs it, and nothing was started yet."""
-        ...
 
     def tell(self, text: str) -> None:
         """Something a user should know."""
-        ...
 
-    def show(self, moment: Moment) -> None:
+    def disturbed(self, block: BlockJudged) -> None:
+        """A block turned out to be disturbed; called once for each."""
+
+    def show(self, moment: ProgressEvent) -> None:
         """Several times a second, while a trial runs."""
-        ...
 
-    def over(self, result: Result, moment: Moment) -> None:
+    def over(self, result: Result, moment: ProgressEvent) -> None:
         """A trial is over."""
-        ...
+
+
+class SilentListener:
+    def begins(self, study: Study) -> None: ...
+
+    def tell(self, text: str) -> None: ...
+
+    def disturbed(self, block: BlockJudged) -> None: ...
+
+    def show(self, moment: ProgressEvent) -> None: ...
+
+    def over(self, result: Result, moment: ProgressEvent) -> None: ...
 
 
 @dataclass
-class _Flight:
-    """A trial that runs."""
-
-    spec: Spec
+class _RunningTrial:
+    spec: TrialSpec
     attempt: Attempt
+    machine: str
     block: int
     began: float = field(default_factory=time.time)
     began_ns: int = field(default_factory=time.monotonic_ns)
 
 
+@dataclass
+class _Block:
+    """The block that is open on a machine."""
+
+    number: int = 0
+    trials: int = 0
+    failed_references: int = 0
+    """In a row."""
+
+
 class Engine:
-    """One `study run`, from what was known before to the end of the plan or of the budget."""
+    """One `study run`: from the results so far to the end of the plan or of the budget."""
 
     def __init__(
         self,
         paths: StudyPaths,
-        design: Design,
         planner: Planner,
         launcher: Launcher,
-        known: Known,
-        onlooker: Onlooker,
-        sentinel: Spec | None = None,
-        here: Here | None = None,
+        results: Results,
+        listener: ProgressListener,
+        design: Design,
+        reference: TrialSpec | None,
     ) -> None:
         self._paths = paths
-        self._design = design
         self._planner = planner
         self._launcher = launcher
-        self._known = known
-        self._onlooker = onlooker
-        self._sentinel = sentinel
-        self._here = here or Here.look()
+        self._results = results
+        self._listener = listener
+        self._design = design
+        self._reference = reference
         self._ledger = Ledger(paths)
-        self._base = design.file.parent if design.file else Path()
-        self._pace = Pace(known.results)
-        self._flights: dict[Path, _Flight] = {}
-        self._block = known.last_block
-        self._in_block = design.block  # the first trial opens a block: time has passed
+        self._durations = TrialDurations(results.results)
+        self._running: dict[Path, _RunningTrial] = {}
+        self._blocks = {machine: _Block() for machine in launcher.machines}
+        self._last_block = results.last_block
         self._failures: set[str] = set()
         self._crashes: set[str] = set()
-        self._done = self._to_come = 0
+        self._done = 0
+        self._to_come: int | None = None
         self._left_s: float | None = None
         self._best: Result | None = None
-        self._failed_sentinels = 0
         self._refusal: BadWorkload | None = None
-        self._told = {number for number, judged in known.judged.items() if judged.flagged}
+        self._told = {number for number, judged in results.judged.items() if judged.flagged}
         self.launched = 0
-        """Trials that were begun, sentinels among them."""
+        """Trials that were begun, reference trials among them."""
 
     def run(self) -> Why:
-        """Until nothing is wanted any more, the budget is used up, or somebody asks for the end."""
+        """Until nothing is proposed, the budget is used up, or a signal asks for the end."""
         self._look_ahead()
         try:
             with self._launcher:
-                return self._run()
+                while True:
+                    within_budget = self._fill()
+                    if not self._running:
+                        self._raise_if_nothing_ran(refused=1)
+                        return "done" if within_budget else "budget"
+                    is_asked_to_end = False
+                    for finished in self._launcher.wait(self._show):
+                        with uninterrupted() as signals:
+                            self._settle(finished)
+                        is_asked_to_end |= finished.asked_to_end or bool(signals)
+                    if is_asked_to_end:
+                        return "interrupted"
         except KeyboardInterrupt:
             return "interrupted"
         finally:
-            for flight in self._flights.values():
-                self._unclaim(flight)
-
-    def _unclaim(self, flight: _Flight) -> None:
-        """What was claimed and never begun is as if nothing had been."""
-        if not self._paths.run(flight.attempt.place).exists():
-            self._paths.claim(flight.attempt.place).unlink(missing_ok=True)
-
-    def _run(self) -> Why:
-        while True:
-            within = self._fill()
-            if not self._flights:
-                self._stop_if_no_workload(1)
-                return "done" if within else "budget"
-            for over in self._launcher.wait(self._show):
-                with uninterrupted() as heard:
-                    self._settle(over)
-                if over.asked_to_end or heard:
-                    return "interrupted"
+            for trial in self._running.values():
+                self._unclaim(trial)
 
     def _fill(self) -> bool:
-        """Start as many as the launcher takes; False if the budget is what keeps us from more."""
-        while len(self._flights) < self._launcher.slots:
-            wanted = next(self._wanted(), None)
-            if wanted is None:
-                return True
-            if not self._affordable(wanted.spec):
-                return False
-            if self._in_block >= self._design.block:
-                self._block += 1
-                self._in_block = 0
-                if self._sentinel is not None:
-                    self._launch(self._sentinel, "sentinel", self._known.sentinels + 1)
-                    continue
-            if self._launch(wanted.spec, "trial", wanted.repeat):
-                self._in_block += 1
+        """Start trials on all free slots; False if the budget is what keeps us from more."""
+        for machine, slots in self._launcher.machines.items():
+            block = self._blocks[machine]
+            while True:
+                here = [each for each in self._running.values() if each.machine == machine]
+                if len(here) >= slots or any(each.attempt.is_reference for each in here):
+                    break
+                proposed = self._next_proposed()
+                if proposed is None:
+                    return True
+                if not self._is_affordable(proposed.spec):
+                    return False
+                # The first trial opens a block, also when a study goes on: time has passed.
+                if block.number == 0 or block.trials >= self._design.block:
+                    has_reference = self._reference is not None and block.failed_references < 2
+                    if here and has_reference:
+                        break  # a reference trial has its machine for itself
+                    self._last_block += 1
+                    block.number, block.trials = self._last_block, 0
+                    if self._reference is not None and has_reference:
+                        number = self._results.references + 1
+                        self._launch(self._reference, REFERENCE, number, machine)
+                        continue
+                if self._launch(proposed.spec, "trial", proposed.repeat, machine):
+                    block.trials += 1
         return True
 
-    def _wanted(self) -> Iterator[Wanted]:
-        under_way = {(f.attempt.key, f.attempt.repeat) for f in self._flights.values()}
-        for wanted in self._planner.next(self._known):
-            if (wanted.spec.key, wanted.repeat) not in under_way:
-                yield wanted
+    def _next_proposed(self) -> ProposedTrial | None:
+        running = {(each.attempt.key, each.attempt.repeat) for each in self._running.values()}
+        proposed = self._planner.next(self._results)
+        return next((p for p in proposed if (p.spec.key, p.repeat) not in running), None)
 
-    def _affordable(self, spec: Spec) -> bool:
-        budget, known = self._design.budget, self._known
+    def _is_affordable(self, spec: TrialSpec) -> bool:
+        budget, results = self._design.budget, self._results
         if budget.trials is not None:
-            tried = sum(result.role == "trial" and result.is_result for result in known.results)
-            if tried + len(self._flights) >= budget.trials:
+            tried = sum(result.is_trial and result.is_result for result in results.results)
+            if tried + len(self._running) >= budget.trials:
                 return False
         if budget.seconds is None:
             return True
-        expected = self._pace.of(spec) if self._pace.is_measured else None
-        return known.seconds + (expected or 0.0) < budget.seconds
+        expected = self._durations.of(spec) if self._durations.is_measured else None
+        return results.seconds + (expected or 0.0) < budget.seconds
 
-    def _launch(self, spec: Spec, role: Role, repeat: int) -> bool:
-        number = self._known.next_attempt(spec.key, role, repeat)
+    def _launch(self, spec: TrialSpec, role: Role, repeat: int, machine: str) -> bool:
+        number = self._results.next_attempt(spec.key, role, repeat)
         attempt = Attempt(spec.key, role, repeat, number)
-        self._known.begun(spec.key, role, repeat, number)
+        self._results.begun(attempt)
         try:
-            if not take(self._paths, attempt, spec.settings):
-                if role == "trial":
-                    self._known.elsewhere.add((spec.key, repeat))
+            if not claim(self._paths, attempt, spec.settings):
+                if not attempt.is_reference:
+                    self._results.elsewhere.add((spec.key, repeat))
                 return False
         except OSError as error:
             raise unwritable(self._paths, error) from None
-        job = Job(
-            resolved(spec.workload, self._base),
-            self._here.limits(spec),
-            self._paths.run(attempt.place),
-            spec.workload.short_name,
-            self._facts(spec, attempt),
-        )
-        self._flights[job.folder] = _Flight(spec, attempt, self._block)
+        block = self._blocks[machine].number
+        about: dict[str, Any] = {"name": self._design.name, "key": spec.key, "role": role}
+        about |= {"settings": dict(spec.settings), "attempt": number, "block": block}
+        if machine:
+            about["machine"] = machine
+        facts = {
+            "command": spec.command(),
+            "repeat": repeat,
+            "repeats": max(self._design.repeats, repeat),
+            "study": about,
+        }
+        workload = resolved(spec.workload, self._design.base)
+        folder, gpus = self._paths.run(attempt.place), spec.get("gpus")
+        gpu_count = gpus if isinstance(gpus, int) else None
+        name = spec.workload.short_name
+        job = Job(workload, spec.limits, folder, name, facts, machine, gpu_count)
+        self._running[job.folder] = _RunningTrial(spec, attempt, machine, block)
         self.launched += 1
         self._launcher.start(job)
         return True
 
-    def _facts(self, spec: Spec, attempt: Attempt) -> dict[str, Any]:
-        return {
-            "command": trial_command(spec),
-            "repeat": attempt.repeat,
-            "repeats": max(self._design.repeats, attempt.repeat),
-            "study": {
-                "name": self._design.name,
-                "key": spec.key,
-                "settings": dict(spec.settings),
-                "role": attempt.role,
-                "attempt": attempt.number,
-                "block": self._block,
-            },
-        }
+    def _unclaim(self, trial: _RunningTrial) -> None:
+        """What was claimed and never begun leaves no trace."""
+        if not self._paths.run(trial.attempt.place).exists():
+            self._paths.claim(trial.attempt.place).unlink(missing_ok=True)
 
-    def _settle(self, over: Over) -> None:
-        """Write down how a trial ended, and think about what that means for the others."""
-        flight = self._flights.pop(over.job.folder)
-        if isinstance(over.error, BadWorkload):
-            self._refuse(flight, over.error)
+    def _settle(self, finished: FinishedTrial) -> None:
+        """Write down how a trial ended, and decide what that means for the others."""
+        trial = self._running.pop(finished.job.folder)
+        if isinstance(finished.error, BadWorkload):
+            self._refuse(trial, finished.error)
             return
-        result = self._result(over, flight)
+        measured = self._measure(finished, trial)
+        result = measured if isinstance(measured, Result) else measured.result
         self._ledger.add(result)
-        self._known.add(result)
-        self._pace.add(result)
-        self._learn(flight.spec, result)
-        self._look_ahead()
-        self._onlooker.over(result, self._moment(flight, _NOTHING_YET))
-        self._judge_sentinel(result)
-        self._tell_disturbed()
-        self._stop_if_hopeless(result, over)
-
-    def _learn(self, spec: Spec, result: Result) -> None:
-        """What repeats teach is not worth a study: where it cannot be kept, it is not."""
-        if result.role == "trial" and result.is_ok:
-            last = self._paths.run(result.place)
+        self._results.add(result)
+        self._durations.add(result)
+        if isinstance(measured, MeasuredTrial) and result.is_trial and result.is_ok:
+            # What repeats teach is not worth a study: where it cannot be kept, it is not.
             with contextlib.suppress(*DAMAGED):
-                teach(self._known, spec, self._design.repeats, last, self._onlooker.tell)
+                self._learn_spread(trial.spec, measured)
+        self._look_ahead()
+        self._listener.over(result, self._event(trial, _NOTHING_YET))
+        if result.is_reference and result.is_result:
+            block = self._blocks[trial.machine]
+            block.failed_references = 0 if result.is_ok else block.failed_references + 1
+            if block.failed_references == 2:
+                self._listener.tell(
+                    f"The sentinel does not train ({result.outcome.value}): the study goes on "
+                    "without. Name a lighter one in the design, under `blocks: {sentinel: …}`"
+                )
+        for number, judged in self._results.judged.items():
+            if judged.flagged and number not in self._told:
+                self._told.add(number)
+                self._listener.disturbed(judged)
+        self._raise_if_hopeless(result, finished)
 
-    def _result(self, over: Over, flight: _Flight) -> Result:
-        attempt = flight.attempt
+    def _measure(self, finished: FinishedTrial, trial: _RunningTrial) -> MeasuredTrial | Result:
+        attempt = trial.attempt
         blank = Result(
             attempt.key,
-            flight.spec.settings,
+            trial.spec.settings,
             attempt.role,
             attempt.repeat,
             attempt.number,
-            flight.block,
+            trial.block,
             Outcome.CRASHED,
-            reason=str(over.error or ""),
+            reason=str(finished.error or ""),
             infrastructure=True,
-            began=flight.began,
-            seconds=(time.monotonic_ns() - flight.began_ns) / 1e9,
+            began=trial.began,
+            seconds=(time.monotonic_ns() - trial.began_ns) / 1e9,
+            machine=trial.machine,
         )
-        if over.error is not None:
+        if finished.error is not None:
             return blank
         try:
-            return result_of(over.job.folder, blank)
+            return measure_trial(finished.job.folder, blank)
         except DAMAGED as error:  # it could not write down how it ended: a full disk
             return replace(blank, reason=getattr(error, "message", str(error)))
 
-    def _refuse(self, flight: _Flight, error: BadWorkload) -> None:
-        """It is no workload here, whatever the reason: it is told now, and left out until the study
-        is run again. The claim goes, as nothing was tried."""
-        self._known.refused[flight.spec.key] = in_design_words(error.message.partition("\n")[0])
-        self._refusal = error
-        self._unclaim(flight)
-        why = in_design_words(str(error).partition("\n")[0])
-        self._onlooker.tell(f"{trial_text(flight.spec, self._design)} is left out: {why}")
-        if flight.attempt.role == "sentinel":
-            self._sentinel = None
-        self._look_ahead()
-        self._stop_if_no_workload(MOST_FAILURES)
+    def _learn_spread(self, spec: TrialSpec, measured: MeasuredTrial) -> None:
+        """Keep how much the repeats of a configuration differ, once the last has its answer."""
+        repeats = range(1, self._design.repeats + 1)
+        answers = [self._results.answer(spec.key, repeat) for repeat in repeats]
+        rates = [
+            answer.throughput
+            for answer in answers
+            if answer and answer.is_ok and answer.throughput
+            if not self._results.is_disturbed(answer)
+        ]
+        if None in answers or len(rates) < 2:
+            return
+        limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory}
+        workload = to_json(resolved(spec.workload, self._design.base))
+        machine = MachineKind.of(measured.environment, measured.device, {**workload, **limits})
+        NoiseStore(tell=self._listener.tell).learn(machine, rates)
 
-    def _stop_if_no_workload(self, refused: int) -> None:
-        """Where so many were refused and none was ever run, it is the workload of all."""
-        nothing_ran = not any(result.is_result for result in self._known.results)
-        if self._refusal and nothing_ran and len(self._known.refused) >= refused:
+    def _refuse(self, trial: _RunningTrial, error: BadWorkload) -> None:
+        """It is not a workload on this machine: left out until the study is run again."""
+        self._results.refused[trial.spec.key] = in_design_words(error.message.partition("\n")[0])
+        self._refusal = error
+        self._unclaim(trial)
+        why = in_design_words(str(error).partition("\n")[0])
+        name = trial_text(trial.spec, self._design.factors)
+        self._listener.tell(f"{name} is left out: {why}")
+        if trial.attempt.is_reference:
+            self._reference = None
+        self._look_ahead()
+        self._raise_if_nothing_ran(MOST_FAILURES)
+
+    def _raise_if_nothing_ran(self, refused: int) -> None:
+        """Where that many were refused and none was ever run, it is the workload of all."""
+        nothing_ran = not any(result.is_result for result in self._results.results)
+        if self._refusal and nothing_ran and len(self._results.refused) >= refused:
             raise self._refusal
 
-    def _judge_sentinel(self, result: Result) -> None:
-        if result.role != "sentinel" or not result.is_result:
-            return
-        self._failed_sentinels = 0 if result.is_ok else self._failed_sentinels + 1
-        if self._failed_sentinels > 1:
-            self._sentinel = None
-            self._onlooker.tell(
-                f"The sentinel does not train ({result.outcome.value}): the study goes on without. "
-                "Name a lighter one in the design, under `blocks: {sentinel: …}`"
-            )
-
-    def _tell_disturbed(self) -> None:
-        """Of every block once, when it turns out."""
-        for number, judged in self._known.judged.items():
-            if judged.flagged and number not in self._told:
-                self._told.add(number)
-                again = "it will be run again" if self._design.reruns else "it is not run again"
-                self._onlooker.tell(
-                    f"block {number} was disturbed: {'; '.join(judged.reasons)}: {again}"
-                )
-
-    def _stop_if_hopeless(self, result: Result, over: Over) -> None:
-        if over.left:
+    def _raise_if_hopeless(self, result: Result, finished: FinishedTrial) -> None:
+        if finished.left:
             raise CannotTry(
-                f"The next trial was not started: {'; '.join(over.left)} is left of the last one",
+                f"The next trial was not started: {'; '.join(finished.left)} is left of the last "
+                "one",
                 "End it, then run the study again: it goes on from here",
             )
-        if not result.infrastructure:
-            self._failures.clear()
-            self._stop_if_all_crash(result)
+        if result.infrastructure:
+            self._failures.add(result.key)
+            if len(self._failures) >= MOST_FAILURES:
+                raise CannotTry(
+                    f"{len(self._failures)} configurations in a row failed for something around "
+                    f"them, the last one: {in_design_words(result.reason)}",
+                    "Mend that, then run the study again: it goes on from here",
+                )
             return
-        self._failures.add(result.key)
-        if len(self._failures) >= MOST_FAILURES:
-            raise CannotTry(
-                f"{len(self._failures)} configurations in a row failed for something around them, "
-                f"the last one: {in_design_words(result.reason)}",
-                "Mend that, then run the study again: it goes on from here",
-            )
-
-    def _stop_if_all_crash(self, result: Result) -> None:
-        """Where none has ever trained, it is the code and not the settings."""
+        self._failures.clear()
         if result.outcome is Outcome.CRASHED:
             self._crashes.add(result.key)
-        if len(self._crashes) < MOST_FAILURES or any(r.is_ok for r in self._known.results):
-            return
-        raise BadWorkload(
-            f"The first {len(self._crashes)} configurations crashed, and none has trained: "
-            f"{result.reason} ({self._paths.run(result.place)}/stderr.log)",
-            "Mend it, then run the study with --again: it tries again what crashed",
-        )
+        # Where none has ever trained, it is the code and not the settings.
+        none_trained = not any(each.is_ok for each in self._results.results)
+        if len(self._crashes) >= MOST_FAILURES and none_trained:
+            raise BadWorkload(
+                f"The first {len(self._crashes)} configurations crashed, and none has trained: "
+                f"{result.reason} ({self._paths.run(result.place)}/stderr.log)",
+                "Mend it, then run the study with --again: it tries again what crashed",
+            )
 
     def _look_ahead(self) -> None:
         """What is to come, and how long it will take."""
-        wanted = [each.spec for each in self._planner.next(self._known)]
-        self._to_come = len(wanted)
-        sentinels = len(wanted) // self._design.block if self._sentinel else 0
-        left = self._pace.total(wanted)
-        if left is not None and sentinels and self._sentinel:
-            left += sentinels * (self._pace.of(self._sentinel) or 0.0)
-        self._left_s = left
-        trials = {(r.key, r.repeat) for r in self._known.results if r.role == "trial"}
-        self._done = sum(self._known.answer(*trial) is not None for trial in trials)
-        good = [r for r in self._known.results if r.role == "trial" and r.is_ok and r.throughput]
+        to_come = self._planner.to_come(self._results)
+        if to_come is not None:
+            self._to_come = len(to_come)
+            self._left_s = self._durations.total(each.spec for each in to_come)
+            references = len(to_come) // self._design.block
+            if self._left_s is not None and references and self._reference:
+                self._left_s += references * (self._durations.of(self._reference) or 0.0)
+        trials = [result for result in self._results.results if result.is_trial]
+        keys = {(result.key, result.repeat) for result in trials}
+        self._done = sum(self._results.answer(*trial) is not None for trial in keys)
+        good = [result for result in trials if result.is_ok and result.throughput]
         self._best = max(good, key=lambda result: result.throughput or 0.0, default=None)
 
     def _show(self, job: Job, progress: Progress) -> None:
-        self._onlooker.show(self._moment(self._flights[job.folder], progress))
+        self._listener.show(self._event(self._running[job.folder], progress))
 
-    def _moment(self, flight: _Flight, progress: Progress) -> Moment:
-        left = self._left_s
-        return Moment(
-            flight.spec,
-            flight.attempt.role,
-            flight.attempt.repeat,
-            progress,
-            self._done,
-            self._to_come,
-            left if left is None else max(0.0, left - progress.elapsed_s),
-            self._best,
-            flight.block,
+    def _event(self, trial: _RunningTrial, progress: Progress) -> ProgressEvent:
+        left = None if self._left_s is None else max(0.0, self._left_s - progress.elapsed_s)
+        spec, attempt, block = trial.spec, trial.attempt, trial.block
+        return ProgressEvent(
+            spec, attempt, block, progress, self._done, self._to_come, left, self._best
         )
 
 
 _NOTHING_YET = Progress("starting", 0, None, None, None, 0.0, 0.0)
-
-
-def trial_text(spec: Spec, design: Design) -> str:
-    """A trial by the levels of its factors: `batch_size 32, cpus 1`."""
-    levels = {factor.name: spec.get(factor.name) for factor in design.factors}
-    return levels_text(levels) or spec.workload.short_name
-
-
-def trial_command(spec: Spec) -> list[str]:
-    """What would run the same trial alone."""
-    words = ["stepscope", "trial", spec.workload.model]
-    for name, value in spec.settings.items():
-        if name == "model":
-            continue
-        if value is True:
-            words.append(option_name(name))
-        elif value is False:
-            words.append(f"--no-{name.replace('_', '-')}")
-        elif name == "gpus" and isinstance(value, int):
-            words += ["--gpus", ",".join(map(str, range(value)))]
-        else:
-            words += [option_name(name), f"{value:g}" if isinstance(value, float) else str(value)]
-    return words

@@ -4,59 +4,47 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
-from stepscope.studies.result import Result
-from stepscope.studies.spec import Spec
+from stepscope.studies.results import Result
+from stepscope.studies.trial_spec import TrialSpec
 from stepscope.workloads.spec import DEFAULT_SECONDS
 
 _START_S = 8.0
 """What a trial takes before its first step, until one was seen: imports, data, the model."""
 
 
-@dataclass
-class _Mean:
-    total: float = 0.0
-    count: int = 0
-
-    def add(self, value: float) -> None:
-        self.total += value
-        self.count += 1
-
-    @property
-    def value(self) -> float:
-        return self.total / self.count
-
-
-class Pace:
+class TrialDurations:
     """Seconds that trials took, by how alike they are."""
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
-        self._seen: dict[object, _Mean] = defaultdict(_Mean)
+        self._seen: dict[object, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
+        """Seconds in all, and of how many."""
         for result in results:
             self.add(result)
 
     def add(self, result: Result) -> None:
         if result.is_result and result.seconds:
             for like in (result.key, ("model", result.settings.get("model")), None):
-                self._seen[like].add(result.seconds)
+                total, count = self._seen[like]
+                self._seen[like] = total + result.seconds, count + 1
 
     @property
     def is_measured(self) -> bool:
         return None in self._seen
 
-    def of(self, spec: Spec) -> float | None:
+    def of(self, spec: TrialSpec) -> float | None:
         """As the same configuration took, else the same model, else any; else what it is told to
         take; None where nobody knows how long its steps are."""
         for like in (spec.key, ("model", spec.workload.model), None):
             if like in self._seen:
-                return self._seen[like].value
+                total, count = self._seen[like]
+                return total / count
         workload = spec.workload
         if workload.steps is not None or workload.epochs is not None:
             return None
         return _START_S + (workload.seconds or DEFAULT_SECONDS)
 
-    def total(self, specs: Iterable[Spec]) -> float | None:
+    def total(self, specs: Iterable[TrialSpec]) -> float | None:
         each = [self.of(spec) for spec in specs]
         known = [seconds for seconds in each if seconds is not None]
         if not known:

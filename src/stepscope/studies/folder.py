@@ -3,12 +3,12 @@
     <study>/
       design.yaml                 the design as it was when the study was last run
       study.json                  format, name, the machine
-      runner.lock                 held by who runs the study; says who that is
+      runner.lock                 held by the process that runs the study, whose claim it has
       now.json                    what is running now, replaced about every second
       <key of a spec>/
         spec.json                 its settings
-        r<repeat>a<attempt>.claim who took it up: made whole or not at all, by one only
-        r<repeat>a<attempt>/      its run folder; of sentinels s<number>a<attempt>
+        r<repeat>a<attempt>.claim its claim: made whole or not at all, by one process only
+        r<repeat>a<attempt>/      its run folder; of reference trials s<number>a<attempt>
       ledger/<runner>.jsonl       a line for each trial that is over
       derived/                    tables and the report
 
@@ -25,72 +25,39 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from stepscope.errors import CannotTry, StepscopeError, StudyBusy
-from stepscope.records import Outcome
-from stepscope.runs import runfile
-from stepscope.runs.paths import replace_atomically
-from stepscope.studies.result import Result, Role, place_of
+from stepscope.errors import CannotTry, RunFolderError, StudyBusy
+from stepscope.records.codec import dumps, from_json, loads, to_json
+from stepscope.records.facts import ProcessIdentity
+from stepscope.runs.facts import identity_of_self
+from stepscope.runs.paths import write_json
+from stepscope.studies.results import Attempt, Result
 
 FORMAT = 1
 DEFAULT_FOLDER = "studies"
-
-_KEY = re.compile(r"[0-9a-f]{12}")
-_PLACE = re.compile(r"([rs])(\d+)a(\d+)(\.claim)?")
-DAMAGED = (
-    StepscopeError, OSError, EOFError, ArithmeticError,
-    AttributeError, LookupError, TypeError, ValueError,
-)  # fmt: skip
-"""What reading a run comes to where its files do not hold what they must."""
 _OTHERS_LOOK_S = 0.5
 """Who only looks whether somebody runs the study holds its lock for a moment."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What file systems say that know no links: there a claim may be torn, which is none."""
-_LEDGER_LINE = re.compile(rb"[^\n]+\n")
+"""What file systems without links say: there a claim may be torn, and a torn one does not count."""
 
 
-@dataclass(frozen=True)
 class StudyPaths:
     """The files of a study."""
 
-    folder: Path
-
-    @property
-    def design(self) -> Path:
-        return self.folder / "design.yaml"
-
-    @property
-    def study_json(self) -> Path:
-        return self.folder / "study.json"
-
-    @property
-    def lock(self) -> Path:
-        return self.folder / "runner.lock"
-
-    @property
-    def now(self) -> Path:
-        return self.folder / "now.json"
-
-    @property
-    def ledger(self) -> Path:
-        return self.folder / "ledger"
-
-    @property
-    def machines(self) -> Path:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.design = folder / "design.yaml"
+        self.study_json = folder / "study.json"
+        self.lock = folder / "runner.lock"
+        self.now = folder / "now.json"
+        self.ledger = folder / "ledger"
+        self.machines = folder / "machines"
         """Of a merged study: a folder for each of those that it was made of."""
-        return self.folder / "machines"
-
-    @property
-    def derived(self) -> Path:
-        return self.folder / "derived"
-
-    @property
-    def report(self) -> Path:
-        return self.derived / "report.html"
+        self.report = folder / "derived" / "report.html"
 
     def spec(self, key: str) -> Path:
         return self.folder / key / "spec.json"
@@ -102,186 +69,112 @@ class StudyPaths:
         return self.folder / f"{place}.claim"
 
 
-class Attempt(NamedTuple):
-    """A place where a trial was begun, or may have been."""
+@dataclass(frozen=True)
+class StudyFacts:
+    """`study.json`. A merged study has fewer of them."""
 
-    key: str
-    role: Role
-    repeat: int
-    number: int
+    format: int = FORMAT
+    name: str = ""
+    begun: float = 0.0
+    """Seconds since 1970."""
+    machine: str = ""
+    host: str = ""
+    stepscope: str = ""
+    file: str = ""
+    """Of the design."""
+    lacked: Mapping[str, str] = field(default_factory=dict)
+    """What the machine could not run, and why, by the keys of specs."""
+    code: Mapping[str, list[str]] = field(default_factory=dict)
+    """The versions of the user's own files, as digests, by the model that they define."""
+    merged: Mapping[str, str] = field(default_factory=dict)
+    """The machines of a merged study, by their folders."""
 
-    @property
-    def place(self) -> str:
-        return place_of(self.key, self.role, self.repeat, self.number)
+
+@dataclass(frozen=True)
+class Claim(ProcessIdentity):
+    """The process that runs a trial, or a study, and since when."""
+
+    at: float = 0.0
 
 
-@dataclass
-class Found:
-    """What a look at a study's folder found."""
+@dataclass(frozen=True)
+class StudyProgress:
+    """`now.json`: what is running now."""
 
-    results: list[Result]
-    """By the ledger, or from run folders that it does not have."""
-    unwritten: list[Result]
-    """Those of them that belong into the ledger."""
-    attempts: set[Attempt]
-    """All that were ever begun."""
-    running: list[Attempt]
-    """Whose runner lives."""
-    remarks: list[str]
+    pid: int = 0
+    at: float = 0.0
+    trial: str = "starting"
+    role: str = ""
+    repeat: int = 0
+    block: int = 0
+    phase: str = ""
+    share: float | None = None
+    elapsed_s: float = 0.0
+    done: int = 0
+    to_come: int | None = None
+    left_s: float | None = None
+
+
+class DamagedStudy(RunFolderError):
+    """A study.json that cannot be read: running the study makes it anew."""
 
 
 def is_study(folder: Path) -> bool:
     return StudyPaths(folder).study_json.exists()
 
 
-def look(paths: StudyPaths, measure: Callable[[Path, Result], Result]) -> Found:
-    """All that is known of a study's trials.
-
-    `measure` reads the run folder of a trial that is over; it is given what is known of it without.
-    """
-    attempts, folders = _attempts(paths.folder)
-    told, remarks = _read_ledger(paths.ledger)
-    results: dict[Attempt, Result] = {}
-    written: set[Attempt] = set()
-    for result in sorted(told, key=lambda result: result.began):  # the later one of two counts
-        attempt = Attempt(result.key, result.role, result.repeat, result.attempt)
-        written.add(attempt)
-        if attempt in folders or not result.is_result:
-            results[attempt] = result
-    unwritten, running = [], []
-    deleted = written - folders
-    for attempt in sorted(attempts - results.keys() - deleted):
-        seen = _recover(paths, attempt, measure, remarks)
-        if seen is None:
-            running.append(attempt)
-        else:
-            results[attempt] = seen
-            unwritten.append(seen)
-    # The number of one that was deleted is not used again: its line would speak for the new one.
-    return Found(list(results.values()), unwritten, attempts | written, running, remarks)
-
-
-def _attempts(folder: Path) -> tuple[set[Attempt], set[Attempt]]:
-    """Every attempt that left a claim or a folder, and those that left a folder."""
-    every: set[Attempt] = set()
-    folders: set[Attempt] = set()
-    for entry in os.scandir(folder):
-        if not _KEY.fullmatch(entry.name) or not entry.is_dir():
-            continue
-        for inside in os.scandir(entry.path):
-            named = _PLACE.fullmatch(inside.name)
-            if named is None:
-                continue
-            role: Role = "sentinel" if named[1] == "s" else "trial"
-            attempt = Attempt(entry.name, role, int(named[2]), int(named[3]))
-            every.add(attempt)
-            if not named[4]:
-                folders.add(attempt)
-    return every, folders
-
-
-def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
-    """The lines of all runners. One that is torn or no result is left out: it is made again."""
-    results, damaged = [], 0
-    for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
-        for line in _LEDGER_LINE.findall(path.read_bytes()):
-            try:
-                results.append(Result.from_dict(json.loads(line)))
-            except (ValueError, KeyError, TypeError, OverflowError):
-                damaged += 1
-    several = "1 line" if damaged == 1 else f"{damaged} lines"
-    told = f"{several} of the ledger cannot be read: the run folders tell instead"
-    return results, [told] if damaged else []
-
-
-def _recover(
-    paths: StudyPaths,
-    attempt: Attempt,
-    measure: Callable[[Path, Result], Result],
-    remarks: list[str],
-) -> Result | None:
-    """What became of an attempt that the ledger does not have; None while its runner lives."""
-    blank = Result(
-        attempt.key,
-        _settings(paths, attempt.key),
-        attempt.role,
-        attempt.repeat,
-        attempt.number,
-        block=0,
-        outcome=Outcome.LOST,
-        reason="who ran it was killed, or the machine went down, before it was over",
-        began=_began(paths, attempt),
-    )
-    folder = paths.run(attempt.place)
-    blank = replace(blank, seconds=max(0.0, _last_written(folder) - blank.began))
-    if not folder.is_dir():
-        return None if _owner_lives(paths.claim(attempt.place), folder) else blank
+def read_study_facts(paths: StudyPaths) -> StudyFacts:
+    again = "Run the study again with its design file: its trials are still there"
     try:
-        facts = runfile.read_facts(folder)
-        ending = runfile.ending_of(facts, folder)
-        if ending.outcome is Outcome.RUNNING:
-            return None
-        if ending.outcome is Outcome.LOST:
-            return blank
-        return measure(folder, blank)
-    except DAMAGED as error:
-        if _owner_lives(paths.claim(attempt.place), folder):
-            return None
-        if (folder / "run.json").exists():
-            said = getattr(error, "message", f"{folder} cannot be understood: {error}")
-            remarks.append(f"{said}: the trial counts as lost, and is tried again")
-        return blank
-
-
-def _settings(paths: StudyPaths, key: str) -> Mapping[str, Any]:
+        plain = json.loads(paths.study_json.read_bytes())
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{paths.folder} is not a study: it has no study.json",
+            "Give a design file, or the folder that `stepscope study run` named",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise DamagedStudy(f"{paths.study_json} cannot be read: {error}", again) from None
     try:
-        told = json.loads(paths.spec(key).read_bytes())
-        return dict(told["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
+        given = {key: value for key, value in plain.items() if value is not None}
+        facts = from_json(StudyFacts, {"format": None, **given})
+    except (AttributeError, ValueError):
+        raise DamagedStudy(f"{paths.study_json} does not describe a study", again) from None
+    if facts.format > FORMAT:
+        raise RunFolderError(
+            f"{paths.study_json} has format {facts.format}, and this stepscope reads up to "
+            f"{FORMAT}",
+            "Upgrade with: pip install -U stepscope",
+        )
+    return facts
 
 
-def _began(paths: StudyPaths, attempt: Attempt) -> float:
-    for path in (paths.claim(attempt.place), paths.run(attempt.place)):
-        with contextlib.suppress(OSError):
-            return path.stat().st_mtime
-    return 0.0
+def write_study_facts(paths: StudyPaths, facts: StudyFacts) -> None:
+    write_json(paths.study_json, {"format": FORMAT, **to_json(facts, omit_defaults=True)})
 
 
-def _last_written(folder: Path) -> float:
-    """When it was last heard of."""
-    with contextlib.suppress(OSError):
-        return max((entry.stat().st_mtime for entry in os.scandir(folder)), default=0.0)
-    return 0.0
-
-
-def _owner_lives(claim: Path, folder: Path) -> bool:
+def running_now(paths: StudyPaths) -> StudyProgress | None:
+    """What runs now, as its runner last wrote it down; None if nobody runs the study."""
+    runner = runner_of(paths)
+    if runner is None:
+        return None
     try:
-        owner = json.loads(claim.read_bytes())
-        return isinstance(owner, dict) and runfile.watcher_lives(owner, folder)
-    except (OSError, ValueError, TypeError):
-        return False
+        return loads(StudyProgress, paths.now.read_bytes())
+    except (OSError, ValueError):
+        return StudyProgress(runner.pid, runner.at)
 
 
-def take(paths: StudyPaths, attempt: Attempt, settings: Mapping[str, Any]) -> bool:
-    """Claim an attempt: whole or not at all, and one only gets it. False: somebody else has it."""
+def claim(paths: StudyPaths, attempt: Attempt, settings: Mapping[str, Any]) -> bool:
+    """Claim an attempt: whole or not at all, and only one gets it. False: somebody else has it."""
     place = paths.claim(attempt.place)
     place.parent.mkdir(exist_ok=True)
     spec = paths.spec(attempt.key)
     if not spec.exists():
-        replace_atomically(spec, json.dumps({"format": FORMAT, "settings": settings}) + "\n")
-    mine = {**runfile.identity_of_self(), "at": time.time()}
+        write_json(spec, {"format": FORMAT, "settings": settings}, indent=None)
     draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    draft.write_text(json.dumps(mine) + "\n")
-    try:
-        return _made(draft, place)
-    finally:
-        draft.unlink(missing_ok=True)
-
-
-def _made(draft: Path, place: Path) -> bool:
+    draft.write_text(_own_claim() + "\n")
     try:
         os.link(draft, place)
+        return True
     except FileExistsError:
         return False
     except OSError as error:
@@ -291,7 +184,12 @@ def _made(draft: Path, place: Path) -> bool:
             file.write(draft.read_text())
             return True
         return False
-    return True
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _own_claim() -> str:
+    return dumps({**to_json(identity_of_self()), "at": time.time()})
 
 
 class Ledger:
@@ -299,12 +197,12 @@ class Ledger:
 
     def __init__(self, paths: StudyPaths) -> None:
         self._folder = paths.ledger
-        me = runfile.identity_of_self()
-        name = f"{me['host']}-{me['pid']}-{me['started_ticks']}"
+        me = identity_of_self()
+        name = f"{me.host}-{me.pid}-{me.started_ticks}"
         self._path = paths.ledger / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}.jsonl"
 
     def add(self, result: Result) -> None:
-        line = json.dumps(result.as_dict(), allow_nan=False) + "\n"
+        line = dumps(result, omit_defaults=True) + "\n"
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             self._folder.mkdir(exist_ok=True)
@@ -323,7 +221,6 @@ class Ledger:
 @contextlib.contextmanager
 def alone(paths: StudyPaths) -> Iterator[None]:
     """Run a study as the only one. The kernel lets go of the lock when we die, however that is."""
-    me = json.dumps({**runfile.identity_of_self(), "at": time.time()})
     try:
         paths.folder.mkdir(parents=True, exist_ok=True)
         lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
@@ -333,7 +230,7 @@ def alone(paths: StudyPaths) -> Iterator[None]:
         try:
             _lock(paths, lock)
             os.ftruncate(lock, 0)
-            os.pwrite(lock, me.encode(), 0)
+            os.pwrite(lock, _own_claim().encode(), 0)
         except OSError as error:
             raise unwritable(paths, error) from None
         try:
@@ -351,21 +248,19 @@ def _lock(paths: StudyPaths, lock: int) -> None:
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() > until:
-                raise busy(paths) from None
-            time.sleep(0.01)
+            if time.monotonic() < until:
+                time.sleep(0.01)
+                continue
+        runner = runner_of(paths) or Claim()
+        since = time.strftime("%H:%M:%S", time.localtime(runner.at)) if runner.at else "a while"
+        by = f" by process {runner.pid} on {runner.host}" if runner.pid > 0 else ""
+        raise StudyBusy(
+            f"{paths.folder} is being run already{by}, since {since}",
+            f"See how far it is: stepscope study show {paths.folder}",
+        )
 
 
-def unwritable(paths: StudyPaths, error: OSError) -> CannotTry:
-    """What to do about a study that cannot be written."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return CannotTry(
-        f"The study cannot be written in {paths.folder}: {error.strerror}",
-        "Make room, then run it again: it goes on" if full else "Choose another place: --out DIR",
-    )
-
-
-def runner_of(paths: StudyPaths) -> Mapping[str, Any] | None:
+def runner_of(paths: StudyPaths) -> Claim | None:
     """Who runs the study now; None if nobody does."""
     try:
         lock = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
@@ -375,22 +270,19 @@ def runner_of(paths: StudyPaths) -> Mapping[str, Any] | None:
         fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
         return None
     except BlockingIOError:
-        try:
-            told = json.loads(os.pread(lock, 65536, 0))
-        except ValueError:
-            told = None
-        return told if isinstance(told, dict) else {}
+        with contextlib.suppress(ValueError):
+            return loads(Claim, os.pread(lock, 65536, 0))
+        return Claim()
     except OSError:  # a file system without locks
         return None
     finally:
         os.close(lock)
 
 
-def busy(paths: StudyPaths) -> StudyBusy:
-    who = runner_of(paths) or {}
-    since = time.strftime("%H:%M:%S", time.localtime(who["at"])) if who.get("at") else "a while"
-    by = f" by process {who['pid']} on {who.get('host')}" if who.get("pid") else ""
-    return StudyBusy(
-        f"{paths.folder} is being run already{by}, since {since}",
-        f"See how far it is: stepscope study show {paths.folder}",
+def unwritable(paths: StudyPaths, error: OSError) -> CannotTry:
+    """What to do about a study that cannot be written."""
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return CannotTry(
+        f"The study cannot be written in {paths.folder}: {error.strerror}",
+        "Make room, then run it again: it goes on" if full else "Choose another place: --out DIR",
     )

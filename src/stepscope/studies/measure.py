@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from stepscope.analysis.gpus import figures
-from stepscope.analysis.interference import disturbances
-from stepscope.analysis.series import amount_of
-from stepscope.analysis.summary import Recorded
-from stepscope.analysis.trial import Measurement, TrialRecord, host_cpus, measure, number
+from stepscope.analysis.bottleneck.explain import explain
+from stepscope.analysis.run.data import RunData
+from stepscope.analysis.run.gpus import figures
+from stepscope.analysis.run.series import amount_of
+from stepscope.analysis.trial.measurement import Measurement, TrialRecord, measure
 from stepscope.errors import StepscopeError
 from stepscope.records import Ending, Outcome
-from stepscope.runs.reader import Run, open_run
-from stepscope.runs.trial import known_spread, read_trial
-from stepscope.studies.result import Result
+from stepscope.records.facts import Environment
+from stepscope.runs.load import load
+from stepscope.runs.reader import open_run
+from stepscope.runs.trial import read_trial
+from stepscope.studies.results import Result
+from stepscope.trials.noise import Device, device_kind
 
 _AROUND = re.compile(
     r"address already in use|connection (refused|reset|closed)|no route to host|stale file handle"
@@ -31,67 +35,75 @@ _AROUND = re.compile(
 _SIGNALS_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGBUS")
 
 
-def result_of(folder: Path, blank: Result) -> Result:
-    """What a trial that is over has measured; `blank` is what is known of it without its folder."""
+@dataclass(frozen=True)
+class MeasuredTrial:
+    """A finished trial: its line in the ledger, and what it ran on."""
+
+    result: Result
+    environment: Environment
+    device: Device
+
+
+def measure_trial(folder: Path, blank: Result) -> MeasuredTrial:
+    """Read a run folder, once; `blank` is what is known of the trial without it."""
     run = open_run(folder)
     record = read_trial(run)
-    about = record.trial.get("study") or {}
+    about = record.trial.study
     ending = run.ending
-    known = replace(
+    result = replace(
         blank,
         settings=about.get("settings") or blank.settings,
-        block=int(number(about, "block") or 0),
+        block=int(about.get("block") or 0),
+        machine=str(about.get("machine") or blank.machine),
         outcome=ending.outcome,
         reason="" if ending.outcome is Outcome.OK else ending.reason,
         infrastructure=is_infrastructure(ending),
-        began=run.facts["clock"]["wall_ns"] / 1e9,
-        seconds=_seconds(record),
+        began=(run.facts.clock.wall_ns or 0) / 1e9,
+        seconds=record.trial.seconds or 0.0,
     )
-    if ending.outcome in (Outcome.INTERRUPTED, Outcome.LOST):
-        return known
-    return _measured(run, record, known)
+    if ending.outcome not in (Outcome.INTERRUPTED, Outcome.LOST):
+        result = _measured(record, load(run), result)
+    return MeasuredTrial(result, run.facts.environment, device_kind(record.first))
 
 
 def is_infrastructure(ending: Ending) -> bool:
     """Whether it was not the trial that failed, but something around it: it may be tried again."""
     if ending.outcome is not Outcome.CRASHED:
         return False
-    said = " ".join((ending.reason, str(ending.evidence.get("message") or "")))
-    if ending.evidence.get("disk_is_full") or ending.reason.startswith("its runner failed"):
+    if ending.evidence.get("disk_is_full") or ending.evidence.get("runner_failed"):
         return True
+    said = " ".join((ending.reason, str(ending.evidence.get("message") or "")))
     return ending.signal in _SIGNALS_FROM_OUTSIDE or _AROUND.search(said) is not None
 
 
-def _seconds(record: TrialRecord) -> float:
-    began, cleaned = number(record.trial, "started_ns"), number(record.trial, "cleaned_ns")
-    return (cleaned - began) / 1e9 if began is not None and cleaned is not None else 0.0
-
-
-def _measured(run: Run, record: TrialRecord, known: Result) -> Result:
-    recorded = run.recorded()
-    cpus = host_cpus(run.facts.get("environment"))
-    measured = measure(record, recorded, known_spread(record), cpus)
-    told = _values(record, measured, recorded)
+def _measured(record: TrialRecord, data: RunData, result: Result) -> Result:
+    measured = measure(record, data)
+    values = _values(record, measured, data)
+    cause = ""
+    if result.is_ok:
+        with contextlib.suppress(StepscopeError):  # too little was seen to tell
+            cause = explain(data).first.cause
     return replace(
-        known,
-        values={k: float(v) for k, v in told.items() if v is not None and math.isfinite(v)},
+        result,
+        values={k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)},
         low=measured.interval.low if measured.interval else None,
         high=measured.interval.high if measured.interval else None,
         steady=measured.steady.steady,
-        noise=disturbances(measured, recorded),
-        cause=_cause(run) if known.outcome is Outcome.OK else "",
+        noise=measured.interference.reasons(),
+        cause=cause,
     )
 
 
 def _values(
-    record: TrialRecord, measured: Measurement, recorded: Recorded
+    record: TrialRecord, measured: Measurement, data: RunData
 ) -> Mapping[str, float | None]:
     begin, end = measured.begin_ns or 0, measured.end_ns or 0
-    gpu = figures(recorded.used_gpus, begin, end)
+    gpu = figures(data.used_gpus, begin, end)
     memory = measured.device_memory
-    cores = amount_of(recorded.of("cpu"), begin, end)
+    cores = amount_of(data.of("cpu"), begin, end)
     used = cores.total / cores.seconds if cores else None
-    allowed = number(record.limits, "cpus", "asked") or recorded.cpu_allowed
+    limit = record.limits.cpus
+    allowed = limit.asked if limit else data.cpu_allowed
     energy = measured.samples_per_joule
     return {
         "samples_per_second": measured.rate.per_second if measured.rate else None,
@@ -103,7 +115,7 @@ def _values(
         "gpu_utilization": gpu.gpu_utilization,
         "gpu_sm": gpu.gpu_sm,
         "host_memory_peak": measured.host_memory_peak,
-        "gpu_memory_peak": memory.device or memory.reserved or memory.allocated,
+        "gpu_memory_peak": memory.peak,
         "gpu_reserved_peak": memory.reserved,
         "gpu_retries": memory.retries,
         "joules_per_sample": 1 / energy if energy else None,
@@ -111,12 +123,3 @@ def _values(
         "spread_cv": measured.spread.cv if measured.spread else None,
         "spread_dof": measured.spread.dof if measured.spread else None,
     }
-
-
-def _cause(run: Run) -> str:
-    """What held it back, by its title; nothing where too little was seen to tell."""
-    try:
-        first = run.explained().first
-    except StepscopeError:
-        return ""
-    return first.title

@@ -3,7 +3,6 @@ becomes a factor."""
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import time
@@ -13,9 +12,15 @@ from pathlib import Path
 
 from stepscope import __version__
 from stepscope.errors import RunFolderError, StepscopeError
-from stepscope.runs.paths import replace_atomically, slug
-from stepscope.studies.folder import FORMAT, StudyPaths, runner_of
-from stepscope.studies.study import Study, facts_of
+from stepscope.runs.paths import slug
+from stepscope.studies.folder import (
+    StudyFacts,
+    StudyPaths,
+    read_study_facts,
+    runner_of,
+    write_study_facts,
+)
+from stepscope.studies.study import Study
 
 
 def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
@@ -35,14 +40,13 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
     try:
         for source, place in zip(sources, places, strict=True):
             _copy(source.folder, StudyPaths(draft).machines / place)
-        facts = {
-            "format": FORMAT,
-            "name": studies[0][1].design.name,
-            "merged": dict(zip(places, names, strict=True)),
-            "begun": time.time(),
-            "stepscope": __version__,
-        }
-        replace_atomically(StudyPaths(draft).study_json, json.dumps(facts, indent=1) + "\n")
+        facts = StudyFacts(
+            name=studies[0][1].design.name,
+            merged=dict(zip(places, names, strict=True)),
+            begun=time.time(),
+            stepscope=__version__,
+        )
+        write_study_facts(StudyPaths(draft), facts)
         os.replace(draft, out)
     except OSError as error:
         raise StepscopeError(
@@ -53,19 +57,17 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         shutil.rmtree(draft, ignore_errors=True)
     trials: Counter[str] = Counter()
     for name, (_, study) in zip(names, studies, strict=True):
-        trials[name] += sum(r.role == "trial" and r.is_result for r in study.known.results)
+        trials[name] += sum(r.is_trial and r.is_result for r in study.known.results)
     return dict(trials)
 
 
 def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
     """The studies that a folder has, by their machine; by nothing where it is one of its own."""
-    facts = facts_of(paths)
-    merged = facts.get("merged")
-    if not isinstance(merged, dict):
+    merged = read_study_facts(paths).merged
+    if not merged:
         yield "", Study.in_folder(paths.folder)
-        return
     for folder, machine in merged.items():
-        yield str(machine), Study.in_folder(paths.machines / folder)
+        yield machine, Study.in_folder(paths.machines / folder)
 
 
 def _check(studies: Sequence[tuple[StudyPaths, Study]], out: Path) -> None:
@@ -92,9 +94,9 @@ def _check(studies: Sequence[tuple[StudyPaths, Study]], out: Path) -> None:
 def _machine_names(sources: Sequence[StudyPaths]) -> list[str]:
     """By their hardware; where several hosts have the same, by these too. Two studies of one host
     are of one machine."""
-    facts = [facts_of(source) for source in sources]
-    names = [str(each.get("machine") or "unknown") for each in facts]
-    hosts = [str(each.get("host") or "unknown host") for each in facts]
+    facts = [read_study_facts(source) for source in sources]
+    names = [each.machine or "unknown" for each in facts]
+    hosts = [each.host or "unknown host" for each in facts]
     several = {
         name
         for name in names

@@ -1,35 +1,123 @@
-"""Who decides what is tried next: from what is known to which trials to run.
+"""Planners decide which trials to run next, from the results so far.
 
-A grid is one; `fit`, `tune` and `confirm` are others. The engine runs what a planner wants, exactly
-once, and asks again whenever something new is known.
+The engine runs what a planner proposes, each once, and asks again after every result. `GridPlanner`
+is the planner of a design.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Protocol
+import random
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
-from stepscope.studies.known import Known
-from stepscope.studies.spec import Spec
+from stepscope.studies.design.records import Design, SkippedPoint
+from stepscope.studies.dominated import Dominance, observed
+from stepscope.studies.results import Results
+from stepscope.studies.trial_spec import TrialSpec
+
+_LOST_OFTEN = 2
 
 
-@dataclass(frozen=True)
-class Wanted:
+class ProposedTrial(NamedTuple):
     """A trial that is worth running."""
 
-    spec: Spec
+    spec: TrialSpec
     repeat: int = 1
 
 
 class Planner(Protocol):
-    """Proposes trials. It keeps nothing of its own that a restart would lose: all it needs to
-    decide is in what is known."""
+    """Proposes trials. It keeps nothing that a restart would lose: it decides by results alone."""
 
-    def next(self, known: Known) -> Iterable[Wanted]:
-        """What to run now, the most wanted first; nothing once all is known.
+    def next(self, results: Results) -> Iterable[ProposedTrial]:
+        """What to run now, the most wanted first; nothing when the study is done.
 
-        What was answered is not wanted again: `known.answer`. What is running may be among it: the
-        engine leaves that out.
+        What has an answer (`results.answer`) is not proposed again. What is running may be
+        proposed: the engine leaves it out.
         """
         ...
+
+    def to_come(self, results: Results) -> Sequence[ProposedTrial] | None:
+        """All that is still to run, for the progress display; None if later results decide that."""
+        return None
+
+
+class GridPlanner(Planner):
+    """All points of a design, every repeat, in random order.
+
+    All combinations come once before any comes again, so that the repeats of one lie far apart in
+    time. Three kinds come last: what was disturbed, what failed for something around it (others
+    may not), and what was running when its runner died more than once (it may be the reason).
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        points: Sequence[TrialSpec],
+        lacks: Callable[[TrialSpec], str] = lambda spec: "",
+    ) -> None:
+        """`lacks` says what a trial needs that this machine does not have."""
+        self._design = design
+        self._specs = {spec.key: spec for spec in points}
+        self.unavailable = {spec.key: why for spec in points if (why := lacks(spec))}
+        self._observed: tuple[Results, int, Dominance] = Results(), 0, Dominance({}, 0.0, 0)
+        self.order: list[ProposedTrial] = []
+        """Every trial that this machine can run."""
+        for repeat in range(1, design.repeats + 1):
+            # Seeded: a study that is resumed goes on where it was.
+            shuffled = list(points)
+            random.Random(f"{design.seed} {repeat}").shuffle(shuffled)
+            self.order += [
+                ProposedTrial(spec, repeat) for spec in shuffled if spec.key not in self.unavailable
+            ]
+
+    @property
+    def planned(self) -> int:
+        return len(self.order)
+
+    def next(self, results: Results) -> Iterator[ProposedTrial]:
+        dominance = self._dominance(results)
+        last: list[ProposedTrial] = []
+        for trial in self.order:
+            key, repeat = trial.spec.key, trial.repeat
+            if key in results.refused or (key, repeat) in results.elsewhere:
+                continue
+            if results.answer(key, repeat) is not None or dominance.reason(trial.spec):
+                continue
+            if (
+                results.was_disturbed(key, repeat)
+                or results.has_failed(key, repeat)
+                or results.lost(key, repeat) >= _LOST_OFTEN
+            ):
+                last.append(trial)
+            else:
+                yield trial
+        yield from last
+
+    def to_come(self, results: Results) -> list[ProposedTrial]:
+        return list(self.next(results))
+
+    def skipped(self, results: Results) -> list[SkippedPoint]:
+        """Combinations that results or the machine rule out, and why."""
+        dominance = self._dominance(results)
+        repeats = range(1, self._design.repeats + 1)
+        found = []
+        for spec in self._specs.values():
+            why = self.unavailable.get(spec.key) or results.refused.get(spec.key)
+            if not why and not any(results.best_known(spec.key, repeat) for repeat in repeats):
+                why = dominance.reason(spec)
+            if why:
+                levels = {factor.name: spec.get(factor.name) for factor in self._design.factors}
+                found.append(SkippedPoint(levels, why))
+        return found
+
+    def _dominance(self, results: Results) -> Dominance:
+        """Computed once per number of results: it is asked for several times a trial."""
+        share, seed = self._design.tested_share, self._design.seed
+        if not self._design.skip_dominated:
+            return Dominance({}, share, seed)
+        before, count, dominance = self._observed
+        if results is not before or len(results.results) != count:
+            calm = [each for each in results.results if not results.is_disturbed(each)]
+            dominance = observed(calm, self._specs, share, seed)
+            self._observed = results, len(results.results), dominance
+        return dominance

@@ -15,44 +15,79 @@ import signal
 import sys
 import time
 import traceback
-from importlib import import_module
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import BadWorkload
 from stepscope.runs.paths import RunPaths
-from stepscope.trials import stacks
-from stepscope.workloads.own import find_own, hint_for, where_in
-from stepscope.workloads.reporting import Place, RankReport, failure_kind
+from stepscope.trials.processes import stacks
+from stepscope.workloads.frameworks.contract import Framework, check_capabilities, failure_kind
+from stepscope.workloads.frameworks.registry import get_framework
+from stepscope.workloads.own import hint_for, own_line
+from stepscope.workloads.reporting import RankPlacement, RankReport
 from stepscope.workloads.spec import Workload
 
-MODULE = "stepscope.trials.child"
 _PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True)
+class ChildSpec:
+    workload: dict[str, Any]
+    threads: int | None
+    """How many the framework may use in each rank; None is as many as it likes."""
+    gpu_memory: int | None
+    profiled_steps: int
+    cycle: bool
 
 
 def main(spec_file: str) -> int:
     """Train as the specification says; 0 if it came to its end."""
     began = time.monotonic()
     die_with_parent()
-    spec = json.loads(Path(spec_file).read_text(encoding="utf-8"))
+    spec = ChildSpec(**json.loads(Path(spec_file).read_text(encoding="utf-8")))
     paths = RunPaths(Path(spec_file).parent.parent)
     stacks.arm(paths.trial_stacks)
     faulthandler.enable()  # a crash in native code leaves its stack at the end of stderr.log
-    workload = Workload(**spec["workload"])
-    if workload.ranks > 1 and "RANK" not in os.environ:
-        _become_launcher(workload, spec_file, spec["threads"])
-    report = RankReport(_place(spec, paths, workload))
-    report.tell(cpus=sorted(os.sched_getaffinity(0)))
+    workload = Workload(**spec.workload)
+    rank, local_rank = 0, 0
+    if workload.ranks > 1:
+        rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    place = RankPlacement(
+        facts=paths.trial_rank(rank),
+        steps=paths.trial_steps(rank),
+        profile=paths.trial_profile(rank),
+        trace=paths.trial_trace(rank),
+        rank=rank,
+        local_rank=local_rank,
+        ranks=workload.ranks,
+        threads=spec.threads,
+        gpu_memory=spec.gpu_memory,
+        profiled_steps=spec.profiled_steps,
+        cycle=spec.cycle,
+    )
+    report = RankReport(place)
+    framework: Framework | None = None
     try:
+        if workload.ranks > 1 and "RANK" not in os.environ:
+            _become_launcher(workload, spec_file, spec.threads)
+        report.tell(cpus=sorted(os.sched_getaffinity(0)))
         with report.phase("import"):
-            adapter = _adapter(workload.framework)
-        report.took("start", time.monotonic() - began - report.facts["phases"]["import"])
-        adapter.train(workload, report.place, report)
+            framework = get_framework(workload.framework)
+            framework.load()
+        report.took("start", time.monotonic() - began - report.phases["import"])
+        check_capabilities(framework, workload, place)
+        framework.train(workload, place, report)
     except BadWorkload as error:
-        report.fail("workload", _without_traceback(error))
+        # One that came from a loader worker has its whole traceback in its message.
+        *traceback_lines, last = error.message.strip().splitlines() or [""]
+        if traceback_lines:
+            error = BadWorkload(last.partition(": ")[2])
+        report.fail("workload", error)
         return error.exit_code
     except Exception as error:
-        report.fail(failure_kind(error), error, hint_for(error), _where(workload, error))
+        kind = failure_kind(framework, error) if framework else "error"
+        report.fail(kind, error, hint_for(error), own_line(error, workload))
         traceback.print_exc()
         return 1
     return 0
@@ -66,62 +101,14 @@ def die_with_parent() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _place(spec: dict[str, Any], paths: RunPaths, workload: Workload) -> Place:
-    rank = int(os.environ.get("RANK", "0")) if workload.ranks > 1 else 0
-    return Place(
-        facts=paths.trial_rank(rank),
-        steps=paths.trial_steps(rank),
-        profile=paths.trial_profile(rank),
-        trace=paths.trial_trace(rank),
-        rank=rank,
-        local_rank=int(os.environ.get("LOCAL_RANK", "0")) if workload.ranks > 1 else 0,
-        ranks=workload.ranks,
-        threads=spec["threads"],
-        gpu_memory=spec["gpu_memory"],
-        profiled_steps=spec["profiled_steps"],
-        cycle=spec.get("cycle", False),
-    )
-
-
-def _adapter(framework: str) -> Any:
-    """The module that trains with a framework: `train(workload, place, report)`."""
-    is_own = "." in framework
-    try:
-        return import_module(
-            framework if is_own else f"stepscope.workloads.frameworks.{framework}.loop"
-        )
-    except ModuleNotFoundError as error:
-        if is_own and error.name and f"{framework}.".startswith(f"{error.name}."):
-            raise BadWorkload(
-                f"There is no module {error.name} to train with", "Name its place in PYTHONPATH"
-            ) from None
-        if error.name in (framework, "torchvision"):
-            raise BadWorkload(
-                f"{error.name} is not installed in this Python",
-                f'Install it: pip install "stepscope[{framework}]"',
-            ) from None
-        raise
-
-
 def _become_launcher(workload: Workload, spec_file: str, threads: int | None) -> None:
-    """Exec torch's elastic launcher. It gives each rank one thread unless told otherwise."""
-    from stepscope.workloads.frameworks.torch.launcher import launcher_command
-
+    """Exec the framework's launcher, which may give each rank one thread unless told otherwise."""
     own = threads or max(1, len(os.sched_getaffinity(0)) // workload.ranks)
     os.environ.setdefault("OMP_NUM_THREADS", str(own))
-    command = launcher_command(workload.ranks, MODULE, [spec_file])
+    assert __spec__ is not None  # of this module, whose __name__ is __main__ here
+    module = __spec__.name
+    command = get_framework(workload.framework).launch(workload.ranks, module, [spec_file])
     os.execv(command[0], command)
-
-
-def _without_traceback(error: BadWorkload) -> BadWorkload:
-    """One that came from a loader's worker has all of its traceback in its message."""
-    *others, last = error.message.strip().splitlines() or [""]
-    return BadWorkload(last.partition(": ")[2]) if others else error
-
-
-def _where(workload: Workload, error: BaseException) -> str | None:
-    """The line of the user's file at which it happened."""
-    return where_in(error, find_own(workload.model).file) if workload.is_own else None
 
 
 if __name__ == "__main__":

@@ -13,49 +13,35 @@ import re
 import sys
 import traceback
 from dataclasses import dataclass
-from importlib.machinery import ModuleSpec
 from pathlib import Path
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.skeleton import skeleton_of
-from stepscope.workloads.source import functions_in, names_in, would_train
-from stepscope.workloads.spec import nearest
+from stepscope.workloads.spec import Workload, nearest
+from stepscope.workloads.user_file import functions_in, names_at_import, skeleton_of, training_line
 
 USUAL_NAME = "workload"
 
-_HINTS = (
-    (
-        r"stack expects each tensor to be equal size",
+# fmt: off
+_HINTS = {
+    r"stack expects each tensor to be equal size":
         'Samples differ in size: return a "collate" function that pads them, or crop them',
-    ),
-    (
-        r"default_collate: batch must contain tensors",
+    r"default_collate: batch must contain tensors":
         "A sample holds what is no tensor, number or text: convert it in the data set, or return a "
         '"collate" function that does',
-    ),
-    (
-        r"(not enough|too many) values to unpack",
+    r"(not enough|too many) values to unpack":
         'A batch has the parts that a sample has, stacked, unless you return a "collate" function',
-    ),
-    (
-        r"expected scalar type|must have the same dtype",
+    r"expected scalar type|must have the same dtype":
         "Batches keep the number types of the samples: convert these in the data set, say with "
         "x.float() or y.long()",
-    ),
-    (
-        r"Expected all tensors to be on the same device",
+    r"Expected all tensors to be on the same device":
         "The model and the batches are moved to the device: make other tensors there too "
         "(device=x.device), or buffers of the model",
-    ),
-    (
-        r"Target -?\d+ is out of bounds",
+    r"Target -?\d+ is out of bounds":
         "A label is no class of the model: labels go from 0 to the number of its outputs minus 1",
-    ),
-    (
-        r"index out of range in self",
+    r"index out of range in self":
         "An Embedding got a number that it has no row for: give it more, or check the tokens",
-    ),
-)
+}
+# fmt: on
 """Mistakes that many make with a workload of their own, by the words of the error."""
 _IN_A_TRACEBACK = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 
@@ -86,14 +72,25 @@ def find_own(model: str) -> OwnPlace:
     is_file = named.endswith(".py") or "/" in named
     file = _existing(Path(named)) if is_file else _module_file(named)
     tree = _parsed(file)
-    names = names_in(tree.body)
-    line = would_train(tree)
+    functions, line = functions_in(tree), training_line(tree)
     if line is not None:
-        raise _trains_at_import(tree, named, function, line)
+        missing = None if function in functions else function or USUAL_NAME
+        raise BadWorkload(
+            f"{named} would start to train as soon as it is imported, at line {line}",
+            f"Change it like this:\n\n{skeleton_of(tree, missing)}",
+        )
     if not function:
-        raise _no_function_given(tree, named)
-    if function not in names and "*" not in names:
-        raise _no_such_function(tree, named, function)
+        hint = f"Give {named}:{USUAL_NAME}"
+        if USUAL_NAME not in functions:
+            code = skeleton_of(tree, USUAL_NAME)
+            hint = f"Put a function like this into it and give {named}:{USUAL_NAME}\n\n{code}"
+        raise BadWorkload(f"{named} is a file, not a function", hint)
+    if not {function, "*"} & names_at_import(tree):
+        close = difflib.get_close_matches(function, functions)
+        hint = f"Put one like this into it:\n\n{skeleton_of(tree, function)}"
+        if close:
+            hint = f"Did you mean {' or '.join(close)}?"
+        raise BadWorkload(f"There is no function {function!r} in {named}", hint)
     return OwnPlace(file, function, None if is_file else named)
 
 
@@ -119,10 +116,26 @@ def where_in(error: BaseException, file: Path) -> str | None:
     return where_in(error.__cause__, file) if error.__cause__ else None
 
 
+def own_line(error: BaseException, workload: Workload) -> str | None:
+    """Where in the workload's own file an error comes from, if it has one."""
+    return where_in(error, find_own(workload.model).file) if workload.is_own else None
+
+
+def error_text(error: BaseException, where: str | None) -> str:
+    """`train.py:28 in step: ValueError: what it says`."""
+    return ": ".join(filter(None, (where, type(error).__name__, str(error).strip())))
+
+
+def explain(error: BaseException, workload: Workload) -> tuple[str, str]:
+    """What a user is told of an error of the workload, and a hint."""
+    if isinstance(error, BadWorkload):
+        return error.message, error.hint
+    return error_text(error, own_line(error, workload)), hint_for(error)
+
+
 def hint_for(error: BaseException) -> str:
     """What to do about an error of a user's workload, where it is one that many know."""
-    text = str(error)
-    return next((hint for words, hint in _HINTS if re.search(words, text, re.MULTILINE)), "")
+    return next((hint for words, hint in _HINTS.items() if re.search(words, str(error))), "")
 
 
 def _existing(path: Path) -> Path:
@@ -141,30 +154,19 @@ def _existing(path: Path) -> Path:
 def _module_file(name: str) -> Path:
     """The source of a module. Packages above it are looked into, not imported: that runs them."""
     top, *below = name.split(".")
-    spec = _spec(top)
-    if spec is None:
-        raise _no_module(top)
-    if not below:
-        return _source(name, [Path(str(spec.origin))])
-    folders = [Path(place, *below) for place in spec.submodule_search_locations or ()]
-    files = [file for at in folders for file in (at / "__init__.py", at.with_name(f"{at.name}.py"))]
-    return _source(name, files)
-
-
-def _spec(top: str) -> ModuleSpec | None:
     places = [os.getcwd(), *sys.path]
-    return next(filter(None, (finder.find_spec(top, places) for finder in sys.meta_path)), None)
-
-
-def _source(name: str, files: list[Path]) -> Path:
+    specs = (finder.find_spec(top, places) for finder in sys.meta_path)
+    spec = next(filter(None, specs), None)
+    if spec is not None and not below:
+        files = [Path(str(spec.origin))]
+    else:
+        name = name if spec else top
+        folders = [Path(at, *below) for at in (spec and spec.submodule_search_locations) or ()]
+        files = [f for at in folders for f in (at / "__init__.py", at.with_name(f"{at.name}.py"))]
     for file in files:
         if file.is_file() and file.suffix == ".py":
             return file.resolve()
-    raise _no_module(name)
-
-
-def _no_module(name: str) -> BadWorkload:
-    return BadWorkload(
+    raise BadWorkload(
         f"There is no module {name!r} with Python source",
         "Modules are looked for from the folder you are in, as `python -m` does. "
         "A file is named with its ending: path/train.py:workload",
@@ -182,31 +184,3 @@ def _parsed(file: Path) -> ast.Module:
 
 def _shown(file: Path) -> str:
     return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)
-
-
-def _trains_at_import(tree: ast.Module, named: str, function: str, line: int) -> BadWorkload:
-    has_it = function in functions_in(tree)
-    code = skeleton_of(tree, None if has_it else function or USUAL_NAME, guard=True)
-    return BadWorkload(
-        f"{named} would start to train as soon as it is imported, at line {line}",
-        f"Change it like this:\n\n{code}",
-    )
-
-
-def _no_function_given(tree: ast.Module, named: str) -> BadWorkload:
-    if USUAL_NAME in functions_in(tree):
-        return BadWorkload(f"{named} is a file, not a function", f"Give {named}:{USUAL_NAME}")
-    return BadWorkload(
-        f"{named} is a file, not a function",
-        f"Put a function like this into it and give {named}:{USUAL_NAME}\n\n"
-        + skeleton_of(tree, USUAL_NAME, guard=True),
-    )
-
-
-def _no_such_function(tree: ast.Module, named: str, function: str) -> BadWorkload:
-    missing = f"There is no function {function!r} in {named}"
-    alike = difflib.get_close_matches(function, functions_in(tree))
-    if alike:
-        return BadWorkload(missing, f"Did you mean {' or '.join(alike)}?")
-    code = skeleton_of(tree, function, guard=True)
-    return BadWorkload(missing, f"Put one like this into it:\n\n{code}")

@@ -15,13 +15,16 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-Kind = Literal["ok", "gpu_oom", "host_oom", "error", "workload", "timeout", "killed"]
+from stepscope.analysis.memory.model import Parts
+
+Kind = Literal["ok", "gpu_oom", "gpu_busy", "host_oom", "error", "workload", "timeout", "killed"]
+"""`gpu_busy`: this GPU takes no second process."""
 
 
 @dataclass(frozen=True)
-class Ask:
+class ProbeRequest:
     """What a probe shall do."""
 
     batches: tuple[int, ...]
@@ -39,13 +42,6 @@ class Ask:
     """Whether to train while no other probe of this user does: its steps are to be timed."""
     trace: bool = False
     """Whether to keep every allocation, for a replay. Of the last batch, which should be alone."""
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Ask:
-        return cls(**{**told, "batches": tuple(told["batches"])})
 
 
 WAITS, READY, BEAT = "waits", "ready", "beat"
@@ -71,23 +67,7 @@ def taking_turns(alone: bool, waits: Path | None = None) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What the memory of a batch was made of, in bytes."""
-
-    weights: int = 0
-    """Parameters and buffers."""
-    gradients: int = 0
-    optimizer: int = 0
-    inputs: int = 0
-    """One batch, as the model gets it."""
-    activations: int = 0
-    """What the forward pass keeps for the backward pass."""
-    outside: int = 0
-    """What the process holds beside the allocator: the context, libraries."""
-
-
-@dataclass(frozen=True)
-class Told:
+class ProbeResult:
     """How one batch went."""
 
     batch: int
@@ -112,7 +92,7 @@ class Told:
     """The allocation that failed."""
     missing: int | None = None
     """How much of it there was not."""
-    parts: Parts = Parts()
+    parts: Parts = dataclasses.field(default_factory=Parts)
     message: str = ""
     hint: str = ""
     notes: tuple[str, ...] = ()
@@ -126,32 +106,18 @@ class Told:
         return self.kind in ("gpu_oom", "host_oom", "killed")
 
     @property
-    def thrashes(self) -> bool:
-        return self.retries > 0
-
-    @property
     def samples_per_second(self) -> float | None:
         """By the median step, without the first, which builds and tunes."""
         steps = sorted(self.step_s[1:])
         return self.batch / steps[len(steps) // 2] if steps and steps[len(steps) // 2] > 0 else None
-
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Told:
-        known = {field.name for field in dataclasses.fields(cls)}
-        values = {key: value for key, value in told.items() if key in known}
-        for name in ("step_s", "kept", "reserved", "notes"):
-            values[name] = tuple(values.get(name) or ())
-        return cls(**{**values, "parts": Parts(**(values.get("parts") or {}))})
 
 
 @dataclass(frozen=True)
 class Subject:
     """What is probed, as the process that holds it knows it."""
 
-    device: Literal["cuda", "cpu"]
+    device: str
+    """As the framework names its kind: cpu, cuda."""
     device_name: str
     parameters: int
     sample_bytes: int
@@ -167,9 +133,9 @@ class Subject:
     versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    @classmethod
-    def of(cls, told: Mapping[str, Any]) -> Subject:
-        return cls(**{**told, "notes": tuple(told.get("notes") or ())})
+    @property
+    def on_gpu(self) -> bool:
+        return self.device != "cpu"
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,6 @@ trial that is killed at any moment leaves all that was known until then."""
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import time
@@ -11,22 +10,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from stepscope import marks
-from stepscope.runs.paths import replace_atomically
+from stepscope.runs.paths import write_json
 
 FailureKind = Literal["workload", "gpu_oom", "host_oom", "error"]
 _LONGEST_MESSAGE = 4000
-_GPU_NAMES = ("CUDA", "CUBLAS", "CUDNN")
-_NO_GPU_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
-_NO_HOST_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "Caught MemoryError")
-_NO_ENGINE = "unable to find an engine to execute this computation"
-"""What cuDNN's front end says when it has tried all algorithms, also if each ran out of memory."""
 
 
 @dataclass(frozen=True)
-class Place:
+class RankPlacement:
     """Where a rank trains, and where it leaves what it has to say."""
 
     facts: Path
@@ -48,20 +42,12 @@ class Place:
 
 @dataclass
 class RankReport:
-    """The facts of one rank; `write` after every news."""
+    """Collects the facts of one rank in its file."""
 
-    place: Place
-    facts: dict[str, Any] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        self.facts = {
-            "rank": self.place.rank,
-            "pid": os.getpid(),
-            "phases": {},
-            "error": None,
-            "done": False,
-            **self.facts,
-        }
+    place: RankPlacement
+    phases: dict[str, float] = field(default_factory=dict)
+    """Seconds of each."""
+    _told: dict[str, object] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -75,12 +61,13 @@ class RankReport:
                 self.took(name, time.monotonic() - began)
 
     def took(self, phase: str, seconds: float) -> None:
-        self.facts["phases"][phase] = self.facts["phases"].get(phase, 0.0) + seconds
+        self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
-    def tell(self, **facts: Any) -> None:
-        """Add facts, and write them down."""
-        self.facts.update(facts)
-        self.write()
+    def tell(self, **facts: object) -> None:
+        """Add facts (those of `RankFacts`, and others for the record), and write them down."""
+        self._told.update(facts)
+        known = {"rank": self.place.rank, "pid": os.getpid(), "phases": self.phases}
+        write_json(self.place.facts, {**known, "error": None, "done": False, **self._told})
 
     def fail(
         self, kind: FailureKind, error: BaseException, hint: str = "", where: str | None = None
@@ -97,21 +84,6 @@ class RankReport:
                 "monotonic_ns": time.monotonic_ns(),
             }
         )
-
-    def write(self) -> None:
-        replace_atomically(self.place.facts, json.dumps(self.facts, indent=1, default=str) + "\n")
-
-
-def failure_kind(error: BaseException, ooms: int = 0) -> FailureKind:
-    """Memory may also end in libraries, which have words of their own for it. `ooms` is how often
-    the allocator of the device could not give any."""
-    text = str(error)
-    if isinstance(error, MemoryError) or any(words in text for words in _NO_HOST_MEMORY):
-        return "host_oom"
-    of_gpu = type(error).__name__ == "OutOfMemoryError" or any(name in text for name in _GPU_NAMES)
-    if of_gpu and any(words in text for words in _NO_GPU_MEMORY):
-        return "gpu_oom"
-    return "gpu_oom" if ooms and _NO_ENGINE in text else "error"
 
 
 def _in_one_line(kind: str, message: str) -> str:

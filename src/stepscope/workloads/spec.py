@@ -1,7 +1,6 @@
-"""A workload: what is trained, and every knob of it, as one frozen record.
+"""A workload: what is trained, with its settings, as one frozen record.
 
-The fields are the knobs. What a knob is for, what it may be and how it is shown stands with the
-field, once: the command line, study files, checks and docs all read it here.
+The table of settings below is the only one: the command line, study files, checks and docs read it.
 """
 
 from __future__ import annotations
@@ -10,18 +9,18 @@ import dataclasses
 import difflib
 import math
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import BadWorkload
+from stepscope.workloads.frameworks.registry import FRAMEWORKS, is_user_adapter
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 CACHES = ("as-is", "warm", "cold")
 DEVICES = ("auto", "cpu", "cuda")
-FRAMEWORKS = ("torch",)
 
 DATA = ("random", "jpeg", "cifar100", "video", "text", "own")
 """Data sets by name. `own` is that of a user's workload."""
@@ -30,80 +29,82 @@ LOADER_ONLY = "loader-only"
 PARTS = (RESIDENT, LOADER_ONLY)
 """What of a training can be run alone, of any data: `resident:jpeg`, `loader-only:own`."""
 
+NOT_FOR_FIT = ("batch_size", "epochs", "steps", "seconds")
+"""Settings that `fit` finds out, or has no use for."""
+
 DEFAULT_SECONDS = 15.0
 LEAST_STEPS = 16
 """A trial of so many seconds takes at least this many steps: less cannot be judged."""
 
 
 @dataclass(frozen=True)
-class Knob:
-    """What can be said of a knob: for whom it is, and which values it may have."""
+class Setting:
+    """The help and the valid values of a setting."""
 
     help: str
     choices: tuple[str, ...] = ()
     least: float | None = None
     above: float | None = None
     most: float | None = None
-    or_module: bool = False
-    """Whether a module of the user's, `package.module`, may stand for a choice."""
+    also: Callable[[str], bool] = lambda value: False
+    """Tells other values that may stand for a choice."""
 
 
-def _knob(
-    default: Any,
-    help: str,
-    choices: tuple[str, ...] = (),
-    least: float | None = None,
-    above: float | None = None,
-    most: float | None = None,
-    or_module: bool = False,
-) -> Any:
-    knob = Knob(help, choices, least, above, most, or_module)
-    return dataclasses.field(default=default, metadata={"knob": knob})
+def _setting(default: Any, help: str, **valid: Any) -> Any:
+    return dataclasses.field(default=default, metadata={"setting": Setting(help, **valid)})
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Model, data, framework and knobs. `model` is a name, or `FILE.py:FUNCTION` of a user."""
+    """Model, data, framework and settings. `model` is a name, or `FILE.py:FUNCTION` of a user."""
 
     model: str
-    data: str = _knob(
+    data: str = _setting(
         "",
         "random, jpeg, cifar100, video, text; resident (one batch that stays on the device) or "
         "loader-only (no compute), also of a data set: loader-only:jpeg.",
     )
-    data_path: str | None = _knob(None, "Folder of your own JPEG class folders, CIFAR or videos.")
-    framework: str = _knob(
-        "torch",
-        "What trains it; or an adapter of yours, package.module.",
-        choices=FRAMEWORKS,
-        or_module=True,
+    data_path: str | None = _setting(
+        None, "Folder of your own JPEG class folders, CIFAR or videos."
     )
-    device: str = _knob("auto", "Where: a GPU if there is one.", choices=DEVICES)
-    batch_size: int = _knob(32, "Samples in a batch, per rank.", least=1)
-    accumulate: int = _knob(1, "Batches whose gradients make one step.", least=1)
-    workers: int = _knob(0, "Processes that load data, per rank.", least=0)
-    prefetch: int = _knob(2, "Batches that each worker holds ready.", least=1)
-    pin: bool | None = _knob(None, "Pinned host memory; unsaid: with a GPU.")
-    persistent: bool = _knob(True, "Keep the workers from one epoch to the next.")
-    precision: str = _knob("fp32", "Numbers to compute in; fp16 with a scaler.", choices=PRECISIONS)
-    channels_last: bool = _knob(False, "Images as NHWC in memory.")
-    compile: bool = _knob(False, "Compile the model (torch.compile).")
-    optimizer: str = _knob("sgd", "What steps.", choices=OPTIMIZERS)
-    lr: float = _knob(0.01, "Learning rate.", above=0)
-    momentum: float = _knob(0.9, "Of sgd.", least=0)
-    weight_decay: float = _knob(0.0, "Of the optimizer.", least=0)
-    image_size: int | None = _knob(None, "Pixels each way; unsaid: what the model wants.", least=1)
-    frames: int | None = _knob(None, "Frames of a clip.", least=1)
-    length: int | None = _knob(None, "Tokens of a text.", least=1)
-    classes: int | None = _knob(None, "Classes to tell apart.", least=2)
-    samples: int | None = _knob(None, "How large the data set is.", least=1)
-    fraction: float = _knob(1.0, "Part of the data set that is used.", above=0, most=1)
-    cache: str = _knob("as-is", "Files in the page cache: as they are, all, none.", choices=CACHES)
-    ranks: int = _knob(1, "Processes that train together (DistributedDataParallel).", least=1)
-    seed: int = _knob(0, "Of weights, data and their order.", least=0)
-    epochs: int | None = _knob(None, "Train so many epochs,", least=1)
-    steps: int | None = _knob(None, "or so many steps,", least=1)
-    seconds: float | None = _knob(
+    framework: str = _setting(
+        "torch",
+        "Framework, or your own adapter: FILE.py:NAME or package.module:NAME.",
+        choices=tuple(FRAMEWORKS),
+        also=is_user_adapter,
+    )
+    device: str = _setting("auto", "Where: a GPU if there is one.", choices=DEVICES)
+    batch_size: int = _setting(32, "Samples in a batch, per rank.", least=1)
+    accumulate: int = _setting(1, "Batches whose gradients make one step.", least=1)
+    workers: int = _setting(0, "Processes that load data, per rank.", least=0)
+    prefetch: int = _setting(2, "Batches that each worker holds ready.", least=1)
+    pin: bool | None = _setting(None, "Pinned host memory; unsaid: with a GPU.")
+    persistent: bool = _setting(True, "Keep the workers from one epoch to the next.")
+    precision: str = _setting(
+        "fp32", "Numbers to compute in; fp16 with a scaler.", choices=PRECISIONS
+    )
+    channels_last: bool = _setting(False, "Images as NHWC in memory.")
+    compile: bool = _setting(False, "Compile the model (torch.compile).")
+    optimizer: str = _setting("sgd", "What steps.", choices=OPTIMIZERS)
+    lr: float = _setting(0.01, "Learning rate.", above=0)
+    momentum: float = _setting(0.9, "Of sgd.", least=0)
+    weight_decay: float = _setting(0.0, "Of the optimizer.", least=0)
+    image_size: int | None = _setting(
+        None, "Pixels each way; unsaid: what the model wants.", least=1
+    )
+    frames: int | None = _setting(None, "Frames of a clip.", least=1)
+    length: int | None = _setting(None, "Tokens of a text.", least=1)
+    classes: int | None = _setting(None, "Classes to tell apart.", least=2)
+    samples: int | None = _setting(None, "How large the data set is.", least=1)
+    fraction: float = _setting(1.0, "Part of the data set that is used.", above=0, most=1)
+    cache: str = _setting(
+        "as-is", "Files in the page cache: as they are, all, none.", choices=CACHES
+    )
+    ranks: int = _setting(1, "Processes that train together (DistributedDataParallel).", least=1)
+    seed: int = _setting(0, "Of weights, data and their order.", least=0)
+    epochs: int | None = _setting(None, "Train so many epochs,", least=1)
+    steps: int | None = _setting(None, "or so many steps,", least=1)
+    seconds: float | None = _setting(
         None,
         f"or so many seconds (unsaid: {DEFAULT_SECONDS:g}), but at least {LEAST_STEPS} steps.",
         above=0,
@@ -126,6 +127,11 @@ class Workload:
         return ":" in self.model
 
     @property
+    def needs_gpu(self) -> bool:
+        """Whether a GPU was asked for by name."""
+        return self.device not in ("auto", "cpu")
+
+    @property
     def step_samples(self) -> int:
         """Samples in a step of one rank."""
         return self.batch_size * self.accumulate
@@ -144,38 +150,28 @@ class Workload:
         is_file = place.endswith(".py") or "/" in place
         return f"{Path(place).stem if is_file else place}.{function}"
 
-    def as_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
 
-
-KNOBS: dict[str, Knob] = {
-    field.name: field.metadata["knob"]
+SETTINGS: dict[str, Setting] = {
+    field.name: field.metadata["setting"]
     for field in dataclasses.fields(Workload)
-    if "knob" in field.metadata
+    if "setting" in field.metadata
 }
 _TYPES: dict[str, Any] = typing.get_type_hints(Workload)
+_DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Workload)}
+_TYPE_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
 
 
-def knob_type(name: str) -> Any:
-    """The type of a knob, `int | None` and the like."""
+def setting_type(name: str) -> Any:
+    """Of `int | None` and the like, all of it."""
     return _TYPES[name]
 
 
-def knob_default(name: str) -> Any:
-    return next(f.default for f in dataclasses.fields(Workload) if f.name == name)
+def setting_default(name: str) -> Any:
+    return _DEFAULTS[name]
 
 
-def make_workload(model: str, knobs: Mapping[str, Any]) -> Workload:
-    """A checked workload; BadWorkload says what is wrong with it, in the user's terms."""
-    for name in knobs:
-        if name not in KNOBS:
-            raise BadWorkload(f"There is no knob {name!r}", nearest(name, KNOBS))
-    checked = {name: _checked(name, value) for name, value in knobs.items()}
-    workload = Workload(model, **checked)
-    _check_model(workload)
-    _check_data(workload)
-    _check_together(workload)
-    return workload
+def option_name(setting: str) -> str:
+    return "--" + setting.replace("_", "-")
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
@@ -188,80 +184,61 @@ def nearest(name: str, known: Iterable[str]) -> str:
     return f"There is: {', '.join(names)}"
 
 
-def option_name(knob: str) -> str:
-    return "--" + knob.replace("_", "-")
+def make_workload(model: str, settings: Mapping[str, Any]) -> Workload:
+    """A checked workload; BadWorkload says what is wrong with it, in the user's terms."""
+    for name in settings:
+        if name not in SETTINGS:
+            raise BadWorkload(f"There is no setting {name!r}", nearest(name, SETTINGS))
+    workload = Workload(model, **{name: _checked(name, settings[name]) for name in settings})
+    _check_together(workload)
+    return workload
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value in the type of its knob, within its bounds."""
-    kind = _TYPES[name]
+    """The value in the type of its setting, within its bounds."""
+    setting, option, kind = SETTINGS[name], option_name(name), _TYPES[name]
     if value is None and type(None) in typing.get_args(kind):
         return None
     plain = next((k for k in typing.get_args(kind) if k is not type(None)), kind)
-    wrong = BadWorkload(f"{option_name(name)} {value!r} is no {_KIND_NAMES[plain]}")
-    if isinstance(value, bool) != (plain is bool):
-        raise wrong
-    if plain is float and isinstance(value, int):
+    if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
-    if not isinstance(value, plain):
-        raise wrong
-    _check_bounds(name, value)
+    if not isinstance(value, plain) or isinstance(value, bool) != (plain is bool):
+        raise BadWorkload(f"{option} {value!r} is no {_TYPE_WORDS[plain]}")
+    if setting.choices and value not in setting.choices and not setting.also(value):
+        raise BadWorkload(f"{option} {value} is not known", nearest(value, setting.choices))
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadWorkload(f"{option} {value} is not finite")
+    if setting.least is not None and value < setting.least:
+        raise BadWorkload(f"{option} {value} is too small", f"At least {setting.least:g}")
+    if setting.above is not None and value <= setting.above:
+        raise BadWorkload(f"{option} {value} is too small", f"More than {setting.above:g}")
+    if setting.most is not None and value > setting.most:
+        raise BadWorkload(f"{option} {value} is too large", f"At most {setting.most:g}")
     return value
 
 
-_KIND_NAMES = {int: "whole number", float: "number", bool: "true or false", str: "text"}
-
-
-def _check_bounds(name: str, value: Any) -> None:
-    knob, option = KNOBS[name], option_name(name)
-    is_module = knob.or_module and "." in value and value.replace(".", "").isidentifier()
-    if knob.choices and value not in knob.choices and not is_module:
-        raise BadWorkload(f"{option} {value} is not known", nearest(value, knob.choices))
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadWorkload(f"{option} {value} is not finite")
-    if knob.least is not None and value < knob.least:
-        raise BadWorkload(f"{option} {value} is too small", f"At least {knob.least:g}")
-    if knob.above is not None and value <= knob.above:
-        raise BadWorkload(f"{option} {value} is too small", f"More than {knob.above:g}")
-    if knob.most is not None and value > knob.most:
-        raise BadWorkload(f"{option} {value} is too large", f"At most {knob.most:g}")
-
-
-def _check_model(workload: Workload) -> None:
-    if not workload.model:
+def _check_together(workload: Workload) -> None:
+    model, data = workload.model, workload.data_name
+    if not model:
         raise BadWorkload("No model was named", "For example: stepscope trial cnn")
-    place, _, function = workload.model.rpartition(":")
+    place, _, function = model.rpartition(":")
     if workload.is_own and not (place and function.isidentifier()):
         raise BadWorkload(
-            f"{workload.model} names no function",
-            "Give FILE.py:FUNCTION or package.module:FUNCTION",
+            f"{model} names no function", "Give FILE.py:FUNCTION or package.module:FUNCTION"
         )
-
-
-def _check_data(workload: Workload) -> None:
-    name = workload.data_name
-    if name and name not in DATA:
-        raise BadWorkload(f"There is no data {name!r}", nearest(name, (*DATA, *PARTS)))
-    if workload.is_own and name not in ("", "own"):
-        raise BadWorkload(
-            f"{workload.model} brings its own data", "Leave --data out, or give resident"
-        )
-    if not workload.is_own and name == "own":
-        raise BadWorkload(
-            f"{workload.model} has no data of its own", f"Give one of {', '.join(DATA[:-1])}"
-        )
-
-
-def _check_together(workload: Workload) -> None:
+    if data and data not in DATA:
+        raise BadWorkload(f"There is no data {data!r}", nearest(data, (*DATA, *PARTS)))
+    if workload.is_own and data not in ("", "own"):
+        raise BadWorkload(f"{model} brings its own data", "Leave --data out, or give resident")
+    if not workload.is_own and data == "own":
+        raise BadWorkload(f"{model} has no data of its own", f"Give one of {', '.join(DATA[:-1])}")
     lengths = [n for n in ("epochs", "steps", "seconds") if getattr(workload, n) is not None]
     if len(lengths) > 1:
-        raise BadWorkload(
-            f"{' and '.join(map(option_name, lengths))} were both given", "Give one of them"
-        )
-    if workload.cache != "as-is":
-        if workload.part == RESIDENT:
-            raise BadWorkload("A resident batch is read from no file", "Leave --cache out")
-        if workload.is_own:
-            raise BadWorkload(
-                f"Which files {workload.model} reads is not known", "Leave --cache out"
-            )
+        given = " and ".join(map(option_name, lengths))
+        raise BadWorkload(f"{given} were both given", "Give one of them")
+    if workload.cache == "as-is":
+        return
+    if workload.part == RESIDENT:
+        raise BadWorkload("A resident batch is read from no file", "Leave --cache out")
+    if workload.is_own:
+        raise BadWorkload(f"Which files {workload.model} reads is not known", "Leave --cache out")

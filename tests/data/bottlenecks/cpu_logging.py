@@ -21,10 +21,17 @@ SIDE = 32
 
 def small_network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 32, 3), nn.ReLU(), nn.Conv2d(32, 48, 3, stride=2), nn.ReLU(),
-        nn.Conv2d(48, 128, 3, stride=2), nn.ReLU(), nn.Conv2d(128, 128, 3, stride=2), nn.ReLU(),
-        nn.Flatten(), nn.LazyLinear(10),
-    )  # fmt: skip
+        nn.Conv2d(3, 32, 3),
+        nn.ReLU(),
+        nn.Conv2d(32, 48, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(48, 128, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(128, 128, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.LazyLinear(10),
+    )
 
 
 def log_histograms(log: TextIO, step: int, loss: torch.Tensor, model: nn.Module) -> None:

@@ -39,9 +39,14 @@ class CompressedImages(Dataset):
 
 def small_network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 28, 3, stride=2), nn.ReLU(), nn.Conv2d(28, 48, 3, stride=2), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(48, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 28, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(28, 48, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(48, 10),
+    )
 
 
 def main() -> None:

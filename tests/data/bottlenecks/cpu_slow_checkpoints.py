@@ -29,9 +29,12 @@ def save_checkpoint(path: Path, model: nn.Module, optimizer: torch.optim.Optimiz
 def network() -> nn.Module:
     pretrained = nn.Embedding.from_pretrained(torch.randn(VOCABULARY, EMBEDDED))
     return nn.Sequential(
-        pretrained, nn.Flatten(), nn.Linear(WORDS * EMBEDDED, 1024), nn.ReLU(),
+        pretrained,
+        nn.Flatten(),
+        nn.Linear(WORDS * EMBEDDED, 1024),
+        nn.ReLU(),
         nn.Linear(1024, 10),
-    )  # fmt: skip
+    )
 
 
 def train(seconds: float, steps_between: int, path: Path) -> None:

@@ -47,9 +47,14 @@ def collate_in_torch(samples: list[tuple[torch.Tensor, int]]) -> Batch:
 
 def small_network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv1d(1, 8, 9, stride=4), nn.ReLU(), nn.Conv1d(8, 32, 9, stride=4), nn.ReLU(),
-        nn.AdaptiveAvgPool1d(1), nn.Flatten(), nn.Linear(32, 10),
-    )  # fmt: skip
+        nn.Conv1d(1, 8, 9, stride=4),
+        nn.ReLU(),
+        nn.Conv1d(8, 32, 9, stride=4),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool1d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
 
 
 def main() -> None:

@@ -40,9 +40,14 @@ class Images(Dataset):
 
 def small_network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 20, 3, stride=2), nn.ReLU(), nn.Conv2d(20, 32, 3, stride=2), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 20, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(20, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
 
 
 def main() -> None:

@@ -22,9 +22,12 @@ FEATURES = 1024
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(FEATURES, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES), nn.ReLU(),
+        nn.Linear(FEATURES, FEATURES),
+        nn.ReLU(),
+        nn.Linear(FEATURES, FEATURES),
+        nn.ReLU(),
         nn.Linear(FEATURES, 10),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -17,9 +17,12 @@ STEPS = 5
 
 def network() -> nn.Module:
     return nn.Sequential(
-        nn.Linear(FEATURES, FEATURES), nn.ReLU(), nn.Linear(FEATURES, FEATURES), nn.ReLU(),
+        nn.Linear(FEATURES, FEATURES),
+        nn.ReLU(),
+        nn.Linear(FEATURES, FEATURES),
+        nn.ReLU(),
         nn.Linear(FEATURES, 10),
-    )  # fmt: skip
+    )
 
 
 def main() -> None:

@@ -42,9 +42,14 @@ def parse_index(worker: int) -> None:
 
 def small_network() -> nn.Module:
     return nn.Sequential(
-        nn.Conv2d(3, 24, 3, stride=2), nn.ReLU(), nn.Conv2d(24, 32, 3, stride=2), nn.ReLU(),
-        nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 10),
-    )  # fmt: skip
+        nn.Conv2d(3, 24, 3, stride=2),
+        nn.ReLU(),
+        nn.Conv2d(24, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(32, 10),
+    )
 
 
 def main() -> None:

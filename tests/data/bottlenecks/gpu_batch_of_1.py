@@ -29,9 +29,14 @@ def main() -> None:
     data = TensorDataset(images, torch.randint(0, 1000, (512,)))
     batch_size = BATCH if options.fixed else 1
     loader = DataLoader(
-        data, batch_size=batch_size, sampler=RandomSampler(data, True, 500_000),
-        num_workers=WORKERS, pin_memory=True, persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        data,
+        batch_size=batch_size,
+        sampler=RandomSampler(data, True, 500_000),
+        num_workers=WORKERS,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     model = torchvision.models.get_model(MODEL)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9, fused=True)

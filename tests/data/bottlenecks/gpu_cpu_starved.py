@@ -53,9 +53,14 @@ def main() -> None:
     options = parse_options(__doc__)
     device = torch.device("cpu" if SMOKE else "cuda")
     loader = DataLoader(
-        Photos(), batch_size=BATCH, shuffle=True, num_workers=WORKERS, pin_memory=True,
-        persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        Photos(),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=WORKERS,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     model = torchvision.models.get_model(MODEL)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)

@@ -58,17 +58,25 @@ def main() -> None:
     device = torch.device("cpu" if SMOKE else "cuda")
     data = torch.randint(0, 256, (20_000, LENGTH + 1))
     loader = DataLoader(
-        data, batch_size=BATCH, shuffle=True, num_workers=4, pin_memory=True,
-        persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        data,
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=4,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     with device:
         model = TextModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
     steps_between = 400 if options.fixed else STEPS_BETWEEN
     validation_loader = DataLoader(
-        torch.randint(0, 256, (VALIDATION_BATCHES * BATCH, LENGTH + 1)), batch_size=BATCH,
-        num_workers=4, pin_memory=True, persistent_workers=True,
-    )  # fmt: skip
+        torch.randint(0, 256, (VALIDATION_BATCHES * BATCH, LENGTH + 1)),
+        batch_size=BATCH,
+        num_workers=4,
+        pin_memory=True,
+        persistent_workers=True,
+    )
     steps = 0
     clock = Clock(options.seconds)
     while not clock.over():

@@ -38,9 +38,14 @@ def main() -> None:
     device = torch.device("cpu" if SMOKE else "cuda")
     data = TensorDataset(torch.randn(100_000, FEATURES), torch.randint(0, 10, (100_000,)))
     loader = DataLoader(
-        data, batch_size=BATCH, sampler=RandomSampler(data, True, 20_000_000), num_workers=8,
-        pin_memory=True, persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        data,
+        batch_size=BATCH,
+        sampler=RandomSampler(data, True, 20_000_000),
+        num_workers=8,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     model = nn.Sequential(
         nn.Linear(FEATURES, WIDTH), *(Gate() for _ in range(LAYERS)), nn.Linear(WIDTH, 10)
     ).to(device)

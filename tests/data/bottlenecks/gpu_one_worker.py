@@ -48,9 +48,14 @@ def main() -> None:
     device = torch.device("cpu" if SMOKE else "cuda")
     workers = WORKERS if options.fixed else 1
     loader = DataLoader(
-        Photos(), batch_size=BATCH, shuffle=True, num_workers=workers, pin_memory=True,
-        persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        Photos(),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=workers,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     model = torchvision.models.get_model(MODEL)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)

@@ -51,9 +51,14 @@ def main() -> None:
     device = torch.device("cpu" if SMOKE else "cuda")
     data = torch.randint(0, 256, (20_000, LENGTH + 1))
     loader = DataLoader(
-        data, batch_size=BATCH, shuffle=True, num_workers=4, pin_memory=True,
-        persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        data,
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=4,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     with device:
         model = TextModel()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)

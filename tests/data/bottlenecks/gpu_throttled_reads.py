@@ -97,9 +97,14 @@ def main() -> None:
     device = torch.device("cpu" if SMOKE else "cuda")
     store, port = start_store(None if options.fixed else STORE_BYTES_PER_S)
     loader = DataLoader(
-        RemoteImages(port), batch_size=BATCH, shuffle=True, num_workers=WORKERS, pin_memory=True,
-        persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        RemoteImages(port),
+        batch_size=BATCH,
+        shuffle=True,
+        num_workers=WORKERS,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     model = torchvision.models.get_model(MODEL)
     model = model.to(device, memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=True)

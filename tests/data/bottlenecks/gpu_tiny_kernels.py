@@ -47,9 +47,14 @@ def main() -> None:
     torch.set_float32_matmul_precision("high")
     data = TensorDataset(torch.randn(4096, LENGTH, FEATURES), torch.randint(0, 10, (4096,)))
     loader = DataLoader(
-        data, batch_size=BATCH, sampler=RandomSampler(data, True, 1_000_000), num_workers=6,
-        pin_memory=True, persistent_workers=True, drop_last=True,
-    )  # fmt: skip
+        data,
+        batch_size=BATCH,
+        sampler=RandomSampler(data, True, 1_000_000),
+        num_workers=6,
+        pin_memory=True,
+        persistent_workers=True,
+        drop_last=True,
+    )
     model = Recurrent().to(device)
     if options.fixed and not SMOKE:
         example = torch.randn(BATCH, LENGTH, FEATURES, device=device)

@@ -16,8 +16,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.attach import _judge_end, _told_to_stop
-from stepscope.capture.outcome import Evidence
+from stepscope.capture.attach import judge_end, stop_requests
+from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.target import Target, find_target
 from stepscope.errors import CannotWatch
 from stepscope.inject.events import FOLDER_VARIABLE
@@ -177,14 +177,14 @@ def test_no_descriptor_is_leaked(started: list[subprocess.Popen[str]]) -> None:
     for pid in (os.getpid(), 999999999):
         with pytest.raises(CannotWatch):
             find_target(pid)
-    with _told_to_stop():
+    with stop_requests():
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
 def test_signals_are_heard_and_given_back() -> None:
     ours = signal.getsignal(signal.SIGINT)
-    with _told_to_stop() as stop:
+    with stop_requests() as stop:
         assert not select.select([stop], [], [], 0)[0]
         os.kill(os.getpid(), signal.SIGTERM)
         assert select.select([stop], [], [], 5)[0]
@@ -195,31 +195,11 @@ def test_signals_are_heard_and_given_back() -> None:
 def test_what_is_ignored_stays_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with _told_to_stop() as stop:
+        with stop_requests() as stop:
             os.kill(os.getpid(), signal.SIGHUP)
             assert not select.select([stop], [], [], 0.05)[0]
     finally:
         signal.signal(signal.SIGHUP, before)
-
-
-@dataclasses.dataclass
-class Watched:
-    """As much of a session as its end is judged by."""
-
-    evidence: Evidence
-    cgroup: object
-    shm: float | None = None
-
-    def shm_share(self) -> float | None:
-        return self.shm
-
-
-@dataclasses.dataclass
-class Group:
-    kills: int | None
-
-    def oom_kills(self) -> int | None:
-        return self.kills
 
 
 @pytest.mark.parametrize(
@@ -236,7 +216,6 @@ class Group:
     ],
 )
 def test_how_it_ended(status: int | None, kills: int, outcome: str, words: str) -> None:
-    watched = Watched(Evidence(0, 0), Group(kills))
-    ending = _judge_end(watched, status)  # type: ignore[arg-type]
+    ending = judge_end(status, KernelEvidence(0, 0), KernelEvidence(kills, 0), None)
     assert ending.outcome == outcome
     assert words in ending.reason

@@ -17,9 +17,23 @@ from stepscope.capture.environment import environment_record
 from stepscope.runs.masking import MASK
 
 SECTIONS = {
-    "hostname", "os", "cpu", "memory", "storage", "shm", "cgroup", "limits", "python", "versions",
-    "versions_of", "git", "gpus", "driver", "variables", "unreadable",
-}  # fmt: skip
+    "hostname",
+    "os",
+    "cpu",
+    "memory",
+    "storage",
+    "shm",
+    "cgroup",
+    "limits",
+    "python",
+    "versions",
+    "versions_of",
+    "git",
+    "gpus",
+    "driver",
+    "variables",
+    "unreadable",
+}
 
 
 def git(folder: Path, *words: str) -> None:
@@ -82,10 +96,10 @@ def test_a_section_that_fails_is_left_out_and_named(
     def fail(*_: object) -> None:
         raise RuntimeError("token=hunter2x")
 
-    monkeypatch.setattr(environment, "_memory", fail)
+    monkeypatch.setattr(environment, "_storage", fail)
     record = environment_record([], tmp_path, None)
-    assert "memory" not in record
-    assert record["unreadable"] == {"memory": f"RuntimeError: token={MASK}"}
+    assert "storage" not in record
+    assert record["unreadable"] == {"storage": f"RuntimeError: token={MASK}"}
 
 
 def test_git_state_is_readable_and_its_remote_masked(repository: Path) -> None:
@@ -122,11 +136,21 @@ def test_only_variables_of_training_are_kept_and_masked(
         if name not in {"PATH", "HOME"}:
             monkeypatch.delenv(name)
     kept = {
-        "OMP_NUM_THREADS": "4", "CUDA_VISIBLE_DEVICES": "0,1", "NCCL_DEBUG": "INFO", "RANK": "0",
-        "LOCAL_RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "10.0.0.1", "SLURM_JOB_ID": "7",
-        "SLURM_CPUS_PER_TASK": "8", "SLURM_NTASKS": "2", "PYTORCH_CUDA_ALLOC_CONF": "x:1",
-        "TORCHINDUCTOR_CACHE_DIR": "/c", "XLA_FLAGS": "--a=b", "PYTHONHASHSEED": "0",
-    }  # fmt: skip
+        "OMP_NUM_THREADS": "4",
+        "CUDA_VISIBLE_DEVICES": "0,1",
+        "NCCL_DEBUG": "INFO",
+        "RANK": "0",
+        "LOCAL_RANK": "0",
+        "WORLD_SIZE": "2",
+        "MASTER_ADDR": "10.0.0.1",
+        "SLURM_JOB_ID": "7",
+        "SLURM_CPUS_PER_TASK": "8",
+        "SLURM_NTASKS": "2",
+        "PYTORCH_CUDA_ALLOC_CONF": "x:1",
+        "TORCHINDUCTOR_CACHE_DIR": "/c",
+        "XLA_FLAGS": "--a=b",
+        "PYTHONHASHSEED": "0",
+    }
     for name, value in (kept | {"MY_FRANK": "no", "WANDB_API_KEY": "no", "EDITOR": "no"}).items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "hunter2")
@@ -140,8 +164,10 @@ def test_only_variables_of_training_are_kept_and_masked(
 def test_the_watched_process_is_asked_for_its_own_variables(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "print(flush=True); input()"],
-        env={"OMP_NUM_THREADS": "3"}, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-    ) as child:  # fmt: skip
+        env={"OMP_NUM_THREADS": "3"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as child:
         assert child.stdout is not None
         child.stdout.readline()
         record = environment_record([], tmp_path, child.pid)
@@ -173,11 +199,14 @@ def test_nvidia_gpus_without_the_library(tmp_path: Path) -> None:
     information = (
         "Model: \t\t NVIDIA H200\nIRQ:   \t\t 5\nGPU UUID: \t GPU-1-2\nBus Type: \t PCIe\n"
     )
-    root = fake(tmp_path, {
-        "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  "
-        "580.65.06  Release Build\nGCC version:  gcc version 12.2.0\n",
-        "proc/driver/nvidia/gpus/0000:01:00.0/information": information,
-    })  # fmt: skip
+    root = fake(
+        tmp_path,
+        {
+            "proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64 "
+            "580.65.06  Release Build\nGCC version:  gcc version 12.2.0\n",
+            "proc/driver/nvidia/gpus/0000:01:00.0/information": information,
+        },
+    )
     record = environment_record([], tmp_path, None, root=root)
     assert record["driver"] == "580.65.06"
     assert record["gpus"] == [{"model": "NVIDIA H200", "uuid": "GPU-1-2", "bus": "0000:01:00.0"}]
@@ -199,9 +228,12 @@ def test_processor_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         files[f"sys/devices/system/node/node{node}/cpulist"] = ""
     record = environment_record([], tmp_path, None, root=fake(tmp_path, files))
     expected: dict[str, Any] = {
-        "model": "Fast CPU 9", "physical": 4, "sockets": 2, "numa_nodes": 2,
+        "model": "Fast CPU 9",
+        "physical": 4,
+        "sockets": 2,
+        "numa_nodes": 2,
         "governor": "powersave",
-    }  # fmt: skip
+    }
     assert record["cpu"].items() >= expected.items()
     assert record["os"]["distribution"] == "Some Linux 3"
     assert record["os"]["container"] == "docker"
@@ -219,11 +251,14 @@ def test_storage_is_the_innermost_latest_mount(tmp_path: Path) -> None:
         f"3 1 0:9 / {escaped} rw - nfs4 server:/old rw",
         f"4 1 8:17 / {escaped} rw shared:1 - xfs /dev/sdb1 rw",
     ]
-    root = fake(tmp_path, {
-        "proc/self/mountinfo": "\n".join(mounts),
-        "sys/devices/disk/queue/rotational": "1\n",
-        "sys/devices/disk/sdb1/partition": "1\n",
-    })  # fmt: skip
+    root = fake(
+        tmp_path,
+        {
+            "proc/self/mountinfo": "\n".join(mounts),
+            "sys/devices/disk/queue/rotational": "1\n",
+            "sys/devices/disk/sdb1/partition": "1\n",
+        },
+    )
     (root / "sys/dev/block").mkdir(parents=True)
     (root / "sys/dev/block/8:17").symlink_to(disk / "sdb1")
     storage = environment_record([], data, None, root=root)["storage"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepscope.capture.rates import Rates
+from stepscope.capture.schedule import Rates
 from stepscope.records import Entity, Reading
 
 TREE = Entity("tree")

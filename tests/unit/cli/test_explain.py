@@ -13,18 +13,18 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from conftest import STEPSCOPE
+from stepscope.analysis.run.data import RunData
 from stepscope.cli.app import app
 from stepscope.cli.run import show_run
 from stepscope.cli.trial import _show
-from stepscope.records import Verdict
-from stepscope.report.explainjson import FINDING_KEYS, KEYS
-from stepscope.report.trial import trial_view
-from stepscope.runs.reader import Run
+from stepscope.records import Diagnosis
+from stepscope.report.bottleneck.json import FINDING_KEYS, KEYS
+from stepscope.report.trial.view import trial_view
 from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
+from synthetic_diagnoses import BAD, WORKERS, WORKERS_SUMMARY
 from synthetic_trials import Trial, even_steps, write_trial
-from synthetic_verdicts import BAD, WORKERS
 
-Verdicts = Callable[[Verdict | Exception], None]
+Verdicts = Callable[[Diagnosis | Exception], None]
 
 
 @pytest.fixture
@@ -37,13 +37,14 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def found(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
     """What the analysis comes to, whatever the run is like."""
 
-    def say(verdict: Verdict | Exception) -> None:
-        def explained(run: Run) -> Verdict:
+    def say(verdict: Diagnosis | Exception) -> None:
+        def explain(data: RunData) -> Diagnosis:
             if isinstance(verdict, Exception):
                 raise verdict
             return verdict
 
-        monkeypatch.setattr(Run, "explained", explained)
+        for module in ("stepscope.analysis.bottleneck.explain", "stepscope.report.bottleneck.view"):
+            monkeypatch.setattr(f"{module}.explain", explain)
 
     return say
 
@@ -83,8 +84,8 @@ from stepscope.cli.app import app
 sys.argv = ["stepscope", "explain", "--json"]
 try: app()
 except SystemExit: pass
-print([m for m in ("rich.console", "stepscope.report.view", "stepscope.report.panels",
-                   "stepscope.report.html") if m in sys.modules])
+print([m for m in ("rich.console", "stepscope.report.run.view", "stepscope.report.run.panels",
+                   "stepscope.report.kit.html") if m in sys.modules])
 """
     lines = subprocess.check_output([sys.executable, "-c", program], text=True).splitlines()
     assert lines[-1] == "[]"
@@ -108,15 +109,15 @@ def test_no_run_at_all_is_one_line(runs: Path) -> None:
 def test_all_findings_in_full_when_asked_for(runs: Path, found: Verdicts) -> None:
     found(BAD)
     short(runs / "one")
-    assert "pinned_copy" not in stepscope("explain").output
-    assert "pinned_copy" in stepscope("explain", "--all").output
+    assert "copy_rate" not in stepscope("explain").output
+    assert "copy_rate" in stepscope("explain", "--all").output
 
 
 def test_a_report_ends_with_the_finding(runs: Path, found: Verdicts) -> None:
     found(BAD)
     folder = short(runs / "one")
     lines = stepscope("report").output.splitlines()
-    assert lines[-1] == "More: stepscope explain runs/one"
+    assert lines[-1] == "More  stepscope explain runs/one"
     assert any(line.startswith("Training waits") for line in lines)
     told = json.loads(stepscope("report", "--json").output)
     assert told["explained"]["cause"] == "input.workers"
@@ -142,12 +143,12 @@ def test_a_run_ends_with_the_finding_unless_it_is_quiet(
     show_run(folder, quiet=False, as_json=False, begin=lambda: None)
     said = capfd.readouterr()
     assert said.out == ""
-    assert said.err.rstrip().endswith("More: stepscope explain runs/one")
+    assert said.err.rstrip().endswith("More  stepscope explain runs/one")
     assert "1. num_workers=3  (train.py:41)" in said.err
     show_run(folder, quiet=True, as_json=True, begin=lambda: None)
     said = capfd.readouterr()
     assert said.err == ""
-    assert json.loads(said.out)["explained"]["says"] == WORKERS.says
+    assert json.loads(said.out)["explained"]["says"] == WORKERS_SUMMARY
 
 
 def test_a_trial_ends_with_the_finding_of_its_last_repeat_that_went_well(
@@ -156,8 +157,10 @@ def test_a_trial_ends_with_the_finding_of_its_last_repeat_that_went_well(
     found(BAD)
     good = Trial(steps=even_steps(40))
     bad = replace(good, ending={"outcome": "crashed", "reason": "so it is"})
-    views = [trial_view(write_trial(runs / name, each).folder)
-             for name, each in (("a", good), ("b", bad))]  # fmt: skip
+    views = [
+        trial_view(write_trial(runs / name, each).folder)
+        for name, each in (("a", good), ("b", bad))
+    ]
     _show(views, quiet=False, as_json=True)
     said = capfd.readouterr()
     assert said.err.count("Training waits") == 1

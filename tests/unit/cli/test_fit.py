@@ -7,26 +7,24 @@ from dataclasses import replace
 import pytest
 import typer
 
-from stepscope.advice.answer import Effort, Fit, Room
 from stepscope.cli.app import app
-from stepscope.cli.fit import NOT_ASKED, exit_code
-from stepscope.report import fit as report
-from stepscope.workloads.spec import KNOBS
+from stepscope.cli.fit import exit_code
+from stepscope.fit.answer import Effort, Fit, MemoryBudget
+from stepscope.workloads.spec import NOT_FOR_FIT, SETTINGS
 
-GPU = Room("gpu", 1, 1, 1)
-HOST = Room("host", 1, 1, 1)
-FITS = Fit("fits", "", "cnn", {}, "auto", GPU, None, Effort(0.0, 0, 0))
+GPU = MemoryBudget("gpu", 1, 1, 1)
+HOST = MemoryBudget("host", 1, 1, 1)
+FITS = Fit("fits", "cnn", {}, "auto", GPU, None, Effort(0.0, 0, 0))
 
 
 def test_every_knob_but_those_that_it_finds_out() -> None:
     command = typer.main.get_command(app).commands["fit"]
     names = {parameter.name for parameter in command.params}
-    assert names & set(KNOBS) == set(KNOBS) - set(NOT_ASKED)
-    assert NOT_ASKED == report.NOT_ASKED
+    assert names & set(SETTINGS) == set(SETTINGS) - set(NOT_FOR_FIT)
 
 
 @pytest.mark.parametrize(
-    ("verdict", "room", "code"),
+    ("verdict", "budget", "code"),
     [
         ("fits", GPU, 0),
         ("no limit", HOST, 0),
@@ -35,5 +33,5 @@ def test_every_knob_but_those_that_it_finds_out() -> None:
         ("cannot tell", GPU, 14),
     ],
 )
-def test_the_exit_code_tells_the_verdict(verdict: str, room: Room, code: int) -> None:
-    assert exit_code(replace(FITS, verdict=verdict, room=room)) == code  # type: ignore[arg-type]
+def test_the_exit_code_tells_the_verdict(verdict: str, budget: MemoryBudget, code: int) -> None:
+    assert exit_code(replace(FITS, verdict=verdict, budget=budget)) == code  # type: ignore[arg-type]

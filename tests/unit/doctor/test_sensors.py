@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from stepscope.doctor.examine import disk_folder, filesystem_of
-from stepscope.doctor.sensors import hint_for, labels, sensor_metrics, sensor_states
+from fake_nvml import FakeNvml
+from stepscope.doctor.examine import disk_folder
+from stepscope.doctor.sensors import labels, sensor_metrics, sensor_states
+from stepscope.records.facts import SensorCost, SensorFacts
+from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
+from stepscope.sensors.gpu.nvml import Nvml, unreadable
+from stepscope.sensors.gpu.selection import gpu_sensors
 from stepscope.sensors.host import HostSensor
 from stepscope.sensors.shm import ShmSensor
 
 NO_PRESSURE = "this kernel keeps no pressure stall information (CONFIG_PSI, psi=1)"
 
 
-def facts(missing: dict[str, str], **costs: float) -> dict[str, Any]:
-    return {
-        "sensors": {
-            "missing": missing,
-            "costs": {
-                name: {"cpu_s": cost, "period_s": 1.0, "slowed_to_s": 0.0}
-                for name, cost in costs.items()
-            },
-        }
-    }
+def facts(missing: dict[str, str], slowed_to_s: float = 0.0, **costs: float) -> SensorFacts:
+    each = {name: SensorCost(cost, 1.0, slowed_to_s) for name, cost in costs.items()}
+    return SensorFacts(missing, costs=each)
 
 
 def test_a_sensor_that_works() -> None:
@@ -34,19 +34,18 @@ def test_a_sensor_that_works() -> None:
 
 
 def test_a_sensor_that_was_slowed_down_costs_less() -> None:
-    record = facts({}, shm=30e-6)
-    record["sensors"]["costs"]["shm"]["slowed_to_s"] = 3.0
-    (shm,) = sensor_states(record, set(ShmSensor.metrics))
+    (shm,) = sensor_states(facts({}, slowed_to_s=3.0, shm=30e-6), set(ShmSensor.metrics))
     assert (shm.period_s, shm.share) == (3.0, pytest.approx(10e-6))
 
 
 def test_what_is_missing_in_part_has_a_reason_and_a_hint() -> None:
     lost = [metric for metric in HostSensor.metrics if metric.startswith("pressure")]
     recorded = set(HostSensor.metrics) - set(lost)
-    (host,) = sensor_states(facts(dict.fromkeys(lost, NO_PRESSURE), host=2e-4), recorded)
+    told = replace(facts(dict.fromkeys(lost, NO_PRESSURE), host=2e-4), hints={lost[0]: "psi=1"})
+    (host,) = sensor_states(told, recorded)
     assert host.state == "in part"
     assert set(host.missing) == set(lost)
-    assert host.hints == ("boot with psi=1, on a kernel with CONFIG_PSI",)
+    assert host.hints == ("psi=1",)
 
 
 def test_a_sensor_without_any_value_is_missing_also_if_it_was_never_read() -> None:
@@ -56,8 +55,6 @@ def test_a_sensor_without_any_value_is_missing_also_if_it_was_never_read() -> No
         "shm": "missing",
         "gpu power": "missing",
     }
-    (hint,) = (hint for state in states for hint in state.hints)
-    assert "--gpus all" in hint
 
 
 def test_what_was_missing_for_a_moment_is_not_missing() -> None:
@@ -66,26 +63,38 @@ def test_what_was_missing_for_a_moment_is_not_missing() -> None:
 
 
 def test_no_limit_is_no_loss() -> None:
-    (cgroup,) = sensor_states(facts({"cgroup_memory_limit": "no limit is set"}, cgroup=1e-4), set())
+    told = facts({"cgroup_memory_limit": "no limit is set"}, cgroup=1e-4)
+    (cgroup,) = sensor_states(replace(told, unset=("cgroup_memory_limit",)), set())
     assert cgroup.state == "works"
 
 
-@pytest.mark.parametrize(
-    ("reason", "words"),
-    [
-        ("performance counters (GPM) need a Hopper GPU or a later one", "PCIe traffic is sampled"),
-        ("/proc/12/io: Permission denied", "sudo"),
-        ("/dev/shm: No such file or directory", "--shm-size"),
-        ("the driver was updated: its library and its kernel module differ", "restart"),
-        ("no cgroup file system is mounted here", "mount it"),
-    ],
-)
-def test_hints(reason: str, words: str) -> None:
-    assert words in (hint_for(reason) or "")
+def test_hints(tmp_path: Path) -> None:
+    """Who knows why something cannot be read knows what would help."""
+    assert "PCIe traffic is sampled" in str(hints_of_gpu({"gpm": False}))
+    assert "restart the machine" in nvml_hint(18)
+    assert "--gpus all" in nvml_hint(12)
+    (tmp_path / "stat").write_text("cpu 1 2 3 4 5 6 7 8\n")
+    host = HostSensor(str(tmp_path))
+    assert host.hints["pressure_cpu"] == "boot with psi=1, on a kernel with CONFIG_PSI"
+    shm = ShmSensor(str(tmp_path / "none"))
+    shm.read()
+    assert "--shm-size" in shm.hints["shm_used"]
+    shm.lacks(PermissionError(13, "Permission denied", "/proc/12/io"), "shm_size")
+    assert "sudo" in shm.hints["shm_size"]
+    cgroup = find_cgroup(os.getpid(), str(tmp_path))
+    assert CgroupSensor(cgroup).unset == set()
 
 
-def test_a_reason_nobody_knows_has_no_hint() -> None:
-    assert hint_for("the moon is full") is None
+def hints_of_gpu(gpu: dict[str, Any]) -> dict[str, str]:
+    hints: dict[str, str] = {}
+    for sensor in gpu_sensors(Nvml(FakeNvml({"gpus": [gpu]})).gpus):
+        hints |= sensor.hints
+        sensor.close()
+    return hints
+
+
+def nvml_hint(code: int) -> str:
+    return unreadable(code).hint
 
 
 def test_every_sensor_is_known() -> None:
@@ -94,21 +103,6 @@ def test_every_sensor_is_known() -> None:
         known
     )
     assert labels(["cpu", "unheard_of"]) == "CPU, unheard_of"
-
-
-MOUNTS = """\
-22 1 8:1 / / rw - ext4 /dev/sda1 rw
-23 22 0:5 / /tmp rw - tmpfs tmpfs rw
-24 22 0:6 / /mnt/my\\040data rw - xfs /dev/sdb rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("folder", "kind"),
-    [("/home/x", "ext4"), ("/tmp/y", "tmpfs"), ("/tmpfile", "ext4"), ("/mnt/my data/z", "xfs")],
-)
-def test_the_file_system_of_a_folder(folder: str, kind: str) -> None:
-    assert filesystem_of(Path(folder), MOUNTS) == kind
 
 
 def test_a_folder_in_memory_is_no_disk(tmp_path: Path) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepscope.doctor.surroundings import (
-    Remark,
+    Condition,
     cpus,
     cuda_settings,
     disk,
@@ -16,18 +17,20 @@ from stepscope.doctor.surroundings import (
     look_around,
     memory,
     nearest_folder,
-    neighbour_remark,
+    other_processes_remark,
     shared_memory,
     shm_remark,
     threads,
 )
+from stepscope.records.facts import Environment
+from stepscope.runs.facts import parse_environment
 
 GIB = 1 << 30
 
 
-def machine(**sections: Any) -> dict[str, Any]:
+def machine(**sections: Any) -> Environment:
     cpu = {"logical": 64, "affinity": 64, "quota": None, "allowed": 64.0}
-    return {
+    recorded = {
         "cpu": cpu,
         "memory": {"total_bytes": 256 * GIB},
         "cgroup": {"memory_limit_bytes": None},
@@ -35,21 +38,20 @@ def machine(**sections: Any) -> dict[str, Any]:
         "variables": {},
         **sections,
     }
+    return parse_environment(recorded)
 
 
-def with_cpus(affinity: int, quota: float | None) -> dict[str, Any]:
+def with_cpus(affinity: int, quota: float | None) -> Environment:
     allowed = min(float(affinity), quota or 1e9)
-    return machine(
-        cpu={"logical": 64, "affinity": affinity, "quota": quota, "allowed": allowed}
-    )  # fmt: skip
+    return machine(cpu={"logical": 64, "affinity": affinity, "quota": quota, "allowed": allowed})
 
 
-def of_level(level: str, remarks: Any) -> list[Remark]:
+def of_level(level: str, remarks: Any) -> list[Condition]:
     return [remark for remark in remarks if remark.level == level]
 
 
 def test_all_cpus_are_fine() -> None:
-    assert list(cpus(machine())) == [Remark("CPUs", "64, all of them allowed")]
+    assert list(cpus(machine())) == [Condition("CPUs", "64, all of them allowed")]
 
 
 def test_a_quota_bites_who_counts_cpus() -> None:
@@ -80,9 +82,9 @@ def test_an_affinity_narrower_than_the_quota_is_noted() -> None:
     ],
 )
 def test_threads(
-    variables: dict[str, str], environment: dict[str, Any], level: str, words: str
+    variables: dict[str, str], environment: Environment, level: str, words: str
 ) -> None:
-    (remark,) = threads({**environment, "variables": variables})
+    (remark,) = threads(replace(environment, variables=variables))
     assert remark.level == level
     assert words in remark.text
 
@@ -90,9 +92,11 @@ def test_threads(
 def fake_meminfo(root: Path, available: int, swap_used: int = 0) -> Path:
     (root / "proc").mkdir(exist_ok=True)
     lines = {
-        "MemTotal": 256 * GIB, "MemAvailable": available,
-        "SwapTotal": 8 * GIB, "SwapFree": 8 * GIB - swap_used,
-    }  # fmt: skip
+        "MemTotal": 256 * GIB,
+        "MemAvailable": available,
+        "SwapTotal": 8 * GIB,
+        "SwapFree": 8 * GIB - swap_used,
+    }
     text = "".join(f"{name}: {size // 1024} kB\n" for name, size in lines.items())
     (root / "proc/meminfo").write_text(text)
     return root
@@ -120,9 +124,13 @@ def test_enough_memory_is_fine(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("size", "free", "level"),
-    [(64 << 20, 64 << 20, "bites"), (8 * GIB, GIB // 2, "note"), (8 * GIB, 8 * GIB, "fine"),
-     (0, 0, "fine")],
-)  # fmt: skip
+    [
+        (64 << 20, 64 << 20, "bites"),
+        (8 * GIB, GIB // 2, "note"),
+        (8 * GIB, 8 * GIB, "fine"),
+        (0, 0, "fine"),
+    ],
+)
 def test_shared_memory(size: int, free: int, level: str) -> None:
     remark = shm_remark(size, free)
     assert remark.level == level
@@ -130,13 +138,17 @@ def test_shared_memory(size: int, free: int, level: str) -> None:
 
 
 def test_no_shared_memory_bites(tmp_path: Path) -> None:
-    (remark,) = shared_memory(tmp_path)
+    remark = shared_memory(tmp_path)
     assert remark.level == "bites"
 
 
 def test_low_limits_are_noted() -> None:
-    low = {"nofile": {"soft": 1024}, "nproc": {"soft": 512}, "memlock": {"soft": 65536},
-           "core": {"soft": 0}}  # fmt: skip
+    low = {
+        "nofile": {"soft": 1024},
+        "nproc": {"soft": 512},
+        "memlock": {"soft": 65536},
+        "core": {"soft": 0},
+    }
     files, processes, rest = limits(machine(limits=low))
     assert "1024 at most" in files.text and files.hint == "ulimit -n 65536"
     assert "512 at most" in processes.text
@@ -146,7 +158,7 @@ def test_low_limits_are_noted() -> None:
 
 
 def test_disk_looks_at_the_folder_above(tmp_path: Path) -> None:
-    (remark,) = disk(tmp_path / "not" / "there")
+    remark = disk(tmp_path / "not" / "there")
     assert str(tmp_path) in remark.text and "not/there" not in remark.text
     assert nearest_folder(tmp_path / "x") == tmp_path
 
@@ -173,23 +185,21 @@ def test_cuda_settings_that_are_off_are_no_news() -> None:
 
 
 def test_neighbours_on_a_gpu() -> None:
-    two = neighbour_remark("GPU 0", "NVIDIA H200", [(7, 2e9), (8, 1.1e9)], 150e9)
+    two = other_processes_remark("GPU 0", "NVIDIA H200", [(7, 2e9), (8, 1.1e9)], 150e9)
     assert two.level == "bites"
-    assert two.text == (
-        "GPU 0 (NVIDIA H200): 2 other processes hold 3.10 GB, 2.1 % of its memory"
-    )  # fmt: skip
-    one = neighbour_remark("GPU 0", "NVIDIA H200", [(7, None)], 150e9)
+    assert two.text == ("GPU 0 (NVIDIA H200): 2 other processes hold 3.10 GB, 2.1 % of its memory")
+    one = other_processes_remark("GPU 0", "NVIDIA H200", [(7, None)], 150e9)
     assert one.text.endswith("1 other process holds an unknown amount of memory")
-    assert neighbour_remark("GPU 0", "NVIDIA H200", [], 150e9).level == "fine"
+    assert other_processes_remark("GPU 0", "NVIDIA H200", [], 150e9).level == "fine"
 
 
 def test_an_environment_without_anything_is_survived(tmp_path: Path) -> None:
-    remarks = look_around({}, tmp_path, tmp_path)
+    remarks = look_around(Environment(), tmp_path, tmp_path)
     assert of_level("bites", remarks) == [shm for shm in remarks if shm.topic == "/dev/shm"]
 
 
 def test_this_machine(tmp_path: Path) -> None:
     from stepscope.capture.environment import environment_record
 
-    remarks = look_around(environment_record([], tmp_path, None), tmp_path)
+    remarks = look_around(parse_environment(environment_record([], tmp_path, None)), tmp_path)
     assert {"CPUs", "Memory", "/dev/shm", "Limits", "Disk", "GPUs"} <= {r.topic for r in remarks}

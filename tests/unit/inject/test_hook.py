@@ -98,7 +98,7 @@ class Told:
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """This process is watched, and every batch is timed."""
     finder.load_hook().attach_to_imported()
-    monkeypatch.setattr(sys.modules["_stepscope_preparing"], "TIMES_COST", 0)
+    monkeypatch.setattr(sys.modules["_stepscope_batch_timing"], "TIMES_COST", 0)
     before = events.report_to(str(tmp_path))
     yield Told(tmp_path)
     events.report_with(before)
@@ -274,9 +274,13 @@ def test_workers_that_are_spawned_tell_as_well(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SPAWNS)
     watched = {"PYTHONPATH": str(SITE), "STEPSCOPE_EVENTS": str(tmp_path / "events")}
     done = subprocess.run(
-        [sys.executable, "train.py"], cwd=tmp_path, env={**os.environ, **watched},
-        capture_output=True, text=True, timeout=100,
-    )  # fmt: skip
+        [sys.executable, "train.py"],
+        cwd=tmp_path,
+        env={**os.environ, **watched},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
     assert done.stdout.split() == ["240"], done.stderr
     found = Told(tmp_path / "events")
     wall, cpu, _ = found.seconds(events.PREPARED)
@@ -289,7 +293,7 @@ def test_workers_that_are_spawned_tell_as_well(tmp_path: Path) -> None:
 def test_where_batches_are_quick_some_are_timed(
     told: Told, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(sys.modules["_stepscope_preparing"], "TIMES_COST", 1000)
+    monkeypatch.setattr(sys.modules["_stepscope_batch_timing"], "TIMES_COST", 1000)
     batches = len(list(DataLoader(Numbers(samples=3000), 1)))
     assert 1 <= len(told.of(events.PREPARED)) < batches / 10
     assert len(told.of(events.BATCH)) == batches

@@ -6,8 +6,8 @@ import os
 import shutil
 from pathlib import Path
 
-from stepscope.report.view import view_of
-from stepscope.runs.reader import open_run
+from stepscope.opened_run import open_run
+from stepscope.report.run.view import run_view
 
 RUNS = Path(__file__).parents[2] / "data" / "runs"
 
@@ -20,7 +20,7 @@ def test_format_1(tmp_path: Path) -> None:
     assert [row.samples for row in summary.epochs] == [2560, 2560]
     assert {"main", "worker"} <= set(summary.roles)
     assert summary.core_seconds is not None and 5 < summary.core_seconds < 25
-    assert view_of(run).panels
+    assert run_view(run).charts.panels
 
 
 def test_format_1_cut_off(tmp_path: Path) -> None:

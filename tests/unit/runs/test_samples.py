@@ -16,9 +16,10 @@ from pyarrow import parquet
 
 from stepscope.metrics import SCOPES, Scope, of_scope
 from stepscope.records import Entity
+from stepscope.runs.facts import write_facts
+from stepscope.runs.load import load
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run, open_run
-from stepscope.runs.runfile import write_facts
 from stepscope.runs.samples import series_of
 from stepscope.runs.streams import StreamWriter, pack
 from synthetic import BEGIN_NS, RUNNING, Plan, facts_of, write_cut_off_run, write_run
@@ -80,7 +81,7 @@ def points(series: dict[tuple[str, str], Any]) -> Points:
 
 
 def stored(run: Run) -> Points:
-    return {key: found for key, found in points(run.series()).items() if key[0] != "memory"}
+    return {key: found for key, found in points(load(run).series).items() if key[0] != "memory"}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -91,10 +92,10 @@ def test_series_are_what_was_written(tmp_path_factory, segments, wanted) -> None
     everything = expected(rows)
     run = open_run(folder)
     assert stored(run) == everything
-    assert points(open_run(folder).series(wanted)) == {
+    assert points(load(open_run(folder), wanted).series) == {
         key: found for key, found in everything.items() if key[0] in wanted
     }
-    assert open_run(folder).end_ns == run.end_ns == (rows[-1][0] if rows else BEGIN_NS)
+    assert load(run, set()).end_ns == load(run).end_ns == (rows[-1][0] if rows else BEGIN_NS)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
@@ -134,8 +135,8 @@ def test_of_a_run_with_gpus_only_what_is_asked_for_is_read(
 ) -> None:
     plan = Plan(seconds=20, gpus=1, idle_gpus=1)
     folder = write(tmp_path / "run", plan).folder
-    everything, wanted = open_run(folder).recorded(), {"cpu", "host_cpu", "gpu_power", "memory"}
-    lean = open_run(folder).recorded(wanted)
+    everything, wanted = load(open_run(folder)), {"cpu", "host_cpu", "gpu_power", "memory"}
+    lean = load(open_run(folder), wanted)
     told = {metric for metric, _ in everything.series if metric.startswith(("gpu_al", "gpu_res"))}
     assert {metric for metric, _ in lean.series} == {*wanted, "rss", "processes", "pss", *told}
     assert points(dict(lean.series)) == {
@@ -146,11 +147,11 @@ def test_of_a_run_with_gpus_only_what_is_asked_for_is_read(
         everything.end_ns,
         everything.gpus,
     )
-    assert open_run(folder).end_ns == everything.end_ns, "without having read the samples"
+    assert load(open_run(folder), set()).end_ns == everything.end_ns, "without reading the samples"
 
 
 def test_metrics_that_were_read_together_share_their_times(tmp_path: Path) -> None:
-    series = open_run(write_run(tmp_path / "run", Plan(seconds=10)).folder).series()
+    series = load(open_run(write_run(tmp_path / "run", Plan(seconds=10)).folder)).series
     assert series["cpu", "tree"].t is series["rss", "tree"].t
     assert series["cpu", "tree"].window is series["read", "tree"].window
     assert len(series["pss", "tree"]) < len(series["rss", "tree"])
@@ -168,9 +169,10 @@ def test_no_samples_give_no_series(tmp_path: Path, kind: str) -> None:
         else:
             writer.close()
     run = open_run(paths.folder)
-    assert run.series() == run.series({"cpu", "gpu_power"}) == {}
-    assert run.end_ns == run.begin_ns
-    assert run.gpus() == ()
+    data = load(run)
+    assert data.series == load(run, {"cpu", "gpu_power"}).series == {}
+    assert data.end_ns == run.begin_ns
+    assert data.gpus == ()
 
 
 def test_columns_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
@@ -186,9 +188,9 @@ def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
     folder = write_cut_off_run(tmp_path / "run", Plan(gpus=1)).folder
     program = f"""
 import sys
+from stepscope.runs.load import load
 from stepscope.runs.reader import open_run
-recorded = open_run({str(folder)!r}).recorded()
-print(len(recorded.series) > 20, "pandas" in sys.modules)
+print(len(load(open_run({str(folder)!r})).series) > 20, "pandas" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "True False\n", done.stderr
@@ -203,6 +205,6 @@ def test_what_every_row_has_is_enough(tmp_path: Path, scope: Scope) -> None:
     writer.close()
     write_facts(RunPaths(tmp_path), facts_of(Plan(ending=RUNNING)))
     run = open_run(tmp_path)
-    assert run.series() == {}
-    assert run.series(set()) == {}
+    assert load(run).series == {}
+    assert load(run, set()).series == {}
     assert run.samples(scope, ["t_ns"]).column("t_ns").to_pylist() == [1]

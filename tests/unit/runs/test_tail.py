@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from stepscope.inject import events
 from stepscope.records import Entity, Outcome
 from stepscope.runs.events import parse
+from stepscope.runs.facts import identity, identity_of_self, read_run_json, write_facts
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.runfile import identity, identity_of_self, read_facts, write_facts
 from stepscope.runs.streams import StreamWriter, pack, read_segment
 from stepscope.runs.tail import EventsTail, Recent, RunTail, StreamTail
 from synthetic import RUNNING, Plan, write_run
@@ -218,7 +218,7 @@ from pathlib import Path
 from stepscope.runs.tail import RunTail
 tail = RunTail(Path({str(tmp_path / "run")!r}), 10)
 tail.poll()
-print(len(tail.recorded().of("cpu")) > 0, "pandas" in sys.modules)
+print(len(tail.data().of("cpu")) > 0, "pandas" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "True False\n", done.stderr
@@ -281,7 +281,7 @@ def test_how_a_run_ends_is_seen_when_it_is_written(tmp_path: Path) -> None:
     tail.poll()
     assert tail.ending.outcome is Outcome.RUNNING
     assert abs(tail.now_ns - time.monotonic_ns()) < 5 * SECOND
-    facts = read_facts(paths.folder)
+    facts = read_run_json(paths.folder)
     end_ns = tail.begin_ns + 7 * SECOND
     write_facts(
         paths, {**facts, "ending": {"outcome": "crashed", "reason": "so", "monotonic_ns": end_ns}}
@@ -289,7 +289,7 @@ def test_how_a_run_ends_is_seen_when_it_is_written(tmp_path: Path) -> None:
     tail.poll()
     assert (tail.ending.outcome, tail.ending.reason) == (Outcome.CRASHED, "so")
     assert tail.now_ns == end_ns
-    assert tail.recorded().of("rss").t[-1] <= end_ns < tail.recent.last_ns
+    assert tail.data().of("rss").t[-1] <= end_ns < tail.recent.last_ns
 
 
 def test_a_watcher_that_dies_leaves_a_run_that_is_lost(tmp_path: Path) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from stepscope.errors import RunFolderError
 from stepscope.inject import events
+from stepscope.records.facts import RunFacts
 from stepscope.runs.events import RECORD, ProcessEvents, read_file
+from stepscope.runs.facts import parse_facts
+from stepscope.runs.load import gpus_of, load
 from stepscope.runs.reader import open_run
-from stepscope.runs.timelines import allocator_series, gpus_of
+from stepscope.runs.timelines import allocator_series
 from synthetic import Plan, write_run
 from synthetic_gpus import gpu_uuid
 
@@ -105,19 +110,34 @@ def test_gpus_of_the_facts_come_first_and_what_was_only_seen_gets_a_name() -> No
     facts = {
         "environment": {
             "gpus": [
-                {"index": 2, "uuid": A, "model": "NVIDIA H200", "label": "GPU 2 slice 1",
-                 "memory_bytes": 18e9, "power_limit_watts": 700.0},
+                {
+                    "index": 2,
+                    "uuid": A,
+                    "model": "NVIDIA H200",
+                    "label": "GPU 2 slice 1",
+                    "memory_bytes": 18e9,
+                    "power_limit_watts": 700.0,
+                },
             ]
         }
-    }  # fmt: skip
-    told, seen = gpus_of(facts, [A, B])
+    }
+    told, seen = gpus_of(facts_from(facts), [A, B])
     assert (told.label, told.name, told.memory_bytes) == ("GPU 2 slice 1", "NVIDIA H200", 18e9)
     assert (seen.uuid, seen.label, seen.name, seen.memory_bytes) == (B, "GPU-bbbbbbbb", "", None)
 
 
-@pytest.mark.parametrize("environment", [None, {}, {"gpus": None}, {"gpus": ["?"]}])
+@pytest.mark.parametrize("environment", [None, {}, {"gpus": None}, {"gpus": []}])
 def test_facts_without_gpus(environment: object) -> None:
-    assert gpus_of({"environment": environment}, ()) == ()
+    assert gpus_of(facts_from({"environment": environment}), ()) == ()
+
+
+def test_facts_that_are_damaged_are_named() -> None:
+    with pytest.raises(RunFolderError, match=r"environment\.gpus\[0\]"):
+        facts_from({"environment": {"gpus": ["?"]}})
+
+
+def facts_from(plain: dict[str, Any]) -> RunFacts:
+    return parse_facts(plain, Path("run"))
 
 
 def test_gpus_of_an_old_run(tmp_path: Path) -> None:
@@ -126,18 +146,17 @@ def test_gpus_of_an_old_run(tmp_path: Path) -> None:
     old = {"model": "NVIDIA TITAN X", "uuid": A, "bus": "0000:01:00.0"}
     facts["environment"]["gpus"] = [old, {**old, "uuid": None}]
     (folder / "run.json").write_text(json.dumps(facts))
-    run = open_run(folder)
-    assert [(gpu.uuid, gpu.label, gpu.memory_bytes) for gpu in run.gpus()] == [
+    data = load(open_run(folder))
+    assert [(gpu.uuid, gpu.label, gpu.memory_bytes) for gpu in data.gpus] == [
         (A, "GPU 0", None),
         ("GPU 1", "GPU 1", None),
     ]
-    assert run.recorded().used_gpus == ()
+    assert data.used_gpus == ()
 
 
 def test_a_run_has_the_samples_and_the_allocators_of_its_gpus(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run", Plan(seconds=10, gpus=1, idle_gpus=1)).folder)
-    recorded = run.recorded()
-    assert recorded.gpus == run.gpus()
+    recorded = load(run)
     assert [gpu.label for gpu in recorded.gpus] == ["GPU 0", "GPU 1"]
     series = recorded.series
     assert len(series["gpu_power", gpu_uuid(0)]) == 51
@@ -150,7 +169,7 @@ def test_a_gpu_without_facts_is_known_by_its_samples(tmp_path: Path) -> None:
     facts = {"environment": {"cpu": {"allowed": 4.0}}}
     plan = Plan(seconds=5, gpus=1, facts=facts)
     run = open_run(write_run(tmp_path / "run", plan).folder)
-    assert [gpu.label for gpu in run.gpus()] == ["GPU-74f7346c"]
+    assert [gpu.label for gpu in load(run).gpus] == ["GPU-74f7346c"]
 
 
 def test_allocators_of_a_file_that_was_cut_off(tmp_path: Path) -> None:

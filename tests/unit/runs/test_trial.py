@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from stepscope.analysis.throughput import Spread
 from stepscope.errors import RunFolderError
+from stepscope.records.trial import CpuLimit, LimitFacts, ProcessNoise, RankFacts, TrialFacts
 from stepscope.runs.reader import open_run
-from stepscope.runs.trial import STEP, is_trial, known_spread, read_steps, read_trial
+from stepscope.runs.trial import STEP, is_trial, read_steps, read_trial
 from stepscope.steplog import FIELDS, RECORD, Step, StepLog
 from stepscope.workloads.spec import Workload
 from synthetic import write_run
@@ -73,11 +73,11 @@ def test_no_file_no_steps(tmp_path: Path) -> None:
 def test_a_whole_trial(tmp_path: Path) -> None:
     trial = Trial(Workload("cnn", ranks=2), even_steps(20), limits={"cpus": {"asked": 2}})
     record = read_trial(open_run(write_trial(tmp_path / "run", trial).folder))
-    assert record.workload["model"] == "cnn" and record.limits == {"cpus": {"asked": 2}}
+    assert record.workload["model"] == "cnn" and record.limits == LimitFacts(CpuLimit(2))
     assert [rank.rank for rank in record.ranks] == [0, 1]
-    assert [rank.told["pid"] for rank in record.ranks] == [4100, 4101]
+    assert [rank.facts.pid for rank in record.ranks] == [4100, 4101]
     assert [len(rank.steps) for rank in record.ranks] == [21, 21]
-    assert known_spread(record) == Spread(0.08, 4, "assumed")
+    assert record.noise == ProcessNoise(0.08, 4, "assumed")
 
 
 def test_damaged_and_missing_files_are_left_out(tmp_path: Path) -> None:
@@ -88,9 +88,9 @@ def test_damaged_and_missing_files_are_left_out(tmp_path: Path) -> None:
     paths.trial_rank(2).unlink()
     paths.trial_steps(2).unlink()
     record = read_trial(open_run(paths.folder))
-    assert [dict(rank.told) for rank in record.ranks] == [{}, {}, {}]
+    assert [rank.facts for rank in record.ranks] == [RankFacts()] * 3
     assert [len(rank.steps) for rank in record.ranks] == [21, 0, 0]
-    assert record.told == {}
+    assert record.first == RankFacts()
 
 
 def test_a_trial_that_was_killed_before_it_had_a_folder_of_its_own(tmp_path: Path) -> None:
@@ -103,13 +103,13 @@ def test_a_trial_that_was_killed_before_it_had_a_folder_of_its_own(tmp_path: Pat
     paths.run_json.write_text(json.dumps(facts))
     record = read_trial(open_run(paths.folder))
     assert len(record.ranks) == 1 and not len(record.ranks[0].steps)
-    assert record.trial == {} and known_spread(record) is None
+    assert record.trial == TrialFacts() and record.noise is None
 
 
 @pytest.mark.parametrize("spread", [None, {}, "x", {"cv": None}, {"cv": -1, "dof": 3}, {"cv": 0.1}])
 def test_a_spread_that_is_none(tmp_path: Path, spread: dict[str, float] | None) -> None:
     paths = write_trial(tmp_path / "run", Trial(steps=even_steps(5), spread=spread))
-    assert known_spread(read_trial(open_run(paths.folder))) is None
+    assert read_trial(open_run(paths.folder)).noise is None
 
 
 def test_another_run_is_no_trial(tmp_path: Path) -> None:

@@ -289,8 +289,10 @@ def start_in(group: Path, code: str) -> subprocess.Popen[str]:
     entering = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
     return subprocess.Popen(
         [sys.executable, "-c", entering + code],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def test_a_real_group_is_found_and_may_vanish(real_group: Path) -> None:

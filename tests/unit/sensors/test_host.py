@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.sensors import procfs
 from stepscope.sensors.contract import KeptFile
-from stepscope.sensors.host import HostSensor, cpu_times, memory_values
+from stepscope.sensors.host import HostSensor
 
 TICKS = os.sysconf("SC_CLK_TCK")
 MEMINFO = b"""\
@@ -124,15 +125,16 @@ def test_odd_content_is_missing_not_an_error(proc: str, text: str) -> None:
 
 
 def test_an_old_kernel_has_no_available_memory() -> None:
-    values = memory_values(MEMINFO.replace(b"MemAvailable", b"MemSomething"))
-    assert values.keys() == {"page_cache", "dirty", "host_swap"}
+    memory = procfs.parse_meminfo(MEMINFO.replace(b"MemAvailable", b"MemSomething"))
+    assert (memory.available, memory.used) == (None, None)
+    assert None not in (memory.page_cache, memory.dirty, memory.swap_used)
 
 
 def test_real_busy_time_is_seen() -> None:
     text = Path("/proc/stat").read_bytes()
-    before = cpu_times(text)["host_cpu"]
+    before = procfs.parse_cpu_times(text).busy
     assert before == pytest.approx(sum(map(int, (w := text.split())[1:4] + w[6:8])) / TICKS)
     end = os.times().user + 0.1
     while os.times().user < end:
         pass
-    assert cpu_times(Path("/proc/stat").read_bytes())["host_cpu"] - before >= 0.05
+    assert procfs.parse_cpu_times(Path("/proc/stat").read_bytes()).busy - before >= 0.05

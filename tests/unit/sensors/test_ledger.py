@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import hypothesis.strategies as st
 from hypothesis import given
 
-from stepscope.sensors.ledger import Ledger
+from stepscope.sensors.ledger import CounterLedger
 
 WATCHER, ROOT = 1, 2
 
@@ -65,7 +65,7 @@ class Reader:
     """Follows the kernel as the sensors do."""
 
     def __init__(self) -> None:
-        self.ledger = Ledger()
+        self.ledger = CounterLedger()
         self.known: dict[int, int] = {}
         self.totals = [0.0]
 
@@ -135,14 +135,14 @@ def test_never_too_much_never_back_and_in_the_end_exact(
 
 
 def test_time_from_before_does_not_count() -> None:
-    ledger = Ledger()
+    ledger = CounterLedger()
     ledger.baseline(7, own=100.0, reaped=50.0)
     ledger.observe(7, 101.0, 52.0, "main", "other")
     assert ledger.totals == {"main": 1.0, "other": 2.0}
 
 
 def test_a_seen_child_is_not_counted_again_in_its_parent() -> None:
-    ledger = Ledger()
+    ledger = CounterLedger()
     ledger.observe(1, 0.0, 0.0, "main", "other")
     ledger.observe(2, 5.0, 0.0, "worker", "other")
     ledger.vanished(2, reaper=1)
@@ -152,7 +152,7 @@ def test_a_seen_child_is_not_counted_again_in_its_parent() -> None:
 
 def test_time_that_never_arrives_does_not_swallow_that_of_others() -> None:
     """SA_NOCLDWAIT cannot be seen from outside: the child's time was awaited in vain."""
-    ledger = Ledger(rounding=0.02)
+    ledger = CounterLedger(rounding=0.02)
     ledger.observe(1, 0.0, 0.0, "main", "other")
     ledger.observe(2, 5.0, 0.0, "worker", "other")
     ledger.vanished(2, reaper=1)
@@ -163,7 +163,7 @@ def test_time_that_never_arrives_does_not_swallow_that_of_others() -> None:
 
 
 def test_children_that_the_kernel_buries_keep_what_was_seen() -> None:
-    ledger = Ledger()
+    ledger = CounterLedger()
     ledger.observe(1, 0.0, 0.0, "main", "other")
     ledger.observe(2, 5.0, 0.0, "worker", "other")
     ledger.vanished(2, reaper=None)

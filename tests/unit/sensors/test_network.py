@@ -6,7 +6,8 @@ import os
 import socket
 from pathlib import Path
 
-from stepscope.sensors.network import NetworkSensor, parse_interfaces
+from stepscope.sensors import procfs
+from stepscope.sensors.network import NetworkSensor
 
 HEAD = """\
 Inter-|   Receive                                                |  Transmit
@@ -74,8 +75,8 @@ def test_many_interfaces_exceed_a_page(tmp_path: Path) -> None:
 
 def test_odd_names() -> None:
     text = net_dev(**{"eth0:1": (5, 6), "wlan": (7, 8)}) + "broken line\n  short: 1 2\n"
-    assert parse_interfaces(text.encode()) == {"eth0:1": (5, 6), "wlan": (7, 8)}
-    assert parse_interfaces(b"") == {}
+    assert procfs.parse_interfaces(text.encode()) == {"eth0:1": (5, 6), "wlan": (7, 8)}
+    assert procfs.parse_interfaces(b"") == {}
 
 
 def test_real_loopback_traffic_is_seen() -> None:

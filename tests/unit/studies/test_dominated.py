@@ -12,24 +12,24 @@ from hypothesis import strategies as st
 
 from stepscope.records import Outcome
 from stepscope.studies.dominated import Dominance, observed
-from stepscope.studies.result import Result
-from stepscope.studies.spec import Spec, make_spec
+from stepscope.studies.results import Result
+from stepscope.studies.trial_spec import TrialSpec, make_spec
 
 OOMS = (Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.SHM_FULL)
 GIB = 1 << 30
 
 
-def spec(**settings: Any) -> Spec:
+def spec(**settings: Any) -> TrialSpec:
     return make_spec({"model": "cnn", **settings})
 
 
-def over(it: Spec, outcome: Outcome = Outcome.OK) -> Result:
+def over(it: TrialSpec, outcome: Outcome = Outcome.OK) -> Result:
     return Result(it.key, it.settings, "trial", 1, 1, 1, outcome)
 
 
 def dominance(
-    ran_out: Iterable[Spec],
-    trained: Iterable[Spec] = (),
+    ran_out: Iterable[TrialSpec],
+    trained: Iterable[TrialSpec] = (),
     outcome: Outcome = Outcome.HOST_OOM,
     share: float = 0.0,
     seed: int = 0,
@@ -40,7 +40,7 @@ def dominance(
     return observed(results, specs, share, seed)
 
 
-def dominates(least: Spec, other: Spec, outcome: Outcome) -> bool:
+def dominates(least: TrialSpec, other: TrialSpec, outcome: Outcome) -> bool:
     return bool(dominance([least], outcome=outcome).reason(other))
 
 
@@ -57,7 +57,7 @@ SPECS = st.builds(
 
 @given(SPECS, SPECS, SPECS, st.sampled_from(OOMS))
 def test_it_is_transitive_and_nothing_dominates_itself(
-    first: Spec, second: Spec, third: Spec, outcome: Outcome
+    first: TrialSpec, second: TrialSpec, third: TrialSpec, outcome: Outcome
 ) -> None:
     assert not dominates(first, first, outcome)
     if dominates(first, second, outcome) and dominates(second, third, outcome):
@@ -66,7 +66,7 @@ def test_it_is_transitive_and_nothing_dominates_itself(
 
 @given(SPECS, SPECS, st.sampled_from(OOMS))
 def test_nothing_smaller_and_nothing_with_more_room_is_skipped(
-    least: Spec, other: Spec, outcome: Outcome
+    least: TrialSpec, other: TrialSpec, outcome: Outcome
 ) -> None:
     if not dominates(least, other, outcome):
         return
@@ -85,7 +85,7 @@ def test_nothing_smaller_and_nothing_with_more_room_is_skipped(
 
 @given(st.lists(SPECS, max_size=8), SPECS, st.sampled_from(OOMS))
 def test_many_teach_what_each_of_them_teaches(
-    ran_out: list[Spec], other: Spec, outcome: Outcome
+    ran_out: list[TrialSpec], other: TrialSpec, outcome: Outcome
 ) -> None:
     """But for one that has its own answer: it need not be concluded from another."""
     found = dominance(ran_out, outcome=outcome).reason(other)
@@ -102,7 +102,7 @@ def test_many_teach_what_each_of_them_teaches(
         ({}, {"memory": GIB}, Outcome.HOST_OOM, "memory –"),
         ({"frames": 8, "lr": 0.2}, {"frames": 16}, Outcome.GPU_OOM, "frames 8, lr 0.2"),
     ],
-)  # fmt: skip
+)
 def test_the_reason_says_what_was_seen(
     least: dict[str, Any], other: dict[str, Any], outcome: Outcome, said: str
 ) -> None:
@@ -137,7 +137,7 @@ def test_an_oom_that_is_no_answer_teaches_nothing() -> None:
 
 
 @given(SPECS, st.floats(0, 1), st.integers())
-def test_who_is_tested_is_the_same_every_time(other: Spec, share: float, seed: int) -> None:
+def test_who_is_tested_is_the_same_every_time(other: TrialSpec, share: float, seed: int) -> None:
     tested = [Dominance({}, share, seed).is_tested(other) for _ in range(2)]
     assert tested[0] == tested[1]
     assert not Dominance({}, 0.0, seed).is_tested(other)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,14 @@ import pytest
 
 from stepscope.errors import BadWorkload, CannotTry, StepscopeError
 from stepscope.records import Outcome
-from stepscope.studies.design import Budget, Design
-from stepscope.studies.engine import Engine, Moment
+from stepscope.records.codec import to_json
+from stepscope.studies.design.records import Budget, Design
+from stepscope.studies.engine import Engine, SilentListener
 from stepscope.studies.folder import StudyPaths
-from stepscope.studies.grid import Grid
-from stepscope.studies.here import Here
-from stepscope.studies.known import Known
-from stepscope.studies.launchers.contract import Job, Over, Show
-from stepscope.studies.result import Result
-from stepscope.studies.spec import Spec, make_spec
-from stepscope.trials.limits import Room
+from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
+from stepscope.studies.planner import GridPlanner
+from stepscope.studies.results import Results
+from stepscope.studies.trial_spec import TrialSpec, make_spec
 
 Ends = Callable[[Job], tuple[Outcome, str] | StepscopeError]
 WELL: Ends = lambda job: (Outcome.OK, "")  # noqa: E731
@@ -31,7 +29,7 @@ SECONDS = 2.0
 class Paper:
     """A launcher of trials that take two seconds on paper, and end as a test says."""
 
-    slots = 1
+    machines: Mapping[str, int] = {"": 1}
 
     def __init__(self, ends: Ends) -> None:
         self._ends = ends
@@ -47,14 +45,14 @@ class Paper:
     def start(self, job: Job) -> None:
         self._jobs.append(job)
 
-    def wait(self, show: Show) -> list[Over]:
+    def wait(self, show: Show) -> list[FinishedTrial]:
         job = self._jobs.pop()
         self.ran.append((job.facts["study"]["role"], job.workload.batch_size))
         ended = self._ends(job)
         if isinstance(ended, StepscopeError):
-            return [Over(job, ended)]
+            return [FinishedTrial(job, ended)]
         _write(job, *ended)
-        return [Over(job)]
+        return [FinishedTrial(job)]
 
 
 def _write(job: Job, outcome: Outcome, reason: str) -> None:
@@ -66,22 +64,16 @@ def _write(job: Job, outcome: Outcome, reason: str) -> None:
         "watcher": {},
         "ending": {"outcome": outcome.value, "reason": reason, "monotonic_ns": 1},
         "environment": {"cpu": {"logical": 2, "allowed": 2}},
-        "workload": job.workload.as_dict(),
+        "workload": to_json(job.workload),
         "limits": {},
         "trial": {**job.facts, "started_ns": 0, "cleaned_ns": int(SECONDS * 1e9)},
     }
     (job.folder / "run.json").write_text(json.dumps(facts))
 
 
-class Listener:
+class Listener(SilentListener):
     def __init__(self) -> None:
         self.told: list[str] = []
-
-    def begins(self, study: Any) -> None: ...
-
-    def show(self, moment: Moment) -> None: ...
-
-    def over(self, result: Result, moment: Moment) -> None: ...
 
     def tell(self, text: str) -> None:
         self.told.append(text)
@@ -91,35 +83,40 @@ class Ran:
     """An engine that ran, and all that it left."""
 
     def __init__(
-        self, folder: Path, ends: Ends, points: int = 4, known: Known | None = None, **design: Any
+        self, folder: Path, ends: Ends, points: int = 4, known: Results | None = None, **design: Any
     ) -> None:
         specs = [make_spec({"model": "cnn", "batch_size": n}) for n in range(1, points + 1)]
-        sentinel = design.pop("sentinel", None)
+        reference = design.pop("reference", None)
         plan = Design("paper", {"model": "cnn"}, (), **{"block": 2, **design})
         self.paths = StudyPaths(folder)
         folder.mkdir(exist_ok=True)
         self.launcher, self.listener = Paper(ends), Listener()
-        self.known = known or Known(plan.reruns)
+        self.known = known or Results(plan.reruns)
         self.engine = Engine(
-            self.paths, plan, Grid(plan, specs), self.launcher, self.known, self.listener,
-            sentinel, Here(Room(2, 1 << 34)),
-        )  # fmt: skip
+            self.paths,
+            GridPlanner(plan, specs),
+            self.launcher,
+            self.known,
+            self.listener,
+            plan,
+            reference,
+        )
 
     def run(self) -> str:
         return self.engine.run()
 
     @property
-    def sentinels(self) -> int:
+    def references(self) -> int:
         return sum(role == "sentinel" for role, _ in self.launcher.ran)
 
 
 @pytest.fixture
-def sentinel() -> Spec:
+def reference() -> TrialSpec:
     return make_spec({"model": "cnn", "batch_size": 99})
 
 
-def test_every_block_begins_with_the_sentinel(tmp_path: Path, sentinel: Spec) -> None:
-    ran = Ran(tmp_path / "s", WELL, points=5, sentinel=sentinel)
+def test_every_block_begins_with_the_sentinel(tmp_path: Path, reference: TrialSpec) -> None:
+    ran = Ran(tmp_path / "s", WELL, points=5, reference=reference)
     assert ran.run() == "done"
     roles = [role[0] for role, _ in ran.launcher.ran]
     assert "".join(roles) == "sttsttst"
@@ -138,9 +135,9 @@ def test_a_budget_of_time_counts_what_was_spent_before(tmp_path: Path) -> None:
 def test_one_configuration_that_always_fails_does_not_end_the_study(tmp_path: Path) -> None:
     """Three repeats of it, tried three times each, are one cause and not three."""
     ends: Ends = lambda job: (  # noqa: E731
-        (Outcome.CRASHED, "its runner failed: x") if job.workload.batch_size == 2 else WELL(job)
+        (Outcome.CRASHED, "no space left on device") if job.workload.batch_size == 2 else WELL(job)
     )
-    ran = Ran(tmp_path / "s", ends, repeats=3, with_sentinel=False)
+    ran = Ran(tmp_path / "s", ends, repeats=3, with_reference=False)
     assert ran.run() == "done"
     tries = [batch for _, batch in ran.launcher.ran]
     assert tries.count(2) == 9 and len(tries) == 9 + 3 * 3
@@ -176,8 +173,8 @@ def _failing(numbers: set[int]) -> Ends:
     count: Iterator[int] = iter(range(1, 100))
 
     def ends(job: Job) -> tuple[Outcome, str]:
-        is_sentinel = job.facts["study"]["role"] == "sentinel"
-        fails = is_sentinel and next(count) in numbers
+        is_reference = job.facts["study"]["role"] == "sentinel"
+        fails = is_reference and next(count) in numbers
         return (Outcome.GPU_OOM, "no memory") if fails else (Outcome.OK, "")
 
     return ends
@@ -185,12 +182,12 @@ def _failing(numbers: set[int]) -> Ends:
 
 @pytest.mark.parametrize(("fail", "left"), [({1, 2}, 2), ({2, 4}, 5), (set(), 5)])
 def test_a_sentinel_that_does_not_train_is_dropped(
-    tmp_path: Path, sentinel: Spec, fail: set[int], left: int
+    tmp_path: Path, reference: TrialSpec, fail: set[int], left: int
 ) -> None:
     """Two that fail in a row; not two of many."""
-    ran = Ran(tmp_path / "s", _failing(fail), points=10, sentinel=sentinel)
+    ran = Ran(tmp_path / "s", _failing(fail), points=10, reference=reference)
     assert ran.run() == "done"
-    assert ran.sentinels == left
+    assert ran.references == left
     assert any("does not train" in text for text in ran.listener.told) == (left < 5)
 
 
@@ -205,9 +202,9 @@ def test_what_was_never_begun_leaves_no_claim(tmp_path: Path) -> None:
 
 def test_what_is_no_workload_is_told_and_left_out(tmp_path: Path) -> None:
     ends: Ends = lambda job: (  # noqa: E731
-        BadWorkload("--length is no knob of it") if job.workload.batch_size == 3 else WELL(job)
+        BadWorkload("--length is no setting of it") if job.workload.batch_size == 3 else WELL(job)
     )
     ran = Ran(tmp_path / "s", ends, repeats=2)
     assert ran.run() == "done"
     assert [batch for _, batch in ran.launcher.ran].count(3) == 1
-    assert any("length is no knob" in t and "--length" not in t for t in ran.listener.told)
+    assert any("length is no setting" in t and "--length" not in t for t in ran.listener.told)

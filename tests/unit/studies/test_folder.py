@@ -22,23 +22,22 @@ import pytest
 
 from stepscope.errors import CannotTry, StudyBusy
 from stepscope.records import Outcome
-from stepscope.runs import runfile
+from stepscope.records.codec import dumps, to_json
+from stepscope.runs.facts import identity_of_self
 from stepscope.studies import folder as module
 from stepscope.studies.folder import (
-    Attempt,
-    Found,
     Ledger,
     StudyPaths,
     alone,
-    look,
+    claim,
     runner_of,
-    take,
 )
-from stepscope.studies.result import Result
+from stepscope.studies.results import Attempt, Result
+from stepscope.studies.scan import StudyScan, look
 
 KEY, OTHER = "0123456789ab", "ba9876543210"
 SETTINGS = {"model": "cnn", "batch_size": 32}
-DEAD = {**runfile.identity_of_self(), "pid": 2**22 + 1}
+DEAD = {**to_json(identity_of_self()), "pid": 2**22 + 1}
 
 
 @pytest.fixture
@@ -53,7 +52,7 @@ def attempt(number: int = 1, key: str = KEY, repeat: int = 1) -> Attempt:
 
 
 def claimed(paths: StudyPaths, it: Attempt, by: dict[str, Any] | None = None) -> Attempt:
-    assert take(paths, it, SETTINGS)
+    assert claim(paths, it, SETTINGS)
     paths.claim(it.place).write_text(json.dumps(DEAD if by is None else by))
     return it
 
@@ -64,7 +63,7 @@ def ran(paths: StudyPaths, it: Attempt, outcome: str = "ok", watcher: Any = None
     folder.mkdir()
     facts = {
         "format": 1,
-        "clock": {"wall_ns": 10**18 + it.number},
+        "clock": {"monotonic_ns": 0, "wall_ns": 10**18 + it.number},
         "watcher": watcher or DEAD,
         "ending": {"outcome": outcome},
     }
@@ -84,18 +83,18 @@ def measured(folder: Path, blank: Result) -> Result:
     )
 
 
-def looked(paths: StudyPaths) -> Found:
+def looked(paths: StudyPaths) -> StudyScan:
     found = look(paths, measured)
     assert len({r.place for r in found.results}) == len(found.results), "a result counts twice"
     return found
 
 
-def outcomes(found: Found) -> dict[str, str]:
+def outcomes(found: StudyScan) -> dict[str, str]:
     return {result.place: result.outcome.value for result in found.results}
 
 
 def test_a_new_study_has_nothing(paths: StudyPaths) -> None:
-    assert looked(paths) == Found([], [], set(), [], [])
+    assert looked(paths) == StudyScan([], [], set(), [], [])
 
 
 def test_what_is_no_trial_is_not_looked_at(paths: StudyPaths) -> None:
@@ -105,18 +104,20 @@ def test_what_is_no_trial_is_not_looked_at(paths: StudyPaths) -> None:
     (paths.folder / KEY).mkdir()
     for name in ("spec.json", ".r1a1.claim.7.tmp", "r1", "xr1a1", "r1a1.claim.bak"):
         (paths.folder / KEY / name).write_text("{}")
-    assert looked(paths) == Found([], [], set(), [], [])
+    assert looked(paths) == StudyScan([], [], set(), [], [])
 
 
 def test_a_claim_is_made_once(paths: StudyPaths) -> None:
-    assert take(paths, attempt(), SETTINGS)
-    assert not take(paths, attempt(), SETTINGS)
-    assert take(paths, attempt(2), SETTINGS)
+    assert claim(paths, attempt(), SETTINGS)
+    assert not claim(paths, attempt(), SETTINGS)
+    assert claim(paths, attempt(2), SETTINGS)
     assert json.loads(paths.claim(attempt().place).read_text())["pid"] == os.getpid()
     assert json.loads(paths.spec(KEY).read_text())["settings"] == SETTINGS
     assert {p.name for p in (paths.folder / KEY).iterdir()} == {
-        "spec.json", "r1a1.claim", "r1a2.claim",
-    }  # fmt: skip
+        "spec.json",
+        "r1a1.claim",
+        "r1a2.claim",
+    }
 
 
 def test_of_many_one_gets_a_claim(paths: StudyPaths) -> None:
@@ -125,7 +126,7 @@ def test_of_many_one_gets_a_claim(paths: StudyPaths) -> None:
 
     def claim_all() -> None:
         start.wait()
-        won.put([number for number in range(1, 41) if take(paths, attempt(number), SETTINGS)])
+        won.put([number for number in range(1, 41) if claim(paths, attempt(number), SETTINGS)])
 
     claimers = [fork.Process(target=claim_all) for _ in range(6)]
     for each in claimers:
@@ -142,16 +143,16 @@ def test_a_file_system_without_links(paths: StudyPaths, monkeypatch: pytest.Monk
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(module.os, "link", refuse)
-    assert take(paths, attempt(), SETTINGS)
-    assert not take(paths, attempt(), SETTINGS)
+    assert claim(paths, attempt(), SETTINGS)
+    assert not claim(paths, attempt(), SETTINGS)
     assert looked(paths).running == [attempt()]
 
 
 def test_who_claimed_and_died_lost_it_and_who_lives_runs_it(paths: StudyPaths) -> None:
     claimed(paths, attempt(1))
-    claimed(paths, attempt(2), runfile.identity_of_self())
+    claimed(paths, attempt(2), to_json(identity_of_self()))
     ran(paths, attempt(3), "running")
-    ran(paths, attempt(4), "running", runfile.identity_of_self())
+    ran(paths, attempt(4), "running", to_json(identity_of_self()))
     found = looked(paths)
     assert outcomes(found) == {f"{KEY}/r1a1": "lost", f"{KEY}/r1a3": "lost"}
     assert found.running == [attempt(2), attempt(4)]
@@ -169,7 +170,7 @@ def test_a_claim_that_says_nothing_is_of_nobody(paths: StudyPaths, claim: bytes)
     assert outcomes(looked(paths)) == {f"{KEY}/r1a1": "lost"}
 
 
-def ledger_of(paths: StudyPaths, found: Found) -> Path:
+def ledger_of(paths: StudyPaths, found: StudyScan) -> Path:
     ledger = Ledger(paths)
     for result in found.unwritten:
         ledger.add(result)
@@ -302,7 +303,7 @@ def test_the_later_line_counts_of_a_trial_that_was_deleted_with_its_claim_and_ru
     for names in (("a", "b"), ("b", "a")):
         paths.ledger.mkdir()
         for name, result in zip(names, (old, new), strict=True):
-            line = json.dumps(result.as_dict()) + "\n"
+            line = dumps(result) + "\n"
             (paths.ledger / f"{name}.jsonl").write_text(line)
         assert looked(paths).results == [new]
         shutil.rmtree(paths.ledger)
@@ -344,13 +345,13 @@ def test_one_runs_a_study_and_the_second_is_told_who(paths: StudyPaths) -> None:
         with pytest.raises(StudyBusy, match=f"by process {first.pid} on ") as told, alone(paths):
             pass
         assert "study show" in told.value.hint
-        assert (runner_of(paths) or {})["pid"] == first.pid
+        assert runner_of(paths).pid == first.pid
         assert paths.now.exists(), "it is of who runs the study"
         first.send_signal(signal.SIGKILL)
         first.wait()
     assert runner_of(paths) is None
     with alone(paths):
-        assert (runner_of(paths) or {})["pid"] == os.getpid()
+        assert runner_of(paths).pid == os.getpid()
     assert runner_of(paths) is None and not paths.now.exists()
 
 
@@ -365,7 +366,7 @@ def test_who_only_looks_keeps_nobody_from_running_it(paths: StudyPaths) -> None:
         os._exit(0)
     os.close(looking)  # our child has it for a moment longer
     with alone(paths):
-        assert (runner_of(paths) or {})["pid"] == os.getpid()
+        assert runner_of(paths).pid == os.getpid()
     os.waitpid(pid, 0)
 
 

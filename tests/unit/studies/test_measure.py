@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from stepscope.records import Ending, Outcome
-from stepscope.studies.folder import Found, StudyPaths, look
-from stepscope.studies.measure import is_infrastructure, result_of
-from stepscope.studies.result import Result
+from stepscope.studies.folder import StudyPaths
+from stepscope.studies.measure import is_infrastructure, measure_trial
+from stepscope.studies.results import Result
+from stepscope.studies.scan import StudyScan, look
 from studies import design, planted_environment, study
 
 DESIGN = "factors: {batch_size: [16, 64]}\nblocks: {reruns: 0, sentinel: none}\n"
@@ -43,12 +44,16 @@ def paths(done: Path, tmp_path: Path) -> StudyPaths:
     return StudyPaths(Path(shutil.copytree(done, tmp_path / "study")))
 
 
-def by_outcome(found: Found) -> dict[Outcome, Result]:
+def measured(folder: Path, blank: Result) -> Result:
+    return measure_trial(folder, blank).result
+
+
+def by_outcome(found: StudyScan) -> dict[Outcome, Result]:
     return {result.outcome: result for result in found.results}
 
 
 def test_a_trial_that_trained_tells_its_figures(paths: StudyPaths) -> None:
-    told = by_outcome(look(paths, result_of))[Outcome.OK]
+    told = by_outcome(look(paths, measured))[Outcome.OK]
     assert told.throughput == pytest.approx(160.0, rel=1e-6)
     assert told.values["step_seconds"] == pytest.approx(0.1, rel=1e-6)
     assert told.values["gpu_memory_peak"] == 1e9
@@ -59,7 +64,7 @@ def test_a_trial_that_trained_tells_its_figures(paths: StudyPaths) -> None:
 
 
 def test_an_oom_is_a_result(paths: StudyPaths) -> None:
-    told = by_outcome(look(paths, result_of))[Outcome.GPU_OOM]
+    told = by_outcome(look(paths, measured))[Outcome.GPU_OOM]
     assert told.is_result and told.throughput is None and "memory" in told.reason
     assert told.settings["batch_size"] == 64
 
@@ -72,7 +77,7 @@ def test_the_ledger_can_be_made_again_from_run_folders(paths: StudyPaths) -> Non
     shutil.rmtree(paths.ledger)
     for folder in paths.folder.glob("*/r*a*"):
         shutil.rmtree(folder / "derived", ignore_errors=True)
-    again = look(paths, result_of)
+    again = look(paths, measured)
     assert sorted(again.results, key=lambda r: r.key) == sorted(before, key=lambda r: r.key)
     assert again.unwritten == again.results
 
@@ -86,7 +91,7 @@ def test_whatever_file_of_a_run_is_damaged_the_study_can_be_read(
         paths = StudyPaths(tmp_path / str(number))
         shutil.copytree(done, paths.folder, ignore=shutil.ignore_patterns("ledger", "derived"))
         DAMAGE[damage](paths.folder / name)
-        found = look(paths, result_of)
+        found = look(paths, measured)
         assert len(found.results) == 2, name
         lost = [result for result in found.results if result.outcome is Outcome.LOST]
         assert all(result.key == name.parts[0] for result in lost), "the other one counts"
@@ -112,10 +117,10 @@ def ended(reason: str = "", signal: str | None = None, **evidence: object) -> En
         ended("RuntimeError: CUDA error: uncorrectable ECC error encountered"),
         ended("ConnectionResetError: [Errno 104] Connection reset by peer"),
         ended("it ended with code 1", disk_is_full=True),
-        ended("its runner failed: [Errno 5]"),
+        ended("its runner failed: [Errno 5]", runner_failed=True),
         ended("NCCL error in: x.cpp:12, unhandled system error (run with NCCL_DEBUG=INFO)"),
     ],
-)  # fmt: skip
+)
 def test_what_fails_around_a_trial(ending: Ending) -> None:
     assert is_infrastructure(ending)
 
@@ -149,5 +154,5 @@ def test_a_number_that_is_none_is_left_out(done: Path, monkeypatch: pytest.Monke
     )
     (folder,) = (steps.parent.parent for steps in done.glob("*/r1a1/trial/steps0.bin"))
     blank = Result(folder.parent.name, {}, "trial", 1, 1, 1, Outcome.LOST)
-    told = result_of(folder, blank)
+    told = measure_trial(folder, blank).result
     assert told.throughput and not {"cpu_share", "step_seconds"} & told.values.keys()

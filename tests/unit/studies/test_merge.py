@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 from stepscope.errors import RunFolderError, StepscopeError
-from stepscope.report.studyread import read_view
+from stepscope.report.study.read import read_view
 from stepscope.studies.folder import StudyPaths, alone
 from stepscope.studies.merge import merge_studies, parts_of
-from stepscope.studies.result import MACHINE
+from stepscope.studies.results import MACHINE
 from studies import design, planted_environment, study
 
 DESIGN = "factors: {batch_size: [16, 64]}\nblocks: {reruns: 0, sentinel: none}\n"
@@ -47,8 +47,11 @@ def test_the_machine_becomes_a_factor(done: Path, tmp_path: Path) -> None:
     levels = {factor.name: factor.levels for factor in contents.analysis.factors}
     assert levels == {MACHINE: ("8 × Fast", "2 × Slow"), "batch_size": (16, 64)}
     assert sorted((r.machine, r.settings["batch_size"]) for r in contents.counted) == [
-        ("2 × Slow", 16), ("2 × Slow", 64), ("8 × Fast", 16), ("8 × Fast", 64),
-    ]  # fmt: skip
+        ("2 × Slow", 16),
+        ("2 × Slow", 64),
+        ("8 × Fast", 16),
+        ("8 × Fast", 64),
+    ]
     assert (contents.planned, contents.pending, contents.running) == (4, 0, None)
 
 

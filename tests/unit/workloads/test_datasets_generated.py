@@ -8,6 +8,7 @@ import statistics
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -17,9 +18,8 @@ from PIL import Image
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.datasets import cifar, video
-from stepscope.workloads.datasets.folders import class_folders, labelled_files
 from stepscope.workloads.datasets.jpeg import draw, generated_jpegs
-from stepscope.workloads.datasets.locate import _count, locate
+from stepscope.workloads.datasets.locate import class_folders, labelled_files, locate
 from stepscope.workloads.datasets.store import data_home
 from stepscope.workloads.spec import make_workload
 
@@ -201,8 +201,9 @@ def test_clips_are_like_those_of_ucf101(tmp_path: Path, monkeypatch: pytest.Monk
 @pytest.fixture(scope="module")
 def clip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("av")
-    path = tmp_path_factory.mktemp("clip") / "clip.avi"
-    video._encode(path, 0, 0)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("STEPSCOPE_DATA", str(tmp_path_factory.mktemp("clip")))
+        (path,) = video.generated_clips(1).rglob("*.avi")
     return path
 
 
@@ -304,7 +305,7 @@ def test_folders_that_are_none(tmp_path: Path, given: str, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "files"),
+    ("settings", "files"),
     [
         ({"data": "jpeg", "samples": 3}, 3),
         ({"data": "loader-only:jpeg", "samples": 4}, 4),
@@ -313,10 +314,10 @@ def test_folders_that_are_none(tmp_path: Path, given: str, what: str) -> None:
         ({}, None),
     ],
 )
-def test_what_is_located(knobs: dict[str, object], files: int | None) -> None:
-    if knobs.get("data") == "video":
+def test_what_is_located(settings: dict[str, object], files: int | None) -> None:
+    if settings.get("data") == "video":
         pytest.importorskip("av")
-    place = locate(make_workload("cnn", knobs))
+    place = locate(make_workload("cnn", settings))
     if files is None:
         assert place is None
     else:
@@ -325,6 +326,9 @@ def test_what_is_located(knobs: dict[str, object], files: int | None) -> None:
 
 
 @given(st.integers(1, 5000), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 5000)))
-def test_unsaid_there_is_enough_for_a_step(batch: int, ranks: int, samples: int | None) -> None:
-    workload = make_workload("cnn", {"batch_size": batch, "ranks": ranks, "samples": samples})
-    assert _count(workload, 1024) == (samples or max(1024, batch * ranks))
+def test_by_default_there_is_enough_for_a_step(batch: int, ranks: int, samples: int | None) -> None:
+    settings = {"batch_size": batch, "ranks": ranks, "samples": samples, "data": "jpeg"}
+    with patch("stepscope.workloads.datasets.jpeg.generated_jpegs", lambda count: Path(str(count))):
+        place = locate(make_workload("cnn", settings))
+    assert place and place.generated
+    assert place.path == Path(str(samples or max(1024, batch * ranks)))

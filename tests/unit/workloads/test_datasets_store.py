@@ -59,8 +59,9 @@ def forbidden(folder: Path) -> None:
 def start_maker(told: Path, seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-c", SLOW_MAKER, str(told), str(seconds)],
-        stdout=subprocess.PIPE, text=True,
-    )  # fmt: skip
+        stdout=subprocess.PIPE,
+        text=True,
+    )
 
 
 def wait_for(path: Path) -> None:

@@ -9,8 +9,8 @@ import pytest
 torch = pytest.importorskip("torch")
 from torch import nn  # noqa: E402
 
-from stepscope.workloads.frameworks.torch.layers import layers_of  # noqa: E402
-from stepscope.workloads.frameworks.torch.parts import Built  # noqa: E402
+from stepscope.workloads.frameworks.torch.models import Built  # noqa: E402
+from stepscope.workloads.frameworks.torch.probe import layers_of  # noqa: E402
 from stepscope.workloads.probing import Layer  # noqa: E402
 
 

@@ -12,12 +12,13 @@ from torch.overrides import TorchFunctionMode
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.frameworks.torch.models import (
+    Built,
+    Shape,
     build_model,
     model_names,
     parameters_of,
     shape_of,
 )
-from stepscope.workloads.frameworks.torch.parts import Built, Shape
 from stepscope.workloads.spec import make_workload
 
 NAMES = model_names()
@@ -77,8 +78,8 @@ def on_meta(name: str) -> Any:
     return WeightsOnMeta() if name.startswith("regnet") else torch.device("meta")
 
 
-def build(name: str, **knobs: Any) -> tuple[Built, Shape]:
-    workload = make_workload(name, knobs)
+def build(name: str, **settings: Any) -> tuple[Built, Shape]:
+    workload = make_workload(name, settings)
     shape = shape_of(workload)
     return build_model(workload, shape), shape
 
@@ -129,7 +130,7 @@ def test_names_are_those_of_torchvision_that_classify() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "shape"),
+    ("name", "settings", "shape"),
     [
         ("cnn", {}, Shape("image", 10, size=32)),
         ("cnn", {"data": "cifar100"}, Shape("image", 100, size=32)),
@@ -148,8 +149,8 @@ def test_names_are_those_of_torchvision_that_classify() -> None:
         ("lstm", {"length": 50}, Shape("tokens", 10, length=50, vocabulary=10_000)),
     ],
 )
-def test_shapes(name: str, knobs: dict[str, Any], shape: Shape) -> None:
-    assert shape_of(make_workload(name, knobs)) == shape
+def test_shapes(name: str, settings: dict[str, Any], shape: Shape) -> None:
+    assert shape_of(make_workload(name, settings)) == shape
 
 
 @pytest.mark.parametrize(
@@ -167,7 +168,7 @@ def test_the_cnn_takes_other_sizes(size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "knobs", "said"),
+    ("name", "settings", "said"),
     [
         ("alexnet", {"image_size": 16}, "32 images of 16×16 pixels. It was made for .* 224×224"),
         ("vit_b_16", {"image_size": 225}, "Input shape indivisible by patch size"),
@@ -178,18 +179,18 @@ def test_the_cnn_takes_other_sizes(size: int) -> None:
         ("s3d", {"image_size": 112}, "smaller than kernel size"),
     ],
 )
-def test_what_a_model_cannot_take_is_said(name: str, knobs: dict[str, Any], said: str) -> None:
+def test_what_a_model_cannot_take_is_said(name: str, settings: dict[str, Any], said: str) -> None:
     with on_meta(name), pytest.raises(BadWorkload, match=said):
-        build(name, **knobs)
+        build(name, **settings)
 
 
 @pytest.mark.parametrize(
-    ("name", "knob"), [("cnn", "frames"), ("resnet18", "length"), ("lstm", "image_size")]
+    ("name", "setting"), [("cnn", "frames"), ("resnet18", "length"), ("lstm", "image_size")]
 )
-def test_a_knob_that_would_change_nothing_is_refused(name: str, knob: str) -> None:
-    option = "--" + knob.replace("_", "-")
+def test_a_setting_that_would_change_nothing_is_refused(name: str, setting: str) -> None:
+    option = "--" + setting.replace("_", "-")
     with pytest.raises(BadWorkload, match=f"{option} says nothing"):
-        shape_of(make_workload(name, {knob: 20}))
+        shape_of(make_workload(name, {setting: 20}))
 
 
 def test_an_unknown_name_lists_the_nearest() -> None:
@@ -209,10 +210,10 @@ def test_heads_at_half_height_count_less() -> None:
     assert loss.item() == pytest.approx((main + 0.3 * sum(others)).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize(("name", "knobs"), [("cnn", {}), ("lstm", {"length": 5})])
-def test_it_learns(name: str, knobs: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "settings"), [("cnn", {}), ("lstm", {"length": 5})])
+def test_it_learns(name: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
-    built, shape = build(name, **knobs)
+    built, shape = build(name, **settings)
     inputs, _ = batch_of(shape, 16)
     labels = torch.arange(16) % 2
     batch = inputs * labels.view(-1, *[1] * (inputs.dim() - 1)), labels

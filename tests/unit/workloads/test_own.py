@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.own import OwnPlace, find_own, hint_for, is_place, skeleton, where_in
-from stepscope.workloads.skeleton import skeleton_of
-from stepscope.workloads.source import would_train
+from stepscope.workloads.user_file import skeleton_of, training_line
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -67,7 +66,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str
 
 
 def line_of(source: str) -> int | None:
-    return would_train(ast.parse(source))
+    return training_line(ast.parse(source))
 
 
 def refusal(model: str) -> str:
@@ -270,7 +269,7 @@ def test_a_file_that_trains_is_helped(file: Callable[[str], str]) -> None:
     assert "would start to train as soon as it is imported, at line 19" in refused
     assert '"model": Net(width=..., norm=...),' in code
     assert '"data": Faces(folder=...),' in code
-    assert code.rstrip().endswith("# move line 19 here")
+    assert code.rstrip().endswith("# move line 19 and what follows here")
 
 
 SCRIPT = """\
@@ -311,95 +310,12 @@ def workload():
 
 
 if __name__ == "__main__":
-    ...  # move lines 15 to 20 and line 24 here
+    ...  # move line 15 and what follows here
 """
 
 
 def test_what_the_training_uses_is_offered(file: Callable[[str], str]) -> None:
     assert code_in(refusal(f"{file(SCRIPT)}:workload")) == OFFERED
-
-
-def test_what_only_a_function_has_is_offered_by_what_it_is_made_with(
-    file: Callable[[str], str],
-) -> None:
-    name = file(
-        """
-        import torch
-        from torch import nn
-        import torch.nn.functional as F
-
-        class Net(nn.Module):
-            def __init__(self, width): ...
-
-        class Faces(torch.utils.data.Dataset):
-            def __init__(self, folder): ...
-
-        def main(options):
-            width = 64
-            model, device = Net(width), "cuda"
-            model = model.to(device)
-            faces = Faces(options.folder)
-            opt = torch.optim.AdamW(model.parameters(), lr=options.lr, fused=True)
-            for x, y in torch.utils.data.DataLoader(faces, 16):
-                loss = F.cross_entropy(model(x), y, label_smoothing=0.1)
-                loss.backward()
-                opt.step()
-
-        if __name__ == "__main__":
-            main(read())
-        """
-    )
-    code = code_in(refusal(name))
-    assert '"model": Net(64),' in code
-    assert '"data": Faces(...),' in code
-    assert "parameters: torch.optim.AdamW(parameters, lr=..., fused=True)," in code
-    loss = "lambda output, target: F.cross_entropy(output, target, label_smoothing=0.1)"
-    assert f'"loss": {loss},' in code
-
-
-def test_a_step_and_a_collate_are_offered_and_no_workload_is(file: Callable[[str], str]) -> None:
-    name = file(
-        """
-        class Net(nn.Module): ...
-        def step(model, batch): return model(batch)
-        def train_step(model, batch): opt.step(); return 1
-        def collate(samples): return samples, 1
-        def get_data(): return workload()["data"]
-        def model_and_data(): return {"model": Net(), "data": workload()["data"]}
-        def main():
-            data = workload()["data"]
-            for batch in DataLoader(workload()["data"]):
-                step(net, batch).backward()
-        """
-    )
-    code = skeleton(Path(name), "model_of_mine")
-    assert '"model": Net(),' in code and '"step": step,' in code and '"loss"' not in code
-    assert "workload" not in code and "model_and_data" not in code
-
-
-def test_trainers_tell_model_and_data(file: Callable[[str], str]) -> None:
-    of_transformers = "a = make()\nb = make()\nTrainer(model=a, train_dataset=b).train()\n"
-    code = code_in(refusal(f"{file(of_transformers)}:workload"))
-    assert '"model": a,' in code and '"data": b,' in code
-    of_lightning = "c = make()\nTrainer().fit(c, DataLoader(Faces(3)))\nfrom x import Faces"
-    code = code_in(refusal(f"{file(of_lightning)}:workload"))
-    assert '"model": c,' in code and '"data": Faces(3),' in code
-
-
-@pytest.mark.parametrize(
-    ("asking", "said"),
-    [
-        ("options = parser.parse_args()", "line 1 calls parser.parse_args(): move it here, or"),
-        ("def read(): return input()\nx = read()", "line 2 calls read(): move it here"),
-        ("name = input()", "line 1 calls input(): move it here, as nobody answers"),
-    ],
-)
-def test_what_asks_at_import_is_said_too(
-    file: Callable[[str], str], asking: str, said: str
-) -> None:
-    for rest in ("", LOOP):
-        assert said in code_in(refusal(f"{file(f'{asking}{chr(10)}{rest}')}:workload"))
-    assert "calls" not in refusal(f"{file(f'def main():{chr(10)}    input()')}:workload")
 
 
 def test_a_file_that_trains_and_has_its_function_is_only_told_where(
@@ -412,16 +328,10 @@ def test_a_file_that_trains_and_has_its_function_is_only_told_where(
 @pytest.mark.parametrize(
     ("source", "model", "data"),
     [
-        ("model = Net()\ntrain_set = make()\ndataset = CIFAR10('.')", "model", "dataset"),
-        (
-            "def build_model(): return 1\ndef get_data(n): return 2",
-            "build_model()",
-            "get_data(n=...)",
-        ),
-        ("def make() -> nn.Module: ...\ndef read() -> Dataset[int]: ...", "make()", "read()"),
-        ("def train_model(model): return model\ndef check_data(): return 1", "...", "..."),
+        ("model = Net()\nval_data = make()\ndataset = CIFAR10('.')", "model", "dataset"),
         ("class A(pl.LightningModule): ...\nclass B(pl.LightningDataModule): ...", "A()", "..."),
         ("class A(nn.Module): ...\nclass B(A): ...\nclass C(IterableDataset): ...", "B()", "C()"),
+        ("class A(nn.Module): ...\nnet = A()\ny = DataLoader(x, 4)", "net", "x"),
         (
             "class A(BertPreTrainedModel):\n    def __init__(self, config): ...",
             "A(config=...)",
@@ -447,10 +357,10 @@ def test_some_models_bring_their_loss(file: Callable[[str], str], package: str) 
 @given(st.lists(st.sampled_from([*TRAININGS, *HARMLESS, FINE]), max_size=6).map("".join))
 def test_a_skeleton_is_python(source: str) -> None:
     tree = ast.parse(source)
-    offered = ast.parse(skeleton_of(tree, "workload", guard=True))
+    offered = ast.parse(skeleton_of(tree, "workload"))
     (function,) = [node for node in offered.body if isinstance(node, ast.FunctionDef)]
     assert function.name == "workload"
-    assert would_train(offered) is None
+    assert training_line(offered) is None
 
 
 @pytest.mark.parametrize(

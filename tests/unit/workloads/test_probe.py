@@ -16,10 +16,10 @@ from torch.utils.data import Dataset  # noqa: E402
 
 from stepscope.errors import BadWorkload  # noqa: E402
 from stepscope.workloads.frameworks.torch import probe  # noqa: E402
-from stepscope.workloads.frameworks.torch.parts import Built, Own  # noqa: E402
+from stepscope.workloads.frameworks.torch.batches import samples_for  # noqa: E402
+from stepscope.workloads.frameworks.torch.models import Built, Own  # noqa: E402
 from stepscope.workloads.frameworks.torch.probe import GpuMeter, Held, hold  # noqa: E402
-from stepscope.workloads.frameworks.torch.samples import samples_for  # noqa: E402
-from stepscope.workloads.probing import Ask, Told  # noqa: E402
+from stepscope.workloads.probing import ProbeRequest, ProbeResult  # noqa: E402
 from stepscope.workloads.spec import make_workload  # noqa: E402
 
 MiB, GiB = 1 << 20, 1 << 30
@@ -58,11 +58,13 @@ class Mean(nn.Module):
 class Trained:
     """A held workload of which every batch is noted: its size, and whether it is trained on."""
 
-    def __init__(self, then: Callable[[int, bool], None] = lambda size, trains: None, **knobs: Any):
+    def __init__(
+        self, then: Callable[[int, bool], None] = lambda size, trains: None, **settings: Any
+    ):
         self.seen: list[tuple[int, bool]] = []
         self.lengths: set[int] = set()
         self._then = then
-        workload = make_workload("cnn", {"device": "cpu", **knobs})
+        workload = make_workload("cnn", {"device": "cpu", **settings})
         built = Built(Mean(), self._loss, Own(Texts(), padded))
         samples = samples_for(workload, built, None)
         self.held = Held(workload, built, samples, torch.device("cpu"))
@@ -73,9 +75,11 @@ class Trained:
         self._then(len(batch), model.training)
         return model(batch)
 
-    def probe(self, *batches: int, **more: Any) -> list[Told]:
-        told: list[Told] = []
-        self.held.probe(Ask(batches, **more), told.append, Path(tempfile.mkdtemp()) / "1.trace")
+    def probe(self, *batches: int, **more: Any) -> list[ProbeResult]:
+        told: list[ProbeResult] = []
+        self.held.probe(
+            ProbeRequest(batches, **more), told.append, Path(tempfile.mkdtemp()) / "1.trace"
+        )
         return told
 
 
@@ -125,15 +129,15 @@ def test_accumulated_batches_make_one_step() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "states"),
+    ("settings", "states"),
     [
         ({"optimizer": "sgd", "momentum": 0.0}, 0),
         ({"optimizer": "sgd", "momentum": 0.9}, 1),
         ({"optimizer": "adam"}, 2),
     ],
 )
-def test_parts_are_counted(knobs: dict[str, Any], states: int) -> None:
-    (told,) = Trained(**knobs).probe(10)
+def test_parts_are_counted(settings: dict[str, Any], states: int) -> None:
+    (told,) = Trained(**settings).probe(10)
     parts = told.parts
     assert (parts.weights, parts.gradients, parts.inputs) == (12, 12, 10 * 19 * 4)
     assert states * 12 <= parts.optimizer <= states * 12 + 4  # Adam counts its steps
@@ -143,8 +147,10 @@ def test_parts_are_counted(knobs: dict[str, Any], states: int) -> None:
 def test_a_model_of_ours_is_held_on_the_cpu_and_trained() -> None:
     held = hold(make_workload("cnn", {"device": "cpu", "precision": "bf16"}))
     assert held.subject.device == "cpu" and held.samples.of is None
-    told: list[Told] = []
-    held.probe(Ask((2,), steps=2, cycle=False), told.append, Path(tempfile.mkdtemp()) / "1.trace")
+    told: list[ProbeResult] = []
+    held.probe(
+        ProbeRequest((2,), steps=2, cycle=False), told.append, Path(tempfile.mkdtemp()) / "1.trace"
+    )
     assert told[0].is_ok and told[0].parts.weights > 4 * held.subject.parameters - 1
 
 
@@ -178,7 +184,7 @@ def test_a_batch_that_fails_is_the_last() -> None:
 def test_failures_are_told_apart(error: Exception, kind: str) -> None:
     trained = Trained(fails(lambda size, trains: size == 4, error))
     (told,) = trained.probe(10)
-    assert (told.kind, told.phase) == (kind, "a smaller batch")
+    assert (told.kind, told.phase) == (kind, "smaller batch")
     assert told.message and len(told.step_s) == 3
     if kind == "workload":
         assert (told.message, told.hint) == ("No classes", "Give some")
@@ -187,7 +193,7 @@ def test_failures_are_told_apart(error: Exception, kind: str) -> None:
 def test_an_evaluation_that_is_not_meant_to_be_is_noted_and_left_out() -> None:
     trained = Trained(fails(lambda _, trains: not trains, ValueError("no labels\nin evaluation")))
     (told,) = trained.probe(10)
-    assert told.is_ok and told.notes == ("evaluation was not probed: no labels",)
+    assert told.is_ok and told.notes == ("evaluation was not tried: no labels",)
     assert trained.seen[-2:] == [(10, True)] * 2
 
 

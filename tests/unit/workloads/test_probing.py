@@ -9,30 +9,39 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.workloads.probing import Ask, Layer, Parts, Subject, Told, taking_turns
+from stepscope.analysis.memory.model import Parts
+from stepscope.records.codec import dumps, loads
+from stepscope.workloads.probing import (
+    Layer,
+    ProbeRequest,
+    ProbeResult,
+    Subject,
+    taking_turns,
+)
 
 
 def test_what_a_probe_is_asked_and_tells_survives_json() -> None:
-    ask = Ask((2, 16), 5, turn=True)
-    told = Told(4, "gpu_oom", "step 1", step_s=(0.1,), kept=(1, 2), parts=Parts(3), notes=("x",))
+    ask = ProbeRequest((2, 16), 5, turn=True)
+    told = ProbeResult(
+        4, "gpu_oom", "step 1", step_s=(0.1,), kept=(1, 2), parts=Parts(3), notes=("x",)
+    )
     subject = Subject("cuda", "a GPU", 7, 8, None, versions={"torch": "2"}, notes=("a",))
-    assert Ask.of(json.loads(json.dumps(ask.as_dict()))) == ask
-    assert Told.of(json.loads(json.dumps(told.as_dict()))) == told
-    assert Told.of({**told.as_dict(), "from a later version": 1}) == told
-    assert Subject.of(json.loads(json.dumps(vars(subject)))) == subject
+    assert loads(ProbeRequest, dumps(ask)) == ask
+    assert loads(ProbeResult, dumps(told)) == told
+    assert loads(Subject, dumps(subject)) == subject
     assert Layer(**json.loads(json.dumps(vars(Layer("a", "b", 1, 2))))) == Layer("a", "b", 1, 2)
 
 
 def test_the_rate_is_that_of_the_median_step_without_the_first() -> None:
-    assert Told(10, "ok", step_s=(9.0, 0.5, 0.1, 0.2)).samples_per_second == 50
-    assert Told(10, "ok", step_s=(9.0,)).samples_per_second is None
-    assert Told(10, "ok", step_s=()).samples_per_second is None
-    assert Told(10, "ok", step_s=(1.0, 0.0)).samples_per_second is None
+    assert ProbeResult(10, "ok", step_s=(9.0, 0.5, 0.1, 0.2)).samples_per_second == 50
+    assert ProbeResult(10, "ok", step_s=(9.0,)).samples_per_second is None
+    assert ProbeResult(10, "ok", step_s=()).samples_per_second is None
+    assert ProbeResult(10, "ok", step_s=(1.0, 0.0)).samples_per_second is None
 
 
 @pytest.mark.parametrize(("kind", "is_oom"), [("gpu_oom", 1), ("killed", 1), ("error", 0)])
 def test_what_is_killed_ran_out_of_memory_as_far_as_we_know(kind: str, is_oom: bool) -> None:
-    assert Told(1, kind).is_oom == is_oom and not Told(1, kind).is_ok  # type: ignore[arg-type]
+    assert ProbeResult(1, kind).is_oom == is_oom and not ProbeResult(1, kind).is_ok  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

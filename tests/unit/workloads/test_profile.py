@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.analysis.profile import SUMS, profile_of
+from stepscope.analysis.trial.profile import SUMS, profile_of
 from stepscope.workloads.frameworks.torch import profile as torch_profile
-from stepscope.workloads.frameworks.torch.profile import profile_steps, read_trace
+from stepscope.workloads.frameworks.torch.profile import profile_steps
 
 MIB = 1 << 20
 
@@ -109,10 +109,9 @@ def test_the_trace_is_kept_for_a_viewer(profiled: tuple[dict[str, Any], Path]) -
         "file": "trace0.json.gz",
         "bytes": trace.stat().st_size,
         "unzipped_bytes": len(text),
-        "events": len(events),
     }
     steps = [e["dur"] for e in events if e["name"].startswith("ProfilerStep#")]
-    assert told["step_us"] == steps and len(steps) == 3
+    assert told["step_us"] == pytest.approx(steps, rel=0.01) and len(steps) == 3
 
 
 @pytest.mark.parametrize("held", [1, 3])
@@ -196,33 +195,3 @@ def test_a_trace_that_fills_the_disk_leaves_nothing(tmp_path: Path) -> None:
         signal.signal(signal.SIGXFSZ, handler)
     assert set(told) == {"error"}
     assert not list(tmp_path.iterdir())
-
-
-def test_operators_are_those_of_pytorchs_own_table(tmp_path: Path) -> None:
-    """Where an operator only calls itself again, as `div_` of a number does, it is counted once."""
-    step, number = training(), torch.ones(3)
-    with torch.profiler.profile() as profiler:
-        step()
-        number.div_(2)
-    table = {
-        row.key: (row.count, row.self_cpu_time_total, row.cpu_time_total)
-        for row in profiler.key_averages()
-        if not row.key.startswith("Optimizer.")
-    }
-    profiler.export_chrome_trace(str(tmp_path / "trace.json"))
-    ours = {
-        row.name: (row.calls, row.self_cpu_us, row.cpu_us)
-        for row in read_trace(tmp_path / "trace.json").operators
-    }
-    assert set(ours) == set(table) and ours["aten::div_"][0] == 1
-    for name, figures in ours.items():
-        assert figures == pytest.approx(table[name], rel=1e-3, abs=0.1), name
-
-
-def test_damaged_traces_are_noticed(profiled: tuple[dict[str, Any], Path], tmp_path: Path) -> None:
-    whole = gzip.decompress(profiled[1].read_bytes())
-    path = tmp_path / "trace.json"
-    for damaged in (b"", b"\0" * 100, b"{}", whole[: len(whole) // 2], profiled[1].read_bytes()):
-        path.write_bytes(damaged)
-        with pytest.raises(ValueError, match="trace"):
-            read_trace(path)

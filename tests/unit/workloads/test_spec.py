@@ -1,4 +1,4 @@
-"""The knobs of a workload: what they may be, and what is said of what they may not."""
+"""The settings of a workload: what they may be, and what is said of what they may not."""
 
 from __future__ import annotations
 
@@ -10,38 +10,37 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import BadWorkload
+from stepscope.records.codec import to_json
 from stepscope.workloads.spec import (
     DATA,
-    KNOBS,
     PARTS,
+    SETTINGS,
     Workload,
-    knob_default,
     make_workload,
     nearest,
+    setting_default,
 )
 
 
-def test_every_field_but_the_model_is_a_knob_with_help() -> None:
+def test_every_field_but_the_model_is_a_setting_with_help() -> None:
     fields = {field.name for field in dataclasses.fields(Workload)}
-    assert fields == {"model", *KNOBS}
-    assert all(knob.help for knob in KNOBS.values())
+    assert fields == {"model", *SETTINGS}
+    assert all(setting.help for setting in SETTINGS.values())
 
 
 def test_defaults_are_valid_and_survive_json() -> None:
-    workload = make_workload("cnn", {name: knob_default(name) for name in KNOBS})
-    assert workload == Workload("cnn") == Workload(**workload.as_dict())
+    workload = make_workload("cnn", {name: setting_default(name) for name in SETTINGS})
+    assert workload == Workload("cnn") == Workload(**to_json(workload))
 
 
-@given(
-    batch=st.integers(1, 4096), parts=st.integers(1, 64), ranks=st.integers(1, 64)
-)  # fmt: skip
+@given(batch=st.integers(1, 4096), parts=st.integers(1, 64), ranks=st.integers(1, 64))
 def test_global_batch(batch: int, parts: int, ranks: int) -> None:
     workload = make_workload("cnn", {"batch_size": batch, "accumulate": parts, "ranks": ranks})
     assert workload.global_batch == batch * parts * ranks == workload.step_samples * ranks
 
 
 @pytest.mark.parametrize(
-    ("knobs", "said"),
+    ("settings", "said"),
     [
         ({"batch_size": 0}, "--batch-size 0 is too small. At least 1"),
         ({"batch_size": 1.5}, "no whole number"),
@@ -61,9 +60,9 @@ def test_global_batch(batch: int, parts: int, ranks: int) -> None:
         ({"compile": 1}, "no true or false"),
     ],
 )
-def test_what_may_not_be(knobs: dict[str, Any], said: str) -> None:
+def test_what_may_not_be(settings: dict[str, Any], said: str) -> None:
     with pytest.raises(BadWorkload) as error:
-        make_workload("cnn", knobs)
+        make_workload("cnn", settings)
     assert said in str(error.value) and error.value.exit_code == 4
 
 
@@ -75,9 +74,9 @@ def test_no_model(model: str) -> None:
 
 def test_data_of_a_users_workload_is_its_own() -> None:
     assert make_workload("a.py:f", {"data": "resident"}).part == "resident"
-    for knobs in ({"data": "jpeg"}, {"cache": "warm"}):
+    for settings in ({"data": "jpeg"}, {"cache": "warm"}):
         with pytest.raises(BadWorkload):
-            make_workload("a.py:f", knobs)
+            make_workload("a.py:f", settings)
 
 
 @given(st.sampled_from(["", *DATA[:-1]]), st.sampled_from(["", *PARTS]))

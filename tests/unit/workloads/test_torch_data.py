@@ -23,13 +23,13 @@ from stepscope.errors import BadWorkload  # noqa: E402
 from stepscope.workloads.datasets.cifar import generated_cifar  # noqa: E402
 from stepscope.workloads.datasets.jpeg import generated_jpegs  # noqa: E402
 from stepscope.workloads.frameworks.torch.data import (  # noqa: E402
-    _chosen,
-    _part_of,
+    Data,
     build_data,
+    choose_part,
     prepare_cache,
 )
-from stepscope.workloads.frameworks.torch.parts import Data, Shape  # noqa: E402
-from stepscope.workloads.spec import make_workload  # noqa: E402
+from stepscope.workloads.frameworks.torch.models import Shape  # noqa: E402
+from stepscope.workloads.spec import Workload, make_workload  # noqa: E402
 
 IMAGE = Shape("image", 7, size=48)
 SMALL = Shape("image", 100, size=32)
@@ -52,8 +52,8 @@ def _store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("STEPSCOPE_DATA", str(home))
 
 
-def build(shape: Shape, **knobs: Any) -> Data:
-    return build_data(make_workload("some", knobs), shape)
+def build(shape: Shape, **settings: Any) -> Data:
+    return build_data(make_workload("some", settings), shape)
 
 
 def batches(data: Data, **loading: Any) -> list[Any]:
@@ -172,10 +172,12 @@ def test_a_part_of_a_users_folder(photos: Path) -> None:
 def test_a_smaller_part_lies_within_a_larger(
     count: int, one: float, other: float, seed: int
 ) -> None:
-    small, large = sorted(_part_of(count, fraction) for fraction in (one, other))
-    assert 1 <= small <= large <= count
-    few, many = _chosen(count, small, seed), _chosen(count, large, seed)
-    assert len(set(few)) == small and set(few) <= set(many) <= set(range(count))
+    few, many = (
+        choose_part(count, count, Workload("some", fraction=fraction, seed=seed))
+        for fraction in sorted((one, other))
+    )
+    assert 1 <= len(few) == len(set(few)) <= len(many) <= count
+    assert set(few) <= set(many) <= set(range(count))
 
 
 @pytest.mark.parametrize(

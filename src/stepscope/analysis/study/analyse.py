@@ -4,29 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from stepscope.analysis.study.configurations import as_good, configurations
-from stepscope.analysis.study.effects import effects_of
+from stepscope.analysis.study.configurations import as_good, configurations, fronts
+from stepscope.analysis.study.effects import effects_of, sensitivities
 from stepscope.analysis.study.fitted import Throughputs, fitted
-from stepscope.analysis.study.pareto import fronts
 from stepscope.analysis.study.records import (
     RESPONSES,
     THROUGHPUT,
     Factor,
     Observation,
+    Remark,
     StudyAnalysis,
 )
-from stepscope.analysis.study.scaling import drawn
-from stepscope.analysis.study.sensitivity import ranked
-from stepscope.analysis.study.table import Table, table_of
-from stepscope.analysis.study.words import Text, plain
-from stepscope.analysis.throughput import Spread
+from stepscope.analysis.study.scaling import curves
+from stepscope.analysis.study.table import table_of
+from stepscope.records.trial import ProcessNoise
 
 
 def analyse(
     observations: Sequence[Observation],
     factors: Sequence[Factor],
-    known: Spread | None = None,
-    text: Text = plain,
+    known: ProcessNoise | None = None,
 ) -> StudyAnalysis:
     """Everything, as far as these observations tell it; whatever they are, it does not fail.
 
@@ -40,26 +37,19 @@ def analyse(
     trials = Throughputs(table, known, rates)
     found = configurations(observations, rates, known)
     return StudyAnalysis(
-        factors=_varied(table),
+        # With all levels of the design, where trials have more than one of them.
+        factors=tuple(
+            factor
+            for column, factor in enumerate(table.factors)
+            if len(set(table.codes[:, column].tolist())) > 1
+        ),
         configurations=found,
-        effects=tuple(effects_of(fit, text) for fit in fits.values()),
-        sensitivity=ranked(trials, text=text),
-        curves=drawn(trials, text=text),
+        effects=tuple(effects_of(fit) for fit in fits.values()),
+        sensitivity=sensitivities(trials),
+        curves=curves(trials),
         fronts=fronts(found),
         as_good=as_good(found, rates.noise if rates else None),
-        remarks=_remarks(table),
+        remarks=table.remarks
+        if len(table.observations) > 1
+        else (*table.remarks, Remark("too_few_trials")),
     )
-
-
-def _varied(table: Table) -> tuple[Factor, ...]:
-    """With all levels of the design, where trials have more than one of them."""
-    columns = range(len(table.factors))
-    return tuple(
-        table.factors[column] for column in columns if len(set(table.codes[:, column].tolist())) > 1
-    )
-
-
-def _remarks(table: Table) -> tuple[str, ...]:
-    if len(table.observations) < 2:
-        return (*table.remarks, "fewer than two trials trained: there is nothing to compare")
-    return table.remarks

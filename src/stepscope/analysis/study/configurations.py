@@ -1,33 +1,38 @@
-"""Every point of a design over its repeats, and which of them are as good as the best."""
+"""Every point of a design over its repeats: which are as good as the best, which no other beats."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import groupby
 
+from stepscope.analysis.statistics import t_quantile
 from stepscope.analysis.study.fitted import Fitted
 from stepscope.analysis.study.noise import Scatter
-from stepscope.analysis.study.quantiles import t_quantile
 from stepscope.analysis.study.records import (
+    ENERGY,
+    MEMORY,
     RESPONSES,
     THROUGHPUT,
     Configuration,
+    Front,
+    Level,
     Noise,
     Observation,
 )
 from stepscope.analysis.study.table import level_key
-from stepscope.analysis.throughput import (
+from stepscope.analysis.trial.throughput import (
     CONFIDENCE,
     Interval,
-    Spread,
     combined,
     scatter,
     with_evidence,
 )
+from stepscope.records.trial import ProcessNoise
 
 
 def configurations(
-    observations: Sequence[Observation], fit: Fitted | None, known: Spread | None
+    observations: Sequence[Observation], fit: Fitted | None, known: ProcessNoise | None
 ) -> tuple[Configuration, ...]:
     """By throughput, the highest first; those without it last.
 
@@ -55,16 +60,59 @@ def as_good(found: Sequence[Configuration], noise: Noise | None) -> tuple[str, .
     return tuple(
         each.name
         for each in others
-        if _behind(best, each) <= width * math.sqrt(1 / best.trials + 1 / each.trials)
+        if math.log(best.values[THROUGHPUT] / each.values[THROUGHPUT])
+        <= width * math.sqrt(1 / best.trials + 1 / each.trials)
     )
 
 
-def _behind(best: Configuration, other: Configuration) -> float:
-    return math.log(best.values[THROUGHPUT] / other.values[THROUGHPUT])
+def fronts(configurations: Sequence[Configuration]) -> tuple[Front, ...]:
+    """Throughput against memory and against energy, for each model, where they were measured."""
+    models = list(dict.fromkeys(each.levels.get("model") for each in configurations))
+    if len(models) < 2:
+        return _fronts(configurations, {})
+    found: tuple[Front, ...] = ()
+    for model in sorted(models, key=str):
+        own = [each for each in configurations if each.levels.get("model") == model]
+        found += _fronts(own, {"model": model})
+    return found
+
+
+def _fronts(
+    configurations: Sequence[Configuration], group: Mapping[str, Level]
+) -> tuple[Front, ...]:
+    def has(each: Configuration, key: str) -> bool:
+        return math.isfinite(each.values.get(key, math.nan))
+
+    # Bytes of a GPU and of the host are not compared: the memory that most configurations have.
+    memory = max(MEMORY, key=lambda key: sum(has(each, key) for each in configurations))
+    found = []
+    for other in (memory, ENERGY):
+        measured = [each for each in configurations if has(each, THROUGHPUT) and has(each, other)]
+        if measured:
+            best = _unbeaten(measured, other)
+            found.append(Front((THROUGHPUT, other), tuple(best), len(measured) - len(best), group))
+    return tuple(found)
+
+
+def _unbeaten(measured: Sequence[Configuration], other: str) -> list[Configuration]:
+    """From the highest throughput to the lowest, those that have less of the other response than
+    all before them; equals stand or fall together."""
+
+    def costs(each: Configuration) -> tuple[float, float]:
+        return -each.values[THROUGHPUT], each.values[other]
+
+    best: list[Configuration] = []
+    least = math.inf
+    by_cost = sorted(measured, key=lambda each: (*costs(each), each.name, str(each.levels)))
+    for (_, cost), equals in groupby(by_cost, costs):
+        if cost < least:
+            least = cost
+            best += equals
+    return best
 
 
 def _configuration(
-    group: Sequence[Observation], fit: Fitted | None, known: Spread | None
+    group: Sequence[Observation], fit: Fitted | None, known: ProcessNoise | None
 ) -> Configuration:
     values = {}
     for key in RESPONSES:
@@ -95,7 +143,9 @@ def _mean(values: Sequence[float], key: str) -> float:
     return math.fsum(values) / len(values)
 
 
-def _interval(rates: Sequence[float], fit: Fitted | None, known: Spread | None) -> Interval | None:
+def _interval(
+    rates: Sequence[float], fit: Fitted | None, known: ProcessNoise | None
+) -> Interval | None:
     if not rates or fit is None:
         return None
     before = _before(Scatter(*scatter(rates)), len(rates), fit, known)
@@ -106,15 +156,17 @@ def _interval(rates: Sequence[float], fit: Fitted | None, known: Spread | None) 
     return Interval(float(found.interval.low) * scale, float(found.interval.high) * scale)
 
 
-def _before(own: Scatter, trials: int, fit: Fitted, known: Spread | None) -> Spread | None:
+def _before(
+    own: Scatter, trials: int, fit: Fitted, known: ProcessNoise | None
+) -> ProcessNoise | None:
     """What is known of the spread but for these repeats: by all others, and before the study."""
     squares, dof = max(0.0, fit.repeats.squares - own.squares), fit.repeats.dof - own.dof
     if known:
         return with_evidence(known, squares, dof, fit.trials - trials)
     if dof >= 1:
-        return Spread(math.sqrt(squares / dof), dof, "learnt", fit.trials - trials)
+        return ProcessNoise(math.sqrt(squares / dof), dof, "learnt", fit.trials - trials)
     noise = fit.noise
-    return None if noise.source == "none" else Spread(noise.sigma, noise.dof, "others")
+    return None if noise.source == "none" else ProcessNoise(noise.sigma, noise.dof, "others")
 
 
 def _order(configuration: Configuration) -> tuple[float, str, str]:

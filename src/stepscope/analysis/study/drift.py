@@ -1,19 +1,18 @@
-"""Which blocks of a study were disturbed: by their sentinel, and by what was seen of others.
+"""Which blocks of a study were disturbed: by their reference trial, and by other processes.
 
-A block begins with the sentinel, a configuration that is the same in all of them. Its block is
-flagged
+A block begins with a reference trial, whose configuration is the same in all blocks of a machine.
+The block is flagged
 
-- if its rate is out of line with the median of all, faster or slower, by more than three sigmas
-  (more where there are many blocks: one in twenty quiet studies may have a block flagged) and more
-  than 5 %. Sigma is what sentinels scatter by (the median of their deviations, so that those out of
-  line do not count) where there are five, together with what is known of the machine; of fewer it
-  is that alone. It is never taken for less than 2 %: a handful of sentinels can agree by chance. Of
-  fewer than three nobody can say which one is out of line;
-- if its sentinel failed, where at least three others did not: a sentinel that never runs says
-  nothing of a block;
-- if others disturbed the sentinel or one of its trials.
+- if the reference is out of line with the median of all, faster or slower, by more than three
+  sigmas (more where there are many blocks: one in twenty quiet studies may have a block flagged)
+  and more than 5 %. Sigma comes from the scatter of five or more references (the median of their
+  deviations, so that those out of line do not count) and from what is known of the machine; from
+  fewer references, from the machine alone. It is at least 2 %: a handful of references can agree
+  by chance. Of fewer than three nobody can say which one is out of line;
+- if the reference failed, where at least three others did not: one that never runs says nothing;
+- if other processes disturbed the reference or one of the trials.
 
-A drift that goes on for the whole study puts no block out of line. `trend` tells of it.
+A drift over the whole study puts no block out of line. `trend` tells of it.
 """
 
 from __future__ import annotations
@@ -25,15 +24,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from stepscope.analysis.statistics import t_quantile
 from stepscope.analysis.study.noise import Scatter, estimate
-from stepscope.analysis.study.quantiles import t_quantile
-from stepscope.analysis.study.records import Noise
-from stepscope.analysis.study.words import percent
-from stepscope.analysis.throughput import Spread
+from stepscope.analysis.study.records import Estimate, Noise
+from stepscope.records.trial import ProcessNoise
 
 COMPARED_FROM = 3
 SCATTER_FROM = 5
-"""Sentinels whose own scatter is believed."""
+"""References whose own scatter is believed."""
 SIGMAS = 3.0
 CHANCE = 0.05
 """That a quiet study has a block flagged at all, where it has so many that three sigmas are not
@@ -41,14 +39,14 @@ enough."""
 LEAST = 0.05
 """A smaller deviation is not worth a block's time."""
 _LEAST_CV = 0.02
-_USUAL = Spread(0.08, 4, "assumed")
-"""Of sentinels where nothing is known of the machine yet."""
+_USUAL = ProcessNoise(0.08, 4, "assumed")
+"""Of references where nothing is known of the machine yet."""
 _MAD_TO_SIGMA = 1.4826
 _MAD_EFFICIENCY = 0.37
-"""So much of the sentinels is a median of deviations worth, compared with their variance."""
+"""Of a median of deviations, compared with the variance."""
 _NUMBERS = re.compile(r"[\d.,]+")
 TREND_FROM = 4
-"""Sentinels that make a line: two degrees of freedom are left."""
+"""References that make a line: two degrees of freedom are left."""
 
 
 @dataclass(frozen=True)
@@ -56,40 +54,65 @@ class BlockSeen:
     """What was seen of a block."""
 
     number: int
-    sentinel: float | None
+    reference_rate: float | None
     """Its samples per second."""
-    sentinel_failed: bool = False
+    reference_failed: bool = False
     noise: Sequence[Sequence[str]] = ()
-    """Who disturbed it, of every trial (and of the sentinel) that was disturbed."""
+    """What disturbed it, of every trial (and of the reference) that was disturbed."""
     trials: int = 0
 
 
 @dataclass(frozen=True)
+class Disturbance:
+    """Other processes that disturbed some trials of a block, in the words of the first of them."""
+
+    text: str
+    disturbed: int
+    trials: int
+
+
+@dataclass(frozen=True)
 class BlockJudged:
-    """Whether a block is to be believed."""
+    """Whether a block is to be believed, and why not."""
 
     number: int
-    flagged: bool
-    reasons: tuple[str, ...] = ()
     relative: float | None = None
-    """The rate of its sentinel over the usual one."""
+    """The throughput of its reference trial over the usual one."""
+    usual_rate: float | None = None
+    is_out_of_line: bool = False
+    reference_failed: bool = False
+    disturbances: tuple[Disturbance, ...] = ()
+
+    @property
+    def flagged(self) -> bool:
+        return self.is_out_of_line or self.reference_failed or bool(self.disturbances)
+
+
+@dataclass(frozen=True)
+class Trend:
+    """Reference trials became faster or slower over the study."""
+
+    change: Estimate
+    """A ratio, from the first block to the last."""
+    first: int
+    last: int
 
 
 def judge_blocks(
-    blocks: Sequence[BlockSeen], known: Spread | None = None
+    blocks: Sequence[BlockSeen], known: ProcessNoise | None = None
 ) -> dict[int, BlockJudged]:
     """Every block by its number."""
-    rates = [each.sentinel for each in blocks if _is_rate(each.sentinel)]
+    rates = [each.reference_rate for each in blocks if _is_rate(each.reference_rate)]
     usual = float(np.median(rates)) if len(rates) >= COMPARED_FROM else None  # type: ignore[arg-type]
     tolerated = _tolerated(np.log([rate for rate in rates if rate]), known) if usual else math.inf
     return {each.number: _judged(each, usual, tolerated) for each in blocks}
 
 
-def trend(blocks: Sequence[BlockSeen]) -> str:
-    """Whether sentinels became slower or faster over the study, in words; nothing if not."""
-    told = [(each.number, each.sentinel) for each in blocks if _is_rate(each.sentinel)]
+def trend(blocks: Sequence[BlockSeen]) -> Trend | None:
+    """Whether reference trials became slower or faster over the study; None if not."""
+    told = [(each.number, each.reference_rate) for each in blocks if _is_rate(each.reference_rate)]
     if len(told) < TREND_FROM or len({number for number, _ in told}) < 3:
-        return ""
+        return None
     numbers = np.array([number for number, _ in told], np.float64)
     logarithms = np.log([rate for _, rate in told if rate])
     away = numbers - numbers.mean()
@@ -100,36 +123,28 @@ def trend(blocks: Sequence[BlockSeen]) -> str:
     span = float(np.ptp(numbers))
     change = estimate(slope * span, span / math.sqrt(float(away @ away)), noise, "ratio")
     if change.low <= 1 <= change.high or abs(change.value - 1) < LEAST:
-        return ""
-    how = "slower" if change.value < 1 else "faster"
-    ends = sorted(abs(end - 1) for end in (change.low, change.high))
-    return (
-        f"the sentinel became {how} over the study, by {percent(abs(change.value - 1))}"
-        f" ({percent(ends[0])} to {percent(ends[1])}) from block {min(numbers):.0f} to"
-        f" {max(numbers):.0f}: something drifts, as a machine that gets warm or a disk that fills"
-    )
+        return None
+    return Trend(change, int(min(numbers)), int(max(numbers)))
 
 
 def _judged(block: BlockSeen, usual: float | None, tolerated: float) -> BlockJudged:
-    reasons = []
     relative = None
-    if usual and block.sentinel_failed:
-        reasons.append("its sentinel failed, which others did not")
-    if usual and block.sentinel and _is_rate(block.sentinel):
-        relative = block.sentinel / usual
-        if abs(math.log(relative)) > tolerated:
-            reasons.append(
-                f"its sentinel ran at {percent(relative)} of the usual rate"
-                f" (others: {usual:,.{0 if usual >= 100 else 1}f} samples/s)"
-            )
-    reasons += _disturbances(block)
-    return BlockJudged(block.number, bool(reasons), tuple(reasons), relative)
+    if usual and block.reference_rate and _is_rate(block.reference_rate):
+        relative = block.reference_rate / usual
+    return BlockJudged(
+        block.number,
+        relative,
+        usual,
+        is_out_of_line=relative is not None and abs(math.log(relative)) > tolerated,
+        reference_failed=usual is not None and block.reference_failed,
+        disturbances=_disturbances(block),
+    )
 
 
 def _tolerated(
-    logarithms: np.ndarray[tuple[int], np.dtype[np.float64]], known: Spread | None
+    logarithms: np.ndarray[tuple[int], np.dtype[np.float64]], known: ProcessNoise | None
 ) -> float:
-    """How far a sentinel may be off, as a logarithm."""
+    """How far a reference may be off, as a logarithm."""
     count = len(logarithms)
     known = known or _USUAL
     sigma, sigmas = known.cv, SIGMAS
@@ -143,14 +158,14 @@ def _tolerated(
     return max(sigmas * max(sigma, _LEAST_CV), math.log1p(LEAST))
 
 
-def _disturbances(block: BlockSeen) -> list[str]:
-    """A reason of each kind: reasons that differ by their numbers only are the same kind."""
+def _disturbances(block: BlockSeen) -> tuple[Disturbance, ...]:
+    """One of each kind: reasons that differ only in their numbers are the same kind."""
     kinds: dict[str, list[str]] = {}
     for reasons in block.noise:
         for kind, reason in {_NUMBERS.sub("", reason): reason for reason in reasons}.items():
             kinds.setdefault(kind, []).append(reason)
     trials = max(block.trials, len(block.noise))
-    return [f"{alike[0]}, during {len(alike)} of its {trials} trials" for alike in kinds.values()]
+    return tuple(Disturbance(alike[0], len(alike), trials) for alike in kinds.values())
 
 
 def _is_rate(rate: float | None) -> bool:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analysis.study.model import Fit, Model
+from stepscope.analysis.study.model import Model, ModelFit
 from stepscope.analysis.study.noise import Scatter, noise_of
 from stepscope.analysis.study.records import (
     RESPONSES,
@@ -15,19 +15,19 @@ from stepscope.analysis.study.records import (
     Factor,
     Level,
     Noise,
-    Observation,
+    Remark,
     Response,
 )
 from stepscope.analysis.study.table import (
     Cells,
     Floats,
     Integers,
-    Table,
+    ObservationTable,
     cells_of,
     level_key,
-    table_of,
 )
-from stepscope.analysis.throughput import LEARNT_FROM, Spread
+from stepscope.analysis.trial.throughput import LEARNT_FROM
+from stepscope.records.trial import ProcessNoise
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Fitted:
     repeats: Scatter
     noise: Noise
     explained: float | None
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
     @property
     def trials(self) -> int:
@@ -88,7 +88,7 @@ class Fitted:
                 break
         return best
 
-    def _margin(self, column: int, fit: Fit, rows: Floats, told: Integers) -> Margin:
+    def _margin(self, column: int, fit: ModelFit, rows: Floats, told: Integers) -> Margin:
         factor, trials = self.cells.factors[column], self.cells.trials(column)
         return Margin(
             Factor(factor.name, tuple(factor.levels[at] for at in told)),
@@ -100,9 +100,9 @@ class Fitted:
 
 
 def fitted(
-    table: Table,
+    table: ObservationTable,
     responses: Sequence[Response],
-    known: Mapping[str, Spread],
+    known: Mapping[str, ProcessNoise],
     usual: Noise | None = None,
 ) -> dict[str, Fitted]:
     """Those of which there are two trials, by their keys.
@@ -129,48 +129,41 @@ def _fit(
     response: Response,
     model: Model,
     values: Floats,
-    known: Spread | None,
+    known: ProcessNoise | None,
     usual: Noise | None,
-    remarks: tuple[str, ...],
+    remarks: tuple[Remark, ...],
 ) -> Fitted:
     cells = model.cells
     means = cells.mean(values)
     within = float(((values - means[cells.which]) ** 2).sum())
     repeats = Scatter(within, float(len(values) - len(means)))
     moments = model.moments(means)
-    leftovers = [
-        _leftover(model, fit, moments, means) for fit in (model.full, model.kept, model.additive)
-    ]
+    leftovers = []
+    for fit in (model.full, model.kept, model.additive):
+        rest = means - model.predicted(fit.solved(moments))
+        squares = float((rest**2 * cells.repeats).sum())
+        leftovers.append(Scatter(squares, float(len(means) - fit.rank)))
     unit = 1.0 if response.scale == "ratio" else float(np.abs(values).max())
     noise = noise_of(repeats, leftovers, known, len(values), unit)
     if usual and repeats.dof < LEARNT_FROM:
         noise = usual
+    # Explained by the model with most terms that leaves something free: any other explains all.
     total = float(((values - values.mean()) ** 2).sum())
-    explained = _explained(repeats, leftovers, total)
+    free = next((each for each in leftovers if repeats.dof + each.dof > 0), None)
+    explained = None
+    if free and total > 0:
+        explained = min(1.0, max(0.0, 1 - (repeats.squares + free.squares) / total))
     return Fitted(
         response, cells, model, means, moments, repeats, noise, explained, remarks + cells.remarks
     )
 
 
-def _leftover(model: Model, fit: Fit, moments: Floats, means: Floats) -> Scatter:
-    rest = means - model.predicted(fit.solved(moments))
-    return Scatter(float((rest**2 * model.cells.repeats).sum()), float(len(means) - fit.rank))
-
-
-def _explained(repeats: Scatter, leftovers: Sequence[Scatter], total: float) -> float | None:
-    """By the model with most terms that leaves something free: any other explains all."""
-    if total <= 0:
-        return None
-    for leftover in leftovers:
-        if repeats.dof + leftover.dof > 0:
-            return min(1.0, max(0.0, 1 - (repeats.squares + leftover.squares) / total))
-    return None
-
-
 class Throughputs:
     """The model of throughput, for all trials and for those with a level; each fitted once."""
 
-    def __init__(self, table: Table, known: Spread | None, whole: Fitted | None) -> None:
+    def __init__(
+        self, table: ObservationTable, known: ProcessNoise | None, whole: Fitted | None
+    ) -> None:
         self.all = whole
         self._table = table
         self._known = {THROUGHPUT: known} if known else {}
@@ -180,27 +173,15 @@ class Throughputs:
         """Those with this level; None if there are fewer than two."""
         key = factor, level_key(level)
         if key not in self._fits:
+            # What all repeats tell, for groups with few of their own.
+            usual = self.all.noise if self.all and self.all.noise.source == "repeats" else None
             table = self._table.only(factor, level)
-            fits = fitted(table, [RESPONSES[THROUGHPUT]], self._known, self._usual)
+            fits = fitted(table, [RESPONSES[THROUGHPUT]], self._known, usual)
             self._fits[key] = fits.get(THROUGHPUT)
         return self._fits[key]
 
-    def varied(self, by: Sequence[str]) -> Factor | None:
-        """The first of these that trials differ in."""
-        factors = {each.name: each for each in self.all.cells.factors} if self.all else {}
-        return next((factors[name] for name in by if name in factors), None)
-
     @property
-    def _usual(self) -> Noise | None:
-        """What all repeats tell, for groups with few of their own."""
-        if self.all is None or self.all.noise.source != "repeats":
-            return None
-        return self.all.noise
-
-
-def throughputs(
-    observations: Sequence[Observation], factors: Sequence[Factor], known: Spread | None
-) -> Throughputs:
-    table = table_of(observations, factors)
-    fits = fitted(table, [RESPONSES[THROUGHPUT]], {THROUGHPUT: known} if known else {})
-    return Throughputs(table, known, fits.get(THROUGHPUT))
+    def grouping(self) -> Factor | None:
+        """What trials are grouped by: the model, else the machine, if they differ in it."""
+        factors = {each.name: each for each in self.all.cells.factors} if self.all else {}
+        return factors.get("model") or factors.get("machine")

@@ -43,7 +43,7 @@ class Term:
 
 
 @dataclass(frozen=True)
-class Fit:
+class ModelFit:
     """The model with some of its terms, solved for any response."""
 
     columns: Integers
@@ -86,19 +86,19 @@ class Model:
         return tuple((term.of[0], term.of[1]) for term in self.terms if len(term.of) == 2)
 
     @cached_property
-    def full(self) -> Fit:
+    def full(self) -> ModelFit:
         """With all terms."""
         return self._fit(self.terms)
 
     @cached_property
-    def kept(self) -> Fit:
+    def kept(self) -> ModelFit:
         """Without the pairs that these configurations do not tell: what they leave open is then
         no longer mixed up with the effects of single factors."""
         told = [term for term in self.terms if len(term.of) < 2 or self._is_told(term)]
         return self.full if len(told) == len(self.terms) else self._fit(told)
 
     @cached_property
-    def additive(self) -> Fit:
+    def additive(self) -> ModelFit:
         """With no pairs at all."""
         return self._fit([term for term in self.terms if len(term.of) < 2])
 
@@ -148,7 +148,7 @@ class Model:
     def _is_told(self, term: Term) -> bool:
         return bool(np.abs(self.full.null[term.columns]).max(initial=0.0) <= _OUTSIDE)
 
-    def _fit(self, terms: Sequence[Term]) -> Fit:
+    def _fit(self, terms: Sequence[Term]) -> ModelFit:
         columns = np.concatenate([np.arange(self.width)[term.columns] for term in terms])
         return _solved(self._normal[np.ix_(columns, columns)], columns)
 
@@ -166,46 +166,42 @@ class Model:
         return normal
 
 
-def _solved(normal: Floats, columns: Integers) -> Fit:
+def _solved(normal: Floats, columns: Integers) -> ModelFit:
     """By elimination where all is told, which takes a third of the time of eigenvalues."""
     try:
         inverse: Floats = np.linalg.inv(normal).astype(np.float64)
         if np.linalg.norm(normal) * np.linalg.norm(inverse) < _SAFE:
-            return Fit(columns, inverse, np.zeros((len(columns), 0)), len(columns))
+            return ModelFit(columns, inverse, np.zeros((len(columns), 0)), len(columns))
     except np.linalg.LinAlgError:
         pass
     values, vectors = np.linalg.eigh(normal)
     some = values > _NOTHING * values[-1]
     inverse = (vectors[:, some] / values[some]) @ vectors[:, some].T
-    return Fit(columns, inverse, vectors[:, ~some], int(some.sum()))
+    return ModelFit(columns, inverse, vectors[:, ~some], int(some.sum()))
 
 
 def _terms(cells: Cells) -> tuple[Term, ...]:
     """Pairs as far as there is room, those of few levels first."""
     sizes = cells.sizes()
-    pairs = [_numeric_first(cells, *of) for of in combinations(range(len(sizes)), 2)]
+    is_numeric = [factor.is_numeric for factor in cells.factors]
+    # What more workers do with either model, rather than what either model does with more.
+    pairs = [
+        (other, one) if is_numeric[other] and not is_numeric[one] else (one, other)
+        for one, other in combinations(range(len(sizes)), 2)
+    ]
     pairs.sort(key=lambda of: sizes[of[0]] * sizes[of[1]])
     terms = [Term((), np.ones((1, 1)), slice(0, 1))]
     for of in [*((at,) for at in range(len(sizes))), *pairs]:
         coding: Floats = np.ones((1, 1))
         for at in of:
-            coding = np.kron(coding, _sum_to_zero(sizes[at])).astype(np.float64)
+            sum_to_zero = np.vstack([np.eye(sizes[at] - 1), -np.ones(sizes[at] - 1)])
+            coding = np.kron(coding, sum_to_zero).astype(np.float64)
         start = terms[-1].columns.stop
         if len(of) < 2 or start + coding.shape[1] <= MOST_COLUMNS:
             terms.append(Term(of, coding, slice(start, start + coding.shape[1])))
     if terms[-1].columns.stop > max(_FEW_COLUMNS, len(cells.codes)):
         return tuple(term for term in terms if len(term.of) < 2)
     return tuple(terms)
-
-
-def _numeric_first(cells: Cells, one: int, other: int) -> tuple[int, int]:
-    """What more workers do with either model, rather than what either model does with more."""
-    is_other_way = cells.factors[other].is_numeric and not cells.factors[one].is_numeric
-    return (other, one) if is_other_way else (one, other)
-
-
-def _sum_to_zero(levels: int) -> Floats:
-    return np.vstack([np.eye(levels - 1), -np.ones(levels - 1)])
 
 
 def _places(cells: Cells, term: Term) -> Integers:

@@ -11,10 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
-from stepscope.analysis.study.quantiles import t_quantile
+from stepscope.analysis.statistics import t_quantile
 from stepscope.analysis.study.records import Estimate, Noise, Scale
-from stepscope.analysis.throughput import CONFIDENCE, LEARNT_FROM, Spread, with_evidence
+from stepscope.analysis.trial.throughput import CONFIDENCE, LEARNT_FROM, with_evidence
+from stepscope.records.trial import ProcessNoise
 
 _ROUNDING = 1e-9
 """Below it two numbers are the same, however exact their repeats were."""
@@ -36,33 +38,30 @@ class Scatter:
 
 
 def noise_of(
-    repeats: Scatter, leftovers: Sequence[Scatter], known: Spread | None, trials: int, unit: float
+    repeats: Scatter,
+    leftovers: Sequence[Scatter],
+    known: ProcessNoise | None,
+    trials: int,
+    unit: float,
 ) -> Noise:
-    """`leftovers`: of models, the one with most terms first: its leftover is least of all due to
-    what it does not know of. `unit` is how large values are, for what rounding does to them."""
-    noise = _judged(repeats, leftovers, known, trials)
-    if noise.source == "none":
-        return noise
-    return Noise(max(noise.sigma, _ROUNDING * unit), noise.dof, noise.source)
+    """`leftovers` are of models, the one with most terms first: it leaves least over that it does
+    not know of. `unit` is how large values are, for what rounding does to them."""
 
+    def of(sigma: float, dof: float, source: Literal["repeats", "residuals", "known"]) -> Noise:
+        return Noise(max(sigma, _ROUNDING * unit), dof, source)
 
-def _judged(
-    repeats: Scatter, leftovers: Sequence[Scatter], known: Spread | None, trials: int
-) -> Noise:
     if repeats.dof >= LEARNT_FROM:
-        return Noise(repeats.sigma, repeats.dof, "repeats")
+        return of(repeats.sigma, repeats.dof, "repeats")
     if repeats.dof and known:
         spread = with_evidence(known, repeats.squares, repeats.dof, trials)
-        return Noise(spread.cv, spread.dof, "repeats")
+        return of(spread.cv, spread.dof, "repeats")
     for leftover in leftovers:
         both = repeats + leftover
         if both.dof >= LEARNT_FROM:
-            return Noise(both.sigma, both.dof, "residuals")
+            return of(both.sigma, both.dof, "residuals")
     if repeats.dof:
-        return Noise(repeats.sigma, repeats.dof, "repeats")
-    if known:
-        return Noise(known.cv, known.dof, "known")
-    return Noise(0.0, 0.0, "none")
+        return of(repeats.sigma, repeats.dof, "repeats")
+    return of(known.cv, known.dof, "known") if known else Noise(0.0, 0.0, "none")
 
 
 def estimate(value: float, error: float, noise: Noise, scale: Scale, looked: int = 1) -> Estimate:
@@ -71,18 +70,14 @@ def estimate(value: float, error: float, noise: Noise, scale: Scale, looked: int
     The largest of several that were looked at is large by chance too: its interval is as wide as
     it takes for all of them to hold at once (Bonferroni).
     """
-    half = half_width(error, noise, looked)
+    half = math.inf
+    if noise.source != "none":
+        tail = (1 - CONFIDENCE) / 2 / max(looked, 1)
+        half = t_quantile(1 - tail, noise.dof) * noise.sigma * error
     low, high = value - half, value + half
     if scale == "ratio":
         return Estimate(raised(value), raised(low), raised(high))
     return Estimate(value, low, high)
-
-
-def half_width(error: float, noise: Noise, looked: int = 1) -> float:
-    if noise.source == "none":
-        return math.inf
-    tail = (1 - CONFIDENCE) / 2 / max(looked, 1)
-    return t_quantile(1 - tail, noise.dof) * noise.sigma * error
 
 
 def is_told(size: Estimate, scale: Scale) -> bool:

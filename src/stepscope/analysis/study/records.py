@@ -96,6 +96,33 @@ class Noise:
 
 
 @dataclass(frozen=True)
+class Remark:
+    """What could not be told of some trials, and why."""
+
+    kind: Literal[
+        "too_few_trials",
+        "unknown_level",
+        "bad_values",
+        "too_many_levels",
+        "confounded_factor",
+        "confounded_levels",
+        "noise_unknown",
+        "noise_from_residuals",
+        "pairs_unknown",
+        "pair_incomplete",
+        "pair_confounded",
+        "too_many_pairs",
+    ]
+    factors: tuple[str, ...] = ()
+    """The factor, or the two of a pair."""
+    levels: tuple[Level, ...] = ()
+    response: str = ""
+    """Its label."""
+    count: int = 0
+    """Of trials, levels or configurations."""
+
+
+@dataclass(frozen=True)
 class LevelMean:
     """What trials with one level have on average, all other factors being equally mixed."""
 
@@ -142,8 +169,17 @@ class Interaction:
     """The effect of the first where the second makes it largest, over that where it makes it
     smallest (or minus it)."""
     is_told: bool
-    says: str
-    """In words: "from 1 to 2 cpus: 1.9 times with workers 0, 1.1 times with workers 2"."""
+    low: Level
+    """The effect of the first factor is that of going from this level …"""
+    high: Level
+    """… to this one."""
+    more: Level
+    """The level of the second with which that does more …"""
+    less: Level
+    """… than with this one."""
+    changes: tuple[tuple[Level, float], ...]
+    """The effect with each of these two, in the order of the design; none where only their ratio
+    (or difference) is told."""
 
 
 @dataclass(frozen=True)
@@ -158,8 +194,7 @@ class Effects:
     interactions: tuple[Interaction, ...]
     explained: float | None
     """Part of the variance between trials that the effects account for."""
-    remarks: tuple[str, ...] = ()
-    """What could not be told, and why."""
+    remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -170,8 +205,6 @@ class Sensitivity:
     """Nothing for all together."""
     effects: tuple[MainEffect, ...]
     """The largest first."""
-    says: str
-    """"for resnet50 cpus matter 1.28×, batch_size 1.05×"."""
 
 
 @dataclass(frozen=True)
@@ -179,15 +212,38 @@ class Knee:
     """Where more of something stops paying."""
 
     level: float
+    best: Level
+    """The best level beyond it."""
     gain: Estimate
-    """Of the best level beyond it, over it."""
+    """Of that one over the knee."""
     is_sure: bool
     """Whether the intervals bear it out: less is worse, and more is hardly better."""
-    says: str
+    fall: Fall | None = None
 
 
 @dataclass(frozen=True)
-class Curve:
+class Fall:
+    """Too much is worse than enough."""
+
+    peak: Level
+    worst: Level
+    loss: float
+    """At the worst level beyond the peak, as a part of the peak."""
+
+
+@dataclass(frozen=True)
+class NoKnee:
+    """Why a curve has no knee: what its levels do instead."""
+
+    kind: Literal["gaining", "unclear", "flat", "never_pays", "two_levels"]
+    level: Level
+    other: Level
+    gain: Estimate
+    """Of the other level over the first."""
+
+
+@dataclass(frozen=True)
+class ScalingCurve:
     """Throughput over the levels of a numeric factor, for one group of trials."""
 
     factor: str
@@ -195,8 +251,7 @@ class Curve:
     """Levels of the other factors it holds for; nothing where they are averaged."""
     points: tuple[LevelMean, ...]
     knee: Knee | None
-    why_no_knee: str = ""
-    """"still gaining 12 % from 8 to 16"."""
+    no_knee: NoKnee | None = None
 
 
 @dataclass(frozen=True)
@@ -237,8 +292,8 @@ class StudyAnalysis:
     """A response each, in the order of `RESPONSES`; only those that were measured."""
     sensitivity: tuple[Sensitivity, ...]
     """All together first, then each model (or machine) where there are several."""
-    curves: tuple[Curve, ...]
+    curves: tuple[ScalingCurve, ...]
     fronts: tuple[Front, ...]
     as_good: tuple[str, ...] = ()
     """Names of the others that cannot be told from the best."""
-    remarks: tuple[str, ...] = field(default=())
+    remarks: tuple[Remark, ...] = ()

@@ -8,29 +8,20 @@ from dataclasses import replace
 import numpy as np
 
 from stepscope.analysis.study.effects import level_means
-from stepscope.analysis.study.fitted import Fitted, Margin, Throughputs, throughputs
+from stepscope.analysis.study.fitted import Fitted, Margin, Throughputs
 from stepscope.analysis.study.interactions import interactions
 from stepscope.analysis.study.noise import estimate, raised
 from stepscope.analysis.study.records import (
-    Curve,
     Estimate,
     Factor,
+    Fall,
     Interaction,
     Knee,
     Level,
     Noise,
-    Observation,
+    NoKnee,
+    ScalingCurve,
 )
-from stepscope.analysis.study.sensitivity import BY
-from stepscope.analysis.study.words import (
-    Text,
-    gained,
-    gained_between,
-    is_many,
-    percent,
-    plain,
-)
-from stepscope.analysis.throughput import Spread
 
 WORTH = 0.05
 """A gain that pays. Less is what trials of the same differ by on a quiet machine, and no reason to
@@ -39,34 +30,24 @@ SURELY_LITTLE = 0.10
 """What the gain beyond a knee must surely be below, for the knee to be sure."""
 
 
-def curves(
-    observations: Sequence[Observation],
-    factors: Sequence[Factor],
-    known: Spread | None = None,
-    by: Sequence[str] = BY,
-    text: Text = plain,
-) -> tuple[Curve, ...]:
+def curves(trials: Throughputs) -> tuple[ScalingCurve, ...]:
     """Of every factor with an order: over all trials, for each model (or machine), and for each
     level of the factor that it depends on most."""
-    return drawn(throughputs(observations, factors, known), by, text)
-
-
-def drawn(trials: Throughputs, by: Sequence[str] = BY, text: Text = plain) -> tuple[Curve, ...]:
     if trials.all is None:
         return ()
-    grouping = trials.varied(by)
-    dependent = [each for each in interactions(trials.all, text) if each.is_told]
-    told = []
+    grouping = trials.grouping
+    dependent = [each for each in interactions(trials.all) if each.is_told]
+    found = []
     for factor in trials.all.cells.factors:
         if not factor.is_numeric:
             continue
-        told.append(_curve(trials.all, factor.name, {}, text))
+        found.append(_curve(trials.all, factor.name, {}))
         for other in (grouping, _depends_on(factor, dependent, grouping, trials.all)):
             for level in other.levels if other and other.name != factor.name else ():
                 fit = trials.of(other.name, level) if other else None
                 if fit and other:
-                    told.append(_curve(fit, factor.name, {other.name: level}, text))
-    return tuple(each for each in told if each is not None)
+                    found.append(_curve(fit, factor.name, {other.name: level}))
+    return tuple(each for each in found if each is not None)
 
 
 def _depends_on(
@@ -82,129 +63,79 @@ def _depends_on(
     return None
 
 
-def _curve(fit: Fitted, name: str, group: Mapping[str, Level], text: Text) -> Curve | None:
+def _curve(fit: Fitted, name: str, group: Mapping[str, Level]) -> ScalingCurve | None:
     columns = [column for column, each in enumerate(fit.cells.factors) if each.name == name]
     margin = fit.margin(columns[0]) if columns else None
     if margin is None:
         return None
-    margin = _ascending(margin)
-    points = level_means(margin, fit.noise, fit.response.scale)
-    judge = _Judge(margin, fit.noise, text)
-    if len(points) < 3:
-        return Curve(name, group, points, None, judge.of_two())
-    found = judge.knee()
-    if isinstance(found, Knee):
-        return Curve(name, group, points, found)
-    return Curve(name, group, points, None, found)
-
-
-def _ascending(margin: Margin) -> Margin:
-    order = sorted(range(len(margin.means)), key=lambda at: margin.factor.levels[at])  # type: ignore[arg-type,return-value]
-    return replace(
+    levels = margin.factor.levels
+    order = sorted(range(len(levels)), key=lambda at: levels[at])  # type: ignore[arg-type,return-value]
+    margin = replace(
         margin,
-        factor=Factor(margin.factor.name, tuple(margin.factor.levels[at] for at in order)),
+        factor=Factor(name, tuple(levels[at] for at in order)),
         means=margin.means[order],
         covariance=margin.covariance[np.ix_(order, order)],
         trials=tuple(margin.trials[at] for at in order),
     )
+    points = level_means(margin, fit.noise, fit.response.scale)
+    shape = _Shape(margin, fit.noise).knee()
+    if isinstance(shape, Knee):
+        return ScalingCurve(name, group, points, shape)
+    return ScalingCurve(name, group, points, None, shape)
 
 
-class _Judge:
-    """Finds the knee of one curve, and says so."""
+class _Shape:
+    """A curve by its levels in ascending order, which `at` counts."""
 
-    def __init__(self, margin: Margin, noise: Noise, text: Text) -> None:
-        self._margin, self._noise, self._text = margin, noise, text
-        self._name, self._last = margin.factor.name, len(margin.means) - 1
+    def __init__(self, margin: Margin, noise: Noise) -> None:
+        self._margin, self._noise = margin, noise
+        self._levels = margin.factor.levels
+        self._last = len(margin.means) - 1
 
-    def knee(self) -> Knee | str:
-        """Or why there is none."""
-        at = next(at for at in range(self._last + 1) if self._is_enough(at))
+    def knee(self) -> Knee | NoKnee:
+        means = self._margin.means
+        if self._last < 2:
+            return NoKnee("two_levels", self._levels[0], self._levels[1], self._gain(1, 0))
+        # A gain that chance explains is none: of levels on a plateau one is always highest.
+        at = next(
+            at
+            for at in range(self._last + 1)
+            if not any(self._pays(beyond, at) for beyond in range(at + 1, self._last + 1))
+        )
         if at == self._last:
-            return f"still {self._gaining(at - 1, at)}"
-        if at == 0:
-            return self._why_not_at_the_first()
-        gain = self._best_beyond(at)
-        return Knee(
-            float(self._margin.factor.levels[at]),  # type: ignore[arg-type]
-            gain,
-            self._is_sure(at, gain),
-            f"{self._stops(at)}: {self._level(self._best(at))} {gained(gain.value)}"
-            f" ({gained_between(gain)}){self._falls()}",
-        )
+            before = self._levels[at - 1]
+            return NoKnee("gaining", before, self._levels[at], self._gain(at, at - 1))
+        best = at + 1 + int(np.argmax(means[at + 1 :]))
+        gain = self._gain(best, at, looked=self._last - at)
+        if at > 0:
+            before_it = self._gain(at, at - 1, looked=self._last)  # it was picked among them
+            less_is_worse = before_it.value > 1 + WORTH and before_it.low > 1
+            is_sure = less_is_worse and gain.high < 1 + SURELY_LITTLE
+            level = float(self._levels[at])  # type: ignore[arg-type]
+            return Knee(level, self._levels[best], gain, is_sure, self._fall())
+        if gain.value > 1 + WORTH:
+            return NoKnee("unclear", self._levels[0], self._levels[best], gain)
+        highest, lowest = int(np.argmax(means)), int(np.argmin(means))
+        between = self._gain(highest, lowest)
+        if between.value - 1 <= WORTH:
+            return NoKnee("flat", self._levels[lowest], self._levels[highest], between)
+        return NoKnee("never_pays", self._levels[0], self._levels[lowest], self._gain(lowest, 0))
 
-    def of_two(self) -> str:
-        """What two levels say, which is no shape yet."""
-        gain = self._over(1, 0)
-        return (
-            f"two levels show no knee: {self._level(1)} {gained(gain.value)}"
-            f" ({gained_between(gain)})"
-        )
-
-    def _is_enough(self, at: int) -> bool:
-        """Whether no higher level surely gains what pays.
-
-        A gain that chance explains is none: of some levels on a plateau one is always highest.
-        """
-        return not any(self._pays(at, beyond) for beyond in range(at + 1, self._last + 1))
-
-    def _pays(self, at: int, beyond: int) -> bool:
-        gain = self._over(beyond, at, looked=self._last - at)
+    def _pays(self, beyond: int, at: int) -> bool:
+        gain = self._gain(beyond, at, looked=self._last - at)
         return gain.value > 1 + WORTH and (gain.low > 1 or self._noise.source == "none")
 
-    def _is_sure(self, at: int, gain: Estimate) -> bool:
-        before = self._over(at, at - 1, looked=self._last)  # it was picked among them
-        return before.value > 1 + WORTH and before.low > 1 and gain.high < 1 + SURELY_LITTLE
-
-    def _why_not_at_the_first(self) -> str:
-        means = self._margin.means
-        spread = raised(float(means.max() - means.min())) - 1
-        best = self._best_beyond(0)
-        if best.value > 1 + WORTH:
-            return (
-                f"it cannot be told yet whether {self._more_pays()}:"
-                f" {self._level(self._best(0))} {gained(best.value)} ({gained_between(best)})"
-            )
-        if spread <= WORTH:
-            verb = "do" if is_many(self._name) else "does"
-            return f"{self._name} {verb} not matter here: all are within {percent(spread)}"
-        worst = int(np.argmin(means))
-        loss = 1 - raised(float(means[worst] - means[0]))
-        return (
-            f"more than {self._level(0)} never pays: {self._level(worst)} is slower by"
-            f" {percent(loss)}"
-        )
-
-    def _gaining(self, at: int, beyond: int) -> str:
-        change = raised(float(self._margin.means[beyond] - self._margin.means[at])) - 1
-        return f"gaining {percent(change)} from {self._level(at)} to {self._level(beyond)}"
-
-    def _falls(self) -> str:
-        """What is said of a peak: too much of something can be worse than enough."""
+    def _fall(self) -> Fall | None:
         means = self._margin.means
         peak = int(np.argmax(means))
         worst = peak + int(np.argmin(means[peak:]))
-        fall = 1 - raised(float(means[worst] - means[peak]))
-        told = self._over(peak, worst, looked=max(1, self._last - peak))
-        if fall <= WORTH or (told.low <= 1 and self._noise.source != "none"):
-            return ""
-        return f"; beyond {self._level(peak)} it falls, by {percent(fall)} at {self._level(worst)}"
+        loss = 1 - raised(float(means[worst] - means[peak]))
+        told = self._gain(peak, worst, looked=max(1, self._last - peak))
+        if loss <= WORTH or (told.low <= 1 and self._noise.source != "none"):
+            return None
+        return Fall(self._levels[peak], self._levels[worst], loss)
 
-    def _best(self, at: int) -> int:
-        return at + 1 + int(np.argmax(self._margin.means[at + 1 :]))
-
-    def _best_beyond(self, at: int) -> Estimate:
-        return self._over(self._best(at), at, looked=self._last - at)
-
-    def _over(self, one: int, other: int, looked: int = 1) -> Estimate:
+    def _gain(self, one: int, other: int, looked: int = 1) -> Estimate:
+        """Of one level over another; `looked` is among how many it was picked."""
         value = float(self._margin.means[one] - self._margin.means[other])
         return estimate(value, self._margin.error(one, other), self._noise, "ratio", looked)
-
-    def _stops(self, at: int) -> str:
-        verb = "stop" if is_many(self._name) else "stops"
-        return f"more {self._name} than {self._level(at)} {verb} paying"
-
-    def _more_pays(self) -> str:
-        return f"more {self._name} {'pay' if is_many(self._name) else 'pays'}"
-
-    def _level(self, at: int) -> str:
-        return self._text(self._name, self._margin.factor.levels[at])

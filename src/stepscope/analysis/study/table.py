@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from stepscope.analysis.study.records import Factor, Level, Observation, Response
+from stepscope.analysis.study.records import Factor, Level, Observation, Remark, Response
 
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
@@ -26,27 +26,27 @@ def level_key(level: Level) -> tuple[bool, Level]:
 
 
 @dataclass(frozen=True)
-class Table:
+class ObservationTable:
     """Trials (rows) by factors (columns): which of its levels each has."""
 
     observations: tuple[Observation, ...]
     factors: tuple[Factor, ...]
     codes: Integers
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
-    def only(self, factor: str, level: Level) -> Table:
+    def only(self, factor: str, level: Level) -> ObservationTable:
         """The trials with this level, of which this factor is none any more."""
         at = [each.name for each in self.factors].index(factor)
         keys = [level_key(each) for each in self.factors[at].levels]
         chosen = np.flatnonzero(self.codes[:, at] == keys.index(level_key(level)))
         others = np.array([i for i in range(len(self.factors)) if i != at], np.int64)
-        return Table(
+        return ObservationTable(
             tuple(self.observations[row] for row in chosen),
             tuple(self.factors[column] for column in others),
             self.codes[np.ix_(chosen, others)],
         )
 
-    def rows_with(self, response: Response) -> tuple[Integers, Floats, tuple[str, ...]]:
+    def rows_with(self, response: Response) -> tuple[Integers, Floats, tuple[Remark, ...]]:
         """Which trials have it, its values there (their logarithms for ratios), and remarks."""
         measured = [each.values.get(response.key) for each in self.observations]
         values = np.array([math.nan if each is None else each for each in measured], np.float64)
@@ -54,17 +54,17 @@ class Table:
         if response.scale == "ratio":
             good &= values > 1 / _LARGEST
         left_out = sum(each is not None for each in measured) - int(good.sum())
-        remarks = (
-            (f"{left_out} trials are left out of {response.label}: theirs cannot be",)
-            if left_out
-            else ()
-        )
+        remark = Remark("bad_values", response=response.label, count=left_out)
         chosen = np.flatnonzero(good)
         kept = values[chosen]
-        return chosen, np.log(kept) if response.scale == "ratio" else kept, remarks
+        return (
+            chosen,
+            np.log(kept) if response.scale == "ratio" else kept,
+            ((remark,) if left_out else ()),
+        )
 
 
-def table_of(observations: Sequence[Observation], factors: Sequence[Factor]) -> Table:
+def table_of(observations: Sequence[Observation], factors: Sequence[Factor]) -> ObservationTable:
     """All observations that have a level of every factor."""
     codes = np.zeros((len(observations), len(factors)), np.int64)
     remarks = []
@@ -76,13 +76,10 @@ def table_of(observations: Sequence[Observation], factors: Sequence[Factor]) -> 
             numbers.get(level_key(each.levels.get(factor.name)), -1) for each in observations
         ]
         if unknown := int((codes[:, column] < 0).sum()):
-            remarks.append(
-                f"{unknown} trials are left out: they have a level of {factor.name} that the"
-                " design does not name"
-            )
+            remarks.append(Remark("unknown_level", (factor.name,), count=unknown))
     known = np.flatnonzero((codes >= 0).all(axis=1))
     chosen = tuple(observations[int(row)] for row in known)
-    return Table(chosen, tuple(factors), codes[known], tuple(remarks))
+    return ObservationTable(chosen, tuple(factors), codes[known], tuple(remarks))
 
 
 @dataclass(frozen=True)
@@ -96,7 +93,7 @@ class Cells:
     repeats: Integers
     which: Integers
     """The configuration of every trial."""
-    remarks: tuple[str, ...] = ()
+    remarks: tuple[Remark, ...] = ()
 
     def sizes(self) -> tuple[int, ...]:
         return tuple(len(factor.levels) for factor in self.factors)
@@ -112,14 +109,14 @@ class Cells:
         )
 
 
-def cells_of(table: Table, rows: Integers) -> Cells:
+def cells_of(table: ObservationTable, rows: Integers) -> Cells:
     """Of these trials; factors that they all have the same level of are none."""
     codes = table.codes[rows]
     factors, columns, remarks = [], [], []
     for column, factor in enumerate(table.factors):
         seen, again = np.unique(codes[:, column], return_inverse=True)
         if len(seen) > MOST_LEVELS:
-            remarks.append(f"{factor.name} is left out: it has {len(seen):,} levels")
+            remarks.append(Remark("too_many_levels", (factor.name,), count=len(seen)))
         elif len(seen) > 1:
             factors.append(replace(factor, levels=tuple(factor.levels[each] for each in seen)))
             columns.append(again.reshape(-1))

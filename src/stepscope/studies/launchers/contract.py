@@ -1,8 +1,8 @@
-"""What the engine asks of whoever starts trials, and what it gets back.
+"""What the engine asks of a launcher, and what it gets back.
 
-The engine has claimed a trial before it hands it over, and reads its run folder once it is told
-that the trial is over. A launcher only has to see to it that the trial runs once, that its run
-folder ends up where the job says, and that nothing of it is left when it is cancelled.
+The engine has claimed a trial before it hands it over, and reads its run folder once the launcher
+says that the trial is over. A launcher sees to it that the trial runs once, that its run folder
+ends up where the job says, and that nothing of it is left when it is cancelled.
 `tests/contract/test_launchers.py` holds every launcher to that.
 """
 
@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Protocol
 
 from stepscope.errors import StepscopeError
-from stepscope.trials.limits import Limits
-from stepscope.trials.pulse import Progress
+from stepscope.trials.heartbeat import Progress
+from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.spec import Workload
 
 
@@ -31,15 +31,19 @@ class Job:
     name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
     """What belongs under `trial` in run.json."""
+    machine: str = ""
+    """One of the launcher's machines."""
+    gpu_count: int | None = None
+    """Use the first so many GPUs of that machine, whatever `limits` names."""
 
 
 @dataclass(frozen=True)
-class Over:
+class FinishedTrial:
     """A job that is over."""
 
     job: Job
     error: StepscopeError | None = None
-    """Why it was not run at all. How one that was ended is in its run folder."""
+    """Why it was not run at all. How a trial that ran has ended is in its run folder."""
     left: Sequence[str] = ()
     """What of it could not be cleaned up, and is in the way of the next."""
     asked_to_end: bool = False
@@ -52,8 +56,8 @@ Show = Callable[[Job, Progress], None]
 class Launcher(Protocol):
     """Starts trials. Used in a `with`, from one thread."""
 
-    slots: int
-    """How many jobs it takes at once."""
+    machines: Mapping[str, int]
+    """How many jobs each machine takes at once. The empty name is the machine of this process."""
 
     def __enter__(self) -> Launcher: ...
 
@@ -67,9 +71,9 @@ class Launcher(Protocol):
         ...
 
     def start(self, job: Job) -> None:
-        """Take a job; at most `slots` at once."""
+        """Take a job for its machine, which has a free slot."""
         ...
 
-    def wait(self, show: Show) -> list[Over]:
+    def wait(self, show: Show) -> list[FinishedTrial]:
         """Wait until at least one job is over; `show` hears how far they are meanwhile."""
         ...

@@ -1,36 +1,42 @@
 """Trials on this machine, one at a time: trials that run at once disturb each other.
 
-That goes for several studies on one machine, too: each waits for its turn (`trials/turns.py`).
+That goes for several studies on one machine, too: each waits for its turn (`trials/state.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 
 from stepscope.errors import StepscopeError
-from stepscope.studies.launchers.contract import Job, Over, Show
-from stepscope.trials import kin
-from stepscope.trials.guard import Guard
-from stepscope.trials.prepare import TrialPlan
-from stepscope.trials.pulse import Progress
+from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
+from stepscope.studies.machine import MachineInfo
+from stepscope.trials.processes import trial_processes
+from stepscope.trials.processes.guard import Guard
+from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import run_trial
-from stepscope.trials.turns import lock_of_this_machine, turn
+from stepscope.trials.state import machine_lock, machine_turn
 
 
 class LocalLauncher:
     """Runs each job to its end in `wait`."""
 
-    slots = 1
+    machines: Mapping[str, int] = {"": 1}
 
     def __init__(
-        self, tell: Callable[[str], None], interval_s: float = 0.1, turns: Path | None = None
+        self,
+        tell: Callable[[str], None],
+        interval_s: float = 0.1,
+        machine: MachineInfo | None = None,
+        turns: Path | None = None,
     ) -> None:
         self._tell = tell
         self._interval_s = interval_s
-        self._turns = turns or lock_of_this_machine()
-        self._series = kin.new_token()
+        self._machine = machine
+        self._turns = turns or machine_lock()
+        self._series = trial_processes.new_token()
         self._started = 0
         self._waiting: list[Job] = []
         self._guard: Guard | None = None
@@ -51,36 +57,35 @@ class LocalLauncher:
         self._guard = None
 
     def start(self, job: Job) -> None:
-        assert len(self._waiting) < self.slots
+        assert not self._waiting
         self._waiting.append(job)
 
-    def wait(self, show: Show) -> list[Over]:
+    def wait(self, show: Show) -> list[FinishedTrial]:
         return [self._run(self._waiting.pop(0), show)] if self._waiting else []
 
-    def _run(self, job: Job, show: Show) -> Over:
+    def _run(self, job: Job, show: Show) -> FinishedTrial:
         guard = self._guard
         assert guard is not None
         self._started += 1
-        plan = TrialPlan(
+        limits = job.limits
+        if job.gpu_count is not None:
+            limits = (self._machine or MachineInfo.look()).limits(limits, job.gpu_count)
+        request = TrialRequest(
             job.workload,
-            job.limits,
-            job.folder.parent,
-            job.name,
-            self._interval_s,
-            facts=dict(job.facts),
+            limits,
+            name=job.name,
+            interval=self._interval_s,
+            out=job.folder.parent,
             folder=job.folder,
+            facts=job.facts,
         )
         token = f"{self._series}.{self._started}"
-
-        def shown(progress: Progress) -> None:
-            show(job, progress)
-
         self._over = guard.leave  # until the trial was cleaned up after, it is the guard's turn
         try:
-            with turn(self._tell, self._turns):
-                tried = run_trial(plan, token, guard, self._tell, shown)
+            with machine_turn(self._tell, self._turns):
+                tried = run_trial(request, token, guard, self._tell, partial(show, job))
         except StepscopeError as error:
             self._over = guard.dismiss
-            return Over(job, error)
+            return FinishedTrial(job, error)
         self._over = guard.dismiss
-        return Over(job, None, tuple(tried.left), tried.asked_to_end)
+        return FinishedTrial(job, None, tuple(tried.leftovers), tried.asked_to_end)

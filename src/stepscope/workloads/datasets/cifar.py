@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.datasets.store import Recipe, data_home, reuse_or_make
-from stepscope.workloads.datasets.textures import Plane, Random, make_fields, mixed
+from stepscope.workloads.datasets.textures import Random, make_fields, mixed
 
 FOLDER = "cifar-100-python"
 CLASSES, GROUPS = 100, 20
@@ -58,13 +58,9 @@ def generated_cifar(
 ) -> Path:
     """A folder of made-up files, as large as the real ones."""
     rows = train_rows + test_rows
-    recipe = Recipe(
-        f"cifar100-generated-v{_VERSION}-seed{seed}-{train_rows}+{test_rows}",
-        "A generated data set in the format of CIFAR-100",
-        _VERSION,
-        rows,
-        rows * _ROW_BYTES,
-    )
+    name = f"cifar100-generated-v{_VERSION}-seed{seed}-{train_rows}+{test_rows}"
+    what = "A generated data set in the format of CIFAR-100"
+    recipe = Recipe(name, what, _VERSION, rows, rows * _ROW_BYTES)
     made = reuse_or_make(recipe, lambda folder: _make(folder, train_rows, test_rows, seed))
     return made / FOLDER
 
@@ -117,27 +113,21 @@ def _make(folder: Path, train_rows: int, test_rows: int, seed: int) -> None:
 
 
 def _batch(name: str, rows: int, seed: int, stream: int) -> dict[str, Any]:
-    random = Random([seed, stream])
-    fine = np.arange(rows) % CLASSES
+    """Pictures are small windows of a field, each in the colour of its class."""
+    random, fields = Random([seed, stream]), make_fields(seed)
+    labels = np.arange(rows) % CLASSES
+    field = mixed(fields.smooth[0], fields.rough[0], 96)[::4, ::4]
+    windows = sliding_window_view(field, (_SIDE, _SIDE))
+    tops, lefts = random.randint(len(windows), size=(2, rows), dtype=np.int32)
+    light = windows[tops, lefts].reshape(rows, 1, -1) // 2
+    colours = random.randint(128, size=(CLASSES, 3, 1), dtype=np.uint8)
     return {
         "filenames": [f"generated_{number:06d}.png" for number in range(rows)],
         "batch_label": name,
-        "fine_labels": fine.tolist(),
-        "coarse_labels": (fine * GROUPS // CLASSES).tolist(),
-        "data": _rows(random, fine, seed),
+        "fine_labels": labels.tolist(),
+        "coarse_labels": (labels * GROUPS // CLASSES).tolist(),
+        "data": (light + colours[labels]).reshape(rows, _ROW_BYTES),
     }
-
-
-def _rows(random: Random, labels: NDArray[np.int64], seed: int) -> Plane:
-    """Small windows of a field, each in the colour of its class."""
-    fields = make_fields(seed)
-    field = mixed(fields.smooth[0], fields.rough[0], 96)[::4, ::4]
-    windows = sliding_window_view(field, (_SIDE, _SIDE))
-    tops, lefts = random.randint(len(windows), size=(2, len(labels)), dtype=np.int32)
-    light = windows[tops, lefts].reshape(len(labels), 1, -1) // 2
-    colours = random.randint(128, size=(CLASSES, 3, 1), dtype=np.uint8)
-    rows: Plane = (light + colours[labels]).reshape(len(labels), _ROW_BYTES)
-    return rows
 
 
 def _dump(path: Path, content: dict[str, Any]) -> None:

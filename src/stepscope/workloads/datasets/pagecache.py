@@ -60,21 +60,17 @@ def _resident_pages(path: Path) -> tuple[int, int] | None:
         if not facts.st_size:
             return 0, 0
         with mmap.mmap(file.fileno(), facts.st_size, prot=mmap.PROT_READ) as mapped:
-            flags = _mincore(mapped)
-    return int(np.count_nonzero(flags & 1)), len(flags)
-
-
-def _mincore(mapped: mmap.mmap) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
-    content = np.frombuffer(mapped, np.uint8)
-    flags = np.zeros(-(-len(content) // mmap.PAGESIZE), np.uint8)
-    failed = _LIBC.mincore(
-        ctypes.c_void_p(content.ctypes.data),
-        ctypes.c_size_t(len(content)),
-        ctypes.c_void_p(flags.ctypes.data),
-    )
+            content = np.frombuffer(mapped, np.uint8)
+            flags = np.zeros(-(-len(content) // mmap.PAGESIZE), np.uint8)
+            failed = _LIBC.mincore(
+                ctypes.c_void_p(content.ctypes.data),
+                ctypes.c_size_t(len(content)),
+                ctypes.c_void_p(flags.ctypes.data),
+            )
+            del content  # the map cannot be closed while something looks into it
     if failed:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    return flags
+    return int(np.count_nonzero(flags & 1)), len(flags)
 
 
 _LIBC = ctypes.CDLL(None, use_errno=True)

@@ -13,13 +13,13 @@ import fcntl
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import BadWorkload
+from stepscope.records.codec import to_json
 
 VARIABLE = "STEPSCOPE_DATA"
 ABOUT = "about.json"
@@ -62,11 +62,20 @@ def reuse_or_make(recipe: Recipe, make: Callable[[Path], object]) -> Path:
     if is_complete(folder):
         return folder
     try:
-        with _lock(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        # The lock goes with the process, however that ends; the file stays.
+        with (folder.parent / f".{folder.name}.lock").open("a") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_complete(folder):
                 _make(folder, recipe, make)
     except OSError as error:
-        raise _no_room(folder.parent, recipe, error) from error
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            needs = f" ({recipe.bytes_about / 1e9:.2g} GB)" if recipe.bytes_about else ""
+            reason = f"there is no room for it{needs}"
+        raise BadWorkload(
+            f"{recipe.what} cannot be kept in {folder.parent}: {reason}", _ELSEWHERE
+        ) from error
     return folder
 
 
@@ -97,23 +106,21 @@ def made_before(prefix: str) -> list[Path]:
 def _make(folder: Path, recipe: Recipe, make: Callable[[Path], object]) -> None:
     """Only whoever holds the lock is here: what lies about is of makers that are dead."""
     making = folder.with_name(f".{folder.name}.making")
-    _remove(making)
-    _check_room(folder.parent, recipe)
+    if making.exists():
+        shutil.rmtree(making)
+    if shutil.disk_usage(folder.parent).free < recipe.bytes_about:  # before it is full for all
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     making.mkdir()
     try:
         make(making)
         files, size = _contents(making)
-        about = {**asdict(recipe), "made_by": "stepscope", "files": files, "bytes": size}
+        about = {**to_json(recipe), "made_by": "stepscope", "files": files, "bytes": size}
         (making / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
-        _remove(folder)
+        if folder.exists():
+            shutil.rmtree(folder)
         making.rename(folder)
     finally:
         shutil.rmtree(making, ignore_errors=True)
-
-
-def _remove(folder: Path) -> None:
-    if folder.exists():
-        shutil.rmtree(folder)
 
 
 def _contents(folder: Path) -> tuple[int, int]:
@@ -125,26 +132,3 @@ def _contents(folder: Path) -> tuple[int, int]:
         if name != ABOUT
     ]
     return len(sizes), sum(sizes)
-
-
-@contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """Alone with a name. The lock goes with the process, however that ends; the file stays."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with (folder.parent / f".{folder.name}.lock").open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-
-
-def _check_room(home: Path, recipe: Recipe) -> None:
-    """Better than to find out when the disk is full, for everybody else too."""
-    if shutil.disk_usage(home).free < recipe.bytes_about:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _no_room(home: Path, recipe: Recipe, error: OSError) -> BadWorkload:
-    reason = error.strerror or str(error)
-    if error.errno in _FULL:
-        needs = f" ({recipe.bytes_about / 1e9:.2g} GB)" if recipe.bytes_about else ""
-        reason = f"there is no room for it{needs}"
-    return BadWorkload(f"{recipe.what} cannot be kept in {home}: {reason}", _ELSEWHERE)

@@ -34,13 +34,9 @@ def generated_clips(count: int = DEFAULT_COUNT, classes: int = CLASSES, seed: in
     """A folder with so many clips, equally many of each class."""
     _av()
     classes = min(classes, count)
-    recipe = Recipe(
-        f"video-v{_VERSION}-seed{seed}-{classes}classes-{count}",
-        f"{count} generated clips in {classes} class folders",
-        _VERSION,
-        count,
-        count * _CLIP_BYTES,
-    )
+    name = f"video-v{_VERSION}-seed{seed}-{classes}classes-{count}"
+    what = f"{count} generated clips in {classes} class folders"
+    recipe = Recipe(name, what, _VERSION, count, count * _CLIP_BYTES)
     return reuse_or_make(recipe, lambda folder: _make(folder, count, classes, seed))
 
 
@@ -54,42 +50,27 @@ def read_window(
     av = _av()
     try:
         with av.open(os.fspath(path)) as container:
-            window = _window(container, frames, pick)
+            stream = container.streams.video[0]
+            stream.codec_context.thread_count = 1  # the loader's workers are what runs in parallel
+            rate = stream.average_rate or 0
+            length = stream.frames or (container.duration or 0) / 1_000_000 * rate
+            begin = pick(max(int(length) - frames, 0) + 1)
+            first = int((stream.start_time or 0) + begin / (rate or RATE) / stream.time_base)
+            if begin:
+                container.seek(first, stream=stream)  # to the key frame before
+            window: list[NDArray[np.uint8]] = []
+            for frame in container.decode(stream):
+                if begin and frame.pts is not None and frame.pts < first:
+                    continue
+                window.append(frame.to_ndarray(format="rgb24"))
+                if len(window) == frames:
+                    break
         return np.stack(window + window[-1:] * (frames - len(window)))
     except (av.FFmpegError, OSError, ValueError, IndexError) as error:
         raise BadWorkload(
             f"{path} cannot be decoded as a video: {error}",
             "Take it out of the folder, or put a whole one there",
         ) from error
-
-
-def _window(container: Any, frames: int, pick: Callable[[int], int]) -> list[NDArray[np.uint8]]:
-    stream = container.streams.video[0]
-    stream.codec_context.thread_count = 1  # the loader's workers are what runs side by side
-    begin = pick(max(_length(container, stream) - frames, 0) + 1)
-    first = _timestamp(stream, begin)
-    if begin:
-        container.seek(first, stream=stream)  # to the key frame before
-    window: list[NDArray[np.uint8]] = []
-    for frame in container.decode(stream):
-        if begin and frame.pts is not None and frame.pts < first:
-            continue
-        window.append(frame.to_ndarray(format="rgb24"))
-        if len(window) == frames:
-            break
-    return window
-
-
-def _length(container: Any, stream: Any) -> int:
-    """In frames: counted by the file, or from how long it lasts."""
-    if stream.frames:
-        return int(stream.frames)
-    return int((container.duration or 0) / 1_000_000 * (stream.average_rate or 0))
-
-
-def _timestamp(stream: Any, frame: int) -> int:
-    rate = stream.average_rate or RATE
-    return int((stream.start_time or 0) + frame / rate / stream.time_base)
 
 
 def _av() -> Any:
@@ -101,23 +82,18 @@ def _av() -> Any:
 
 
 def _make(folder: Path, count: int, classes: int, seed: int) -> None:
+    av = _av()
     for number in range(count):
         place = folder / f"class{number % classes:04d}"
         place.mkdir(exist_ok=True)
-        _encode(place / f"{number:05d}.avi", seed, number)
-
-
-def _encode(path: Path, seed: int, number: int) -> None:
-    av = _av()
-    random = Random([seed, 5, number])
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("mpeg4", rate=RATE)
-        context = stream.codec_context
-        context.width, context.height, context.pix_fmt = WIDTH, HEIGHT, "yuv420p"
-        context.bit_rate, context.thread_count = _BITS_PER_SECOND, 1
-        for planes in _frames(random, seed):
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
-        container.mux(stream.encode())
+        with av.open(str(place / f"{number:05d}.avi"), "w") as container:
+            stream = container.add_stream("mpeg4", rate=RATE)
+            context = stream.codec_context
+            context.width, context.height, context.pix_fmt = WIDTH, HEIGHT, "yuv420p"
+            context.bit_rate, context.thread_count = _BITS_PER_SECOND, 1
+            for planes in _frames(Random([seed, 5, number]), seed):
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(planes, format="yuv420p")))
+            container.mux(stream.encode())
 
 
 def _frames(random: Random, seed: int) -> list[Plane]:

@@ -6,28 +6,32 @@ import hashlib
 import os
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
-from made_up.loop import write
+from made_up.loop import MadeUp, write
 from stepscope.steplog import Step, StepLog
+from stepscope.workloads.reporting import RankPlacement, RankReport
+from stepscope.workloads.spec import Workload
 
 _DATA = bytes(1 << 20)
 
 
-def train(workload: Any, place: Any, report: Any) -> None:
-    """The contract of frameworks: see docs/architecture.md."""
-    write("begin")
-    report.tell(device="cpu", batch={"global": workload.global_batch})
-    log, until, step = StepLog(place.steps), time.monotonic() + (workload.seconds or 1.0), 0
-    cores = len(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(cores) as threads:
-        while time.monotonic() < until:
-            list(threads.map(_compute, range(4 * cores)))
-            log.add(Step(time.monotonic_ns(), step, 0, 0, 0, 0))
-            step += 1
-    log.close()
-    report.tell(done=True, phase="closing")
-    write("done")
+class Busy(MadeUp):
+    def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
+        write("begin")
+        report.tell(device="cpu", batch={"global": workload.global_batch})
+        log, until, step = StepLog(placement.steps), time.monotonic() + (workload.seconds or 1.0), 0
+        cores = len(os.sched_getaffinity(0))
+        with ThreadPoolExecutor(cores) as threads:
+            while time.monotonic() < until:
+                list(threads.map(_compute, range(4 * cores)))
+                log.add(Step(time.monotonic_ns(), step, 0, 0, 0, 0))
+                step += 1
+        log.close()
+        report.tell(done=True, phase="closing")
+        write("done")
+
+
+FRAMEWORK = Busy()
 
 
 def _compute(_: int) -> None:

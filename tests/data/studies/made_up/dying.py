@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import os
 import signal
-from typing import Any
 
 from made_up import loop
+from stepscope.records.codec import to_json
+from stepscope.workloads.reporting import RankPlacement, RankReport
+from stepscope.workloads.spec import Workload
 
 
-def train(workload: Any, place: Any, report: Any) -> None:
-    attempt = int(place.facts.parent.parent.name.partition("a")[2])
-    dies = loop._formula("PLANTED_DIES", workload.as_dict(), False)
-    if dies and attempt <= int(os.environ["PLANTED_DEATHS"]):
-        os.kill(os.getpid(), signal.SIGKILL)
-    loop.train(workload, place, report)
+class Dying(loop.MadeUp):
+    def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
+        attempt = int(placement.facts.parent.parent.name.partition("a")[2])
+        dies = loop._formula("PLANTED_DIES", to_json(workload), False)
+        if dies and attempt <= int(os.environ["PLANTED_DEATHS"]):
+            os.kill(os.getpid(), signal.SIGKILL)
+        super().train(workload, placement, report)
+
+
+FRAMEWORK = Dying()

@@ -25,7 +25,11 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from stepscope.records.codec import to_json
 from stepscope.steplog import Step, StepLog
+from stepscope.workloads.frameworks.contract import Capabilities, Framework, Memory
+from stepscope.workloads.reporting import RankPlacement, RankReport
+from stepscope.workloads.spec import PRECISIONS, Workload
 
 _STEPS = 40
 
@@ -34,9 +38,24 @@ class OutOfMemoryError(RuntimeError):
     """As PyTorch's is called."""
 
 
+class MadeUp(Framework):
+    name = "made up"
+    capabilities = Capabilities(
+        devices=("cpu", "cuda"), precisions=PRECISIONS, own_files=True, memory_cap=True
+    )
+
+    def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
+        train(workload, placement, report)
+
+    def is_out_of_memory(self, error: BaseException, memory: Memory) -> bool:
+        return memory == "gpu" and isinstance(error, OutOfMemoryError)
+
+
+FRAMEWORK = MadeUp()
+
+
 def train(workload: Any, place: Any, report: Any) -> None:
-    """The contract of frameworks: see docs/architecture.md."""
-    names = {**workload.as_dict(), "cpus": len(os.sched_getaffinity(0)), **_noise(workload, place)}
+    names = {**to_json(workload), "cpus": len(os.sched_getaffinity(0)), **_noise(workload, place)}
     write("begin")
     with report.phase("build"):
         report.tell(
@@ -61,7 +80,7 @@ def train(workload: Any, place: Any, report: Any) -> None:
 def _noise(workload: Any, place: Any) -> dict[str, Any]:
     """The same for the same settings and repeat; the run folder is named after the repeat."""
     repeat = place.facts.parent.parent.name.partition("a")[0]
-    seed = zlib.crc32(json.dumps([workload.as_dict(), repeat], sort_keys=True).encode())
+    seed = zlib.crc32(json.dumps([to_json(workload), repeat], sort_keys=True).encode())
     return {"noise": random.Random(seed).gauss(0, 1), "repeat": repeat}
 
 

@@ -8,7 +8,22 @@ from typing import Any
 
 import numpy as np
 
-from stepscope.analysis.study.records import THROUGHPUT, Factor, Level, Observation
+from stepscope.analysis.study import effects as of_fits
+from stepscope.analysis.study import scaling
+from stepscope.analysis.study.fitted import Throughputs, fitted
+from stepscope.analysis.study.records import (
+    RESPONSES,
+    THROUGHPUT,
+    Effects,
+    Factor,
+    Level,
+    Observation,
+    Response,
+    ScalingCurve,
+    Sensitivity,
+)
+from stepscope.analysis.study.table import table_of
+from stepscope.records.trial import ProcessNoise
 
 Rate = Callable[..., float]
 
@@ -51,3 +66,32 @@ def steps(**effects: Mapping[Any, float]) -> Rate:
         return 100.0 * float(np.prod([effects[name][levels[name]] for name in effects]))
 
     return rate
+
+
+def effects(
+    observations: Sequence[Observation],
+    factors: Sequence[Factor],
+    response: Response,
+    known: ProcessNoise | None = None,
+) -> Effects | None:
+    spreads = {response.key: known} if known else {}
+    fits = fitted(table_of(observations, factors), [response], spreads)
+    return of_fits.effects_of(fits[response.key]) if fits else None
+
+
+def sensitivities(
+    observations: Sequence[Observation], factors: Sequence[Factor]
+) -> tuple[Sensitivity, ...]:
+    return of_fits.sensitivities(_throughputs(observations, factors))
+
+
+def curves(
+    observations: Sequence[Observation], factors: Sequence[Factor]
+) -> tuple[ScalingCurve, ...]:
+    return scaling.curves(_throughputs(observations, factors))
+
+
+def _throughputs(observations: Sequence[Observation], factors: Sequence[Factor]) -> Throughputs:
+    table = table_of(observations, factors)
+    fits = fitted(table, [RESPONSES[THROUGHPUT]], {})
+    return Throughputs(table, None, fits.get(THROUGHPUT))

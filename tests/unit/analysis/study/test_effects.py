@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 
-from stepscope.analysis.study.effects import effects
 from stepscope.analysis.study.records import (
     RESPONSES,
     THROUGHPUT,
@@ -20,10 +19,11 @@ from stepscope.analysis.study.records import (
     Interaction,
     MainEffect,
     Observation,
+    Remark,
     Response,
 )
-from stepscope.analysis.throughput import Spread
-from unit.analysis.study.made import factors_of, grid, observed, steps
+from stepscope.records.trial import ProcessNoise
+from unit.analysis.study.made import effects, factors_of, grid, observed, steps
 
 RATE = RESPONSES[THROUGHPUT]
 SHARE = RESPONSES["cpu_share"]
@@ -31,14 +31,14 @@ FACTORS = factors_of(cpus=(1, 2, 4), workers=(0, 2), model=("cnn", "vit"))
 PLANTED = steps(
     cpus={1: 1.0, 2: 1.5, 4: 1.8}, workers={0: 1.0, 2: 1.28}, model={"cnn": 1, "vit": 1}
 )
-MACHINE = Spread(0.08, 4, "assumed")
+MACHINE = ProcessNoise(0.08, 4, "assumed")
 
 
 def told(
     observations: Sequence[Observation],
     factors: Sequence[Factor] = FACTORS,
     response: Response = RATE,
-    known: Spread | None = None,
+    known: ProcessNoise | None = None,
 ) -> Effects:
     found = effects(observations, factors, response, known)
     assert found is not None
@@ -77,7 +77,9 @@ class TestWithoutNoise:
         first = found.interactions[0]
         assert (first.first, first.second) == ("cpus", "workers")
         assert first.size.value == pytest.approx(1.9 / 1.1)
-        assert first.says == "from 1 to 2 cpus: 1.90× with workers 0, 1.10× with workers 2"
+        assert (first.low, first.high, first.more, first.less) == (1, 2, 0, 2)
+        assert [at for at, _ in first.changes] == [0, 2]
+        assert [value for _, value in first.changes] == pytest.approx([1.9, 1.1])
         cells = {(each.first, each.second): each.mean for each in first.cells}
         assert cells == pytest.approx({(1, 0): 100, (2, 0): 190, (1, 2): 200, (2, 2): 220})
         assert [each.is_told for each in found.interactions] == [True, False, False]
@@ -89,9 +91,8 @@ class TestWithoutNoise:
         found = told(observed(grid(FACTORS), share, repeats=2, key=SHARE.key), response=SHARE)
         assert main(found, "cpus").size.value == pytest.approx(0.45)
         assert main(found, "model").size.value == pytest.approx(0, abs=1e-12)
-        assert pair(found, "cpus", "workers").says == (
-            "from 1 to 4 cpus: +30 points with workers 0, +60 points with workers 2"
-        )
+        changes = pair(found, "cpus", "workers").changes
+        assert [value for _, value in changes] == pytest.approx([0.3, 0.6])
 
     @given(
         st.lists(st.floats(0.2, 5), min_size=3, max_size=3),
@@ -178,10 +179,7 @@ class TestWhatIsMissing:
 
         found = told(observed(points, rate, repeats=2), factors)
         assert main(found, "batch_size").size.value == pytest.approx(2**0.5)
-        assert any(
-            "not all combinations of cpus and workers were observed" in each
-            for each in found.remarks
-        )
+        assert Remark("pair_incomplete", ("cpus", "workers")) in found.remarks
         both = pair(found, "cpus", "workers")
         assert both.size.value == pytest.approx(3)
         assert len(both.cells) == 3 + 3 + 2 + 1
@@ -208,7 +206,7 @@ class TestWhatIsMissing:
         found = told(observed(points, lambda a, b, c, d: 100 * 1.5**a * 1.2**b, 2), factors)
         assert [each.size.value for each in found.main] == pytest.approx([1.5, 1.2, 1, 1])
         assert not found.interactions
-        assert "do not tell how factors depend on each other" in found.remarks[0]
+        assert found.remarks[0] == Remark("pairs_unknown", count=8)
 
     def test_a_few_of_very_many_configurations(self) -> None:
         """Main effects of them are told; 856 effects of pairs are not looked for."""
@@ -222,7 +220,7 @@ class TestWhatIsMissing:
         assert main(found, "a").size.value == pytest.approx(1.1**9)
         assert [each.is_told for each in found.main] == [True, False, False, False, False]
         assert not found.interactions
-        assert any("do not tell how factors depend" in each for each in found.remarks)
+        assert any(each.kind == "pairs_unknown" for each in found.remarks)
 
     def test_factors_that_only_changed_together(self) -> None:
         factors = factors_of(model=("cnn", "vit"), machine=("old", "new"), cpus=(1, 2))
@@ -234,7 +232,7 @@ class TestWhatIsMissing:
         )
         assert [each.factor for each in found.main] == ["cpus"]
         assert main(found, "cpus").size.value == pytest.approx(2, rel=0.1)
-        assert any("the effect of machine cannot be told" in each for each in found.remarks)
+        assert Remark("confounded_factor", ("machine",)) in found.remarks
 
     def test_trials_on_machines_that_share_no_model(self) -> None:
         """A merged study: what both machines did is still told."""
@@ -250,14 +248,14 @@ class TestWhatIsMissing:
         trials = [*noisy(1), Observation({"cpus": 3, "workers": 0}, {THROUGHPUT: 1.0})]
         found = told(trials)
         assert sizes(found) == sizes(told(noisy(1)))
-        assert "1 trials are left out: they have a level of cpus" in found.remarks[0]
+        assert found.remarks[0] == Remark("unknown_level", ("cpus",), count=1)
 
     @pytest.mark.parametrize("value", [0.0, -3.0, math.nan, math.inf, 1e300])
     def test_values_that_cannot_be(self, value: float) -> None:
         trials = [*noisy(1), replace(noisy(1)[0], values={THROUGHPUT: value})]
         found = told(trials)
         assert sizes(found) == sizes(told(noisy(1)))
-        assert "1 trials are left out of throughput: theirs cannot be" in found.remarks[0]
+        assert found.remarks[0] == Remark("bad_values", response="throughput", count=1)
 
     def test_fewer_than_two_trials_tell_nothing(self) -> None:
         assert effects([], FACTORS, RATE) is None
@@ -296,7 +294,7 @@ class TestNoise:
         size = found.main[0].size
         assert (size.value, size.low, size.high) == (pytest.approx(2), 0, math.inf)
         assert not found.main[0].is_told
-        assert any("repeats would tell" in each for each in found.remarks)
+        assert Remark("noise_unknown") in found.remarks
         shares = observed(grid(two), lambda cpus: 0.1 * cpus, key=SHARE.key)
         size = told(shares, two, SHARE).main[0].size
         assert (size.low, size.high) == (-math.inf, math.inf)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 
-from stepscope.analysis.study.records import Curve, Level
-from stepscope.analysis.study.scaling import SURELY_LITTLE, WORTH, curves
-from unit.analysis.study.made import factors_of, grid, observed
+from stepscope.analysis.study.records import Fall, Level, ScalingCurve
+from stepscope.analysis.study.scaling import SURELY_LITTLE, WORTH
+from unit.analysis.study.made import curves, factors_of, grid, observed
 
 LEVELS = (1, 2, 4, 8, 16)
 WORKERS = factors_of(workers=LEVELS)
@@ -22,13 +23,19 @@ def curve(
     noise: float = 0.0,
     random: np.random.Generator | None = None,
     levels: tuple[int, ...] = LEVELS,
-) -> Curve:
+) -> ScalingCurve:
     factors = factors_of(workers=levels)
     return curves(observed(grid(factors), rate, repeats, noise, random), factors)[0]
 
 
 def table(*rates: float) -> Callable[[int], float]:
     return lambda workers: dict(zip(LEVELS, rates, strict=True))[workers]
+
+
+def no_knee(curve: ScalingCurve) -> tuple[str, Level, Level]:
+    found = curve.no_knee
+    assert found is not None
+    return found.kind, found.level, found.other
 
 
 class TestKnees:
@@ -38,7 +45,6 @@ class TestKnees:
         assert found.knee.level == 4
         assert found.knee.gain.value == pytest.approx(1)
         assert found.knee.is_sure
-        assert found.knee.says == ("more workers than 4 stop paying: 8 gains nothing (+0 to +0 %)")
         assert [each.level for each in found.points] == list(LEVELS)
         assert [each.mean for each in found.points] == pytest.approx([100, 200, 400, 400, 400])
 
@@ -46,59 +52,56 @@ class TestKnees:
         found = curve(table(100, 200, 400, 404, 412))
         assert found.knee is not None
         assert found.knee.level == 4
-        assert "16 gains 3 %" in found.knee.says
+        assert found.knee.best == 16
+        assert found.knee.gain.value == pytest.approx(1.03)
 
     def test_still_gaining(self) -> None:
         found = curve(lambda workers: workers**0.5)
         assert found.knee is None
-        assert found.why_no_knee == "still gaining 41 % from 8 to 16"
+        assert no_knee(found) == ("gaining", 8, 16)
+        assert found.no_knee and found.no_knee.gain.value == pytest.approx(2**0.5)
 
     def test_no_effect(self) -> None:
         found = curve(table(100, 101, 99, 100, 101))
         assert found.knee is None
-        assert found.why_no_knee == "workers do not matter here: all are within 2 %"
+        assert no_knee(found)[0] == "flat"
+        assert found.no_knee and found.no_knee.gain.value == pytest.approx(101 / 99)
 
     def test_less_is_more(self) -> None:
         found = curve(table(100, 90, 80, 70, 60))
         assert found.knee is None
-        assert found.why_no_knee == "more than 1 never pays: 16 is slower by 40 %"
+        assert no_knee(found) == ("never_pays", 1, 16)
+        assert found.no_knee and found.no_knee.gain.value == pytest.approx(0.6)
 
     def test_too_much_is_worse_than_enough(self) -> None:
         found = curve(table(100, 200, 300, 310, 273))
         assert found.knee is not None
         assert found.knee.level == 4
-        assert found.knee.says.endswith("; beyond 8 it falls, by 12 % at 16")
+        assert found.knee.fall == Fall(8, 16, pytest.approx(1 - 273 / 310))
 
     def test_two_levels_have_no_knee(self) -> None:
         found = curve(lambda workers: 100.0 * workers, levels=(1, 2))
         assert found.knee is None
-        assert found.why_no_knee == "two levels show no knee: 2 gains 100 % (+100 to +100 %)"
+        assert no_knee(found) == ("two_levels", 1, 2)
         assert [each.mean for each in found.points] == pytest.approx([100, 200])
-
-    def test_one_name_is_no_plural(self) -> None:
-        factors = factors_of(batch_size=(8, 16, 32))
-        trials = observed(grid(factors), lambda batch_size: min(batch_size, 16), 2)
-        knee = curves(trials, factors)[0].knee
-        assert knee is not None
-        assert knee.says.startswith("more batch_size than 16 stops paying")
 
     def test_without_repeats_nothing_is_sure(self) -> None:
         found = curve(lambda workers: min(100 * workers, 400), repeats=1)
         assert found.knee is not None
         assert (found.knee.level, found.knee.is_sure) == (4, False)
-        assert "where it lies is not known" in found.knee.says
+        assert found.knee.gain.high == math.inf
 
     def test_too_noisy_to_tell(self) -> None:
         found = curve(table(100, 108, 104, 110, 109), 2, 0.3, np.random.default_rng(1))
         assert found.knee is None
-        assert found.why_no_knee.startswith("it cannot be told yet whether more workers pay")
+        assert no_knee(found)[0] == "unclear"
 
     def test_the_constants_make_sense(self) -> None:
         assert 0 < WORTH < SURELY_LITTLE
 
 
 class TestPlantedKneesInNoise:
-    def found(self, rate: Callable[[int], float], noise: float) -> list[Curve]:
+    def found(self, rate: Callable[[int], float], noise: float) -> list[ScalingCurve]:
         random = np.random.default_rng(11)
         return [curve(rate, 5, noise, random) for _ in range(150)]
 
@@ -152,18 +155,18 @@ class TestGroups:
         assert [group for name, group in groups if name == "workers"] == of_workers
         assert [group for name, group in groups if name == "batch_size"] == [{}]
         by = {str(each.group): each for each in told if each.factor == "workers"}
-        assert by["{'cpus': 1}"].why_no_knee.startswith("workers do not matter here")
+        assert no_knee(by["{'cpus': 1}"])[0] == "flat"
         knee = by["{'cpus': 2}"].knee
         assert knee is not None
         assert knee.level == 2
 
-    def test_levels_in_any_order_and_text(self) -> None:
+    def test_levels_in_any_order(self) -> None:
         factors = factors_of(workers=(16, 1, 8, 2, 4))
         trials = observed(grid(factors), lambda workers: min(100 * workers, 400), 2)
-        (found,) = curves(trials, factors, text=lambda name, level: f"{level} {name}")
+        (found,) = curves(trials, factors)
         assert [each.level for each in found.points] == list(LEVELS)
         assert found.knee is not None
-        assert found.knee.says.startswith("more workers than 4 workers stop paying")
+        assert found.knee.level == 4
 
     def test_what_has_no_order_has_no_curve(self) -> None:
         factors = factors_of(model=("cnn", "vit"), memory=(1 << 30, None))

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from stepscope.analysis.study.records import Factor
-from stepscope.analysis.study.sensitivity import sensitivities
-from unit.analysis.study.made import factors_of, grid, observed
+from unit.analysis.study.made import factors_of, grid, observed, sensitivities
 
 FACTORS = factors_of(model=("alexnet", "vit"), cpus=(1, 2), batch_size=(32, 64))
 
@@ -24,32 +23,11 @@ def test_each_model_has_its_own_ranking() -> None:
     everything, alexnet, vit = sensitivities(trials, FACTORS)
     assert everything.group == {}
     assert everything.effects[0].factor == "model"
-    assert everything.says.startswith("for all trials model matters ")
     assert alexnet.group == {"model": "alexnet"}
     assert [each.factor for each in alexnet.effects] == ["cpus", "batch_size"]
     assert alexnet.effects[0].size.value == pytest.approx(1.28, rel=0.05)
     assert [each.factor for each in vit.effects] == ["batch_size", "cpus"]
     assert [each.is_told for each in vit.effects] == [True, False]
-
-
-def test_words() -> None:
-    trials = observed(grid(FACTORS), rate, 2)
-    said = [
-        each.says for each in sensitivities(trials, FACTORS, text=lambda _, level: f"<{level}>")
-    ]
-    assert said[1] == (
-        "for <alexnet> cpus matter 1.28× (1.28–1.28),"
-        " batch_size 1.00× (1.00–1.00, not told from no effect)"
-    )
-    assert said[2].startswith("for <vit> batch_size matters 1.50×")
-
-
-def test_without_repeats_of_anything_it_is_said_that_nothing_is_known() -> None:
-    trials = observed([{"cpus": 1}, {"cpus": 2}], lambda cpus: 100.0 * cpus)
-    (only,) = sensitivities(trials, factors_of(cpus=(1, 2)))
-    assert only.says == (
-        "for all trials cpus matter 2.00× (where it lies is not known, not told from no effect)"
-    )
 
 
 def test_machines_where_there_is_one_model() -> None:
@@ -71,4 +49,4 @@ def test_a_group_with_few_repeats_borrows_the_noise_of_all() -> None:
 def test_nothing_observed() -> None:
     assert sensitivities([], FACTORS) == ()
     (only,) = sensitivities(observed([grid(FACTORS)[0]], rate, 3), FACTORS)
-    assert only.says == "for all trials there is no factor whose effect could be told"
+    assert only.effects == ()

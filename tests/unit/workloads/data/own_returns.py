@@ -170,9 +170,9 @@ def taking_some(batch_size, image_size=48, *, fraction, unknown=None):
     return workload()
 
 
-def taking_all(samples=40, **knobs):
+def taking_all(samples=40, **settings):
     CALLED_WITH.clear()
-    CALLED_WITH.update(knobs, samples=samples)
+    CALLED_WITH.update(settings, samples=samples)
     return workload()
 
 

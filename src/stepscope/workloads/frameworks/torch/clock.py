@@ -1,4 +1,4 @@
-"""Times steps without holding them up.
+"""Times steps without holding them up, and knows which is the last.
 
 On a CPU the host's clock tells everything. On a GPU the host only queues work: events in the
 device's own queue tell when a copy, a computation and a step were complete, and are read when they
@@ -7,50 +7,39 @@ have happened, so that nobody ever waits for them.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
 from stepscope.steplog import Step, StepLog
+from stepscope.workloads.spec import DEFAULT_SECONDS, LEAST_STEPS, Workload
 
 _now = time.monotonic_ns
 
 
-class StepClock(Protocol):
-    """A step is: wait, copy, compute for each of its batches; then it is done."""
+class StepClock:
+    """For steps that do not count. The others time: `waited`, `copied` and `computed` come for
+    each batch of a step, `done` when all its work is queued, `finish` after the last step."""
 
     def begin(self) -> None: ...
 
-    def waited(self) -> None:
-        """The batch is here."""
+    def waited(self) -> None: ...
 
-    def copied(self) -> None:
-        """The batch is on its way to the device."""
+    def copied(self) -> None: ...
 
-    def computed(self) -> None:
-        """All of this batch's work is queued, or done where the host does it."""
+    def computed(self) -> None: ...
 
-    def done(self) -> None:
-        """The step is complete; the next one begins."""
+    def done(self) -> None: ...
 
-    def finish(self) -> None:
-        """Wait for what is still under way."""
+    def finish(self) -> None: ...
 
 
-class NoClock:
-    """For steps that do not count."""
-
-    def begin(self) -> None: ...
-
-    waited = copied = computed = done = finish = begin
-
-
-class HostClock:
+class HostClock(StepClock):
     """Where the host computes, or nobody does."""
 
     def __init__(self, log: StepLog) -> None:
@@ -59,11 +48,8 @@ class HostClock:
         self.begin()
 
     def begin(self) -> None:
-        self._from = _now()
-        self._reset()
-
-    def _reset(self) -> None:
         self._wait = self._copy = self._compute = 0
+        self._from = _now()
 
     def waited(self) -> None:
         self._wait += self._lap()
@@ -79,8 +65,7 @@ class HostClock:
         wait = self._wait
         self._log.add(Step(self._from, self._step, wait, self._copy, self._compute, wait))
         self._step += 1
-        self._reset()
-        self._from = _now()  # what we write down is no part of the next step's wait
+        self.begin()  # what we write down is no part of the next step's wait
 
     def finish(self) -> None:
         self._log.flush()
@@ -100,7 +85,7 @@ class _Pending:
     end: Any = None
 
 
-class DeviceClock:
+class DeviceClock(StepClock):
     """Where a GPU computes."""
 
     def __init__(self, log: StepLog, device: torch.device) -> None:
@@ -143,7 +128,7 @@ class DeviceClock:
         self._log.flush()
 
     def _event(self) -> Any:
-        event = self._free.pop() if self._free else _new_event()
+        event = self._free.pop() if self._free else torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
         event.record()
         return event
 
@@ -164,22 +149,43 @@ class DeviceClock:
         self._last = step.end
 
 
-def _new_event() -> Any:
-    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-
-
 def _ns_between(earlier: Any, later: Any) -> int:
     return int(earlier.elapsed_time(later) * 1e6)
 
 
-@contextmanager
-def running(clock: StepClock) -> Iterator[None]:
-    """From the first step to the last, also where one fails: the steps before it are kept."""
-    clock.begin()
-    try:
-        yield
-    except BaseException:
-        with suppress(Exception):  # a device that failed may fail again: the first error counts
-            clock.finish()
-        raise
-    clock.finish()
+class Duration:
+    """Counts steps and knows the last one.
+
+    Ranks must take the same number of steps, or they would wait for each other forever. So seconds
+    are turned into steps: the first rank looks at its watch after each tenth more of steps, and
+    once the end is nearer than the next look, it says which step is the last.
+    """
+
+    def __init__(
+        self, workload: Workload, steps_per_epoch: int | None, agreed: Callable[[int], int]
+    ) -> None:
+        """`agreed` makes a number of the first rank known to all."""
+        self._agreed = agreed
+        self._taken = 0
+        self.total: int | None = workload.steps
+        """How many steps it will be, once that is known."""
+        self._look_at = 4
+        self._seconds = workload.seconds or DEFAULT_SECONDS
+        if workload.epochs is not None:
+            if steps_per_epoch is None:
+                raise ValueError("an epoch has no end")
+            self.total = workload.epochs * steps_per_epoch
+
+    def goes_on(self) -> bool:
+        """Whether to take another step; call it once before each."""
+        if self._taken == 1:  # the first step, which may compile for minutes, does not count
+            self._began = time.monotonic()
+        if self.total is None and self._taken == self._look_at:
+            elapsed = max(time.monotonic() - self._began, 1e-9)
+            expected = 1 + (self._taken - 1) * self._seconds / elapsed
+            self._look_at += max(1, self._look_at // 10)
+            is_near = expected <= self._look_at
+            last = max(LEAST_STEPS, math.ceil(expected), self._taken) if is_near else 0
+            self.total = self._agreed(last) or None
+        self._taken += 1
+        return self.total is None or self._taken <= self.total

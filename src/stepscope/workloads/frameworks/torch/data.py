@@ -14,8 +14,8 @@ so that a smaller part lies within a larger one and all classes have their share
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,12 @@ import torch
 from torch.utils.data import Dataset, Subset, TensorDataset
 
 from stepscope.errors import BadWorkload
+from stepscope.sensors import procfs
 from stepscope.workloads.datasets import pagecache, video
 from stepscope.workloads.datasets.cifar import Images, read_cifar
-from stepscope.workloads.datasets.folders import labelled_files
-from stepscope.workloads.datasets.locate import Place, locate
+from stepscope.workloads.datasets.locate import labelled_files, locate
 from stepscope.workloads.datasets.store import about_of
-from stepscope.workloads.frameworks.torch.parts import Data, Shape
+from stepscope.workloads.frameworks.torch.models import Shape
 from stepscope.workloads.spec import Workload, option_name
 
 DEFAULT_COUNT = 60_000
@@ -47,23 +47,67 @@ _SUITS = {
     "clip": ("random", "video"),
     "tokens": ("text", "random"),
 }
-_DEFAULTS = {"image": "random", "clip": "random", "tokens": "text"}
+"""The first of them is taken where none is named."""
 _KIND_NAMES = {"image": "images", "clip": "clips", "tokens": "texts"}
 _IN_MEMORY = ("random", "text")
 _COLD, _WARM = 0.01, 0.99
 """Up to which, and from which share in the page cache files are called so."""
 
 
+@dataclass(frozen=True)
+class Data:
+    """A data set, what can be said of it, and the files that it reads."""
+
+    dataset: Dataset[Any]
+    facts: dict[str, Any] = field(default_factory=dict)
+    """For the record: name, samples, where from, generated or not."""
+    files: tuple[Path, ...] = ()
+    collate: Callable[[list[Any]], Any] | None = None
+
+
 def build_data(workload: Workload, shape: Shape) -> Data:
     """The data set that was asked for, in the shape that the model takes."""
-    name = workload.data_name or _DEFAULTS[shape.kind]
-    _check_suits(workload, shape, name)
+    suits = _SUITS[shape.kind]
+    name = workload.data_name or suits[0]
+    if name not in suits:
+        raise BadWorkload(
+            f"{workload.model} takes {_KIND_NAMES[shape.kind]}, and {name} has none",
+            f"Data that suits it: {', '.join(suits)}",
+        )
     if name in _IN_MEMORY:
+        if workload.data_path is not None:
+            others = [f"--data {other}" for other in suits if other not in _IN_MEMORY]
+            raise BadWorkload(
+                f"{name} data is read from no folder, but --data-path was given",
+                f"Give {' or '.join(others)}" if others else "Leave --data-path out",
+            )
         return _in_memory(workload, shape, name)
     place = locate(workload)
     assert place is not None, name
-    dataset, notes = _READERS[name](place.path, shape)
-    return _data(workload, name, place, dataset, notes)
+    read = {"jpeg": _jpeg, "cifar100": _cifar, "video": _video}[name]
+    dataset, classes = read(place.path, shape)
+    all_of = len(dataset)  # type: ignore[arg-type]
+    of = workload.samples or all_of
+    if of > all_of:
+        raise BadWorkload(
+            f"{option_name('samples')} {of} is more than there is in {place.path.name}: {all_of}",
+            "Give fewer, or leave it out",
+        )
+    chosen = choose_part(all_of, of, workload)
+    facts: dict[str, Any] = {"name": name, "samples": len(chosen), "of": of}
+    facts["source"] = "generated" if place.generated else "folder"
+    facts["path"] = place.path.name
+    if size := about_of(place.path).get("bytes"):
+        facts["bytes"] = size
+    if classes > shape.classes:
+        facts["note"] = f"its {classes} classes are taken modulo {shape.classes}"
+    with torch.random.fork_rng(devices=[]):
+        dataset[chosen[0]]  # what cannot be read is told here, not by a worker; no seed is spent
+    files: tuple[Path, ...] = ()
+    samples = getattr(dataset, "samples", ())
+    if samples and workload.cache != "as-is":  # else left out: a million paths take memory
+        files = tuple(Path(samples[index][0]) for index in chosen)
+    return Data(dataset if len(chosen) == all_of else Subset(dataset, chosen), facts, files)
 
 
 def prepare_cache(workload: Workload, data: Data) -> dict[str, Any]:
@@ -80,51 +124,43 @@ def prepare_cache(workload: Workload, data: Data) -> dict[str, Any]:
         share = pagecache.resident_share(data.files)
     except OSError as error:
         raise BadWorkload(f"{error.filename} cannot be read: {error.strerror}") from error
-    state = _cache_state(share)
+    if share is None:
+        note = "the kernel tells only of the user's own files what is in memory"
+        return {"state": "unknown", "resident_share": None, "note": note}
+    state = "cold" if share <= _COLD else "warm" if share >= _WARM else "partly"
     facts = {"state": state, "resident_share": share}
-    return facts if state == workload.cache else facts | {"note": _cache_note(workload, share)}
-
-
-def _cache_state(share: float | None) -> str:
-    if share is None:
-        return "unknown"
-    return "cold" if share <= _COLD else "warm" if share >= _WARM else "partly"
-
-
-def _cache_note(workload: Workload, share: float | None) -> str:
-    if share is None:
-        return "the kernel tells only of the user's own files what is in memory"
+    if state == workload.cache:
+        return facts
     if workload.cache == "warm":
-        return f"only {share:.0%} of the files stayed in memory"
-    return f"{share:.0%} of the files is still in memory: others use it, or its disk is memory"
-
-
-def _check_suits(workload: Workload, shape: Shape, name: str) -> None:
-    suits = _SUITS[shape.kind]
-    if name not in suits:
-        raise BadWorkload(
-            f"{workload.model} takes {_KIND_NAMES[shape.kind]}, and {name} has none",
-            f"Data that suits it: {', '.join(suits)}",
-        )
-    if workload.data_path is not None and name in _IN_MEMORY:
-        others = [f"--data {other}" for other in suits if other not in _IN_MEMORY]
-        raise BadWorkload(
-            f"{name} data is read from no folder, but --data-path was given",
-            f"Give {' or '.join(others)}" if others else "Leave --data-path out",
-        )
+        return facts | {"note": f"only {share:.0%} of the files stayed in memory"}
+    in_use = "others use it, or its disk is memory"
+    return facts | {"note": f"{share:.0%} of the files is still in memory: {in_use}"}
 
 
 def _in_memory(workload: Workload, shape: Shape, name: str) -> Data:
     """Random tensors in one allocation. Only the part that is used is ever there."""
-    sizes, bytes_each = _sample_sizes(shape)
+    is_text = shape.kind == "tokens"
+    sizes = shape.batch_sizes(1)[1:]
+    bytes_each = math.prod(sizes) * (8 if is_text else 4)
     least = workload.global_batch
     of = workload.samples or max(min(DEFAULT_COUNT, DEFAULT_BYTES // bytes_each), least)
-    count = _part_of(of, workload.fraction)
-    _check_memory(count * bytes_each, workload)
+    count = max(1, round(of * workload.fraction))
+    # Refused before the machine begins to swap, or to kill. A trial's own limit is not looked at:
+    # to run into that is a result. Every rank has a copy, and another's may be there already.
+    needed, memory = count * bytes_each, procfs.meminfo()
+    free, total = memory.available or needed, memory.total or needed
+    if needed > free or needed * workload.ranks > total:
+        sizes_text = [f"{size / 2**30:.1f} GiB" for size in (needed, free, total)]
+        copies = f" in each of {workload.ranks} ranks" if workload.ranks > 1 else ""
+        raise BadWorkload(
+            f"This data takes {sizes_text[0]}{copies}, and the machine has {sizes_text[1]} free "
+            f"of {sizes_text[2]}",
+            "Give fewer --samples, a --fraction of them, or smaller ones",
+        )
     random = torch.Generator().manual_seed(workload.seed)
     inputs = (
         torch.randint(shape.vocabulary, (count, *sizes), generator=random)
-        if shape.kind == "tokens"
+        if is_text
         else torch.rand((count, *sizes), generator=random)
     )
     labels = torch.randint(shape.classes, (count,), generator=random)
@@ -135,112 +171,42 @@ def _in_memory(workload: Workload, shape: Shape, name: str) -> Data:
     return Data(TensorDataset(inputs, labels), facts)
 
 
-def _sample_sizes(shape: Shape) -> tuple[tuple[int, ...], int]:
-    """The sizes of one sample, and its bytes."""
-    if shape.kind == "tokens":
-        return (shape.length,), 8 * shape.length
-    image = (shape.size, shape.size)
-    sizes = (3, *image) if shape.kind == "image" else (3, shape.frames, *image)
-    return sizes, 4 * math.prod(sizes)
+Read = tuple[Dataset[Any], int]
+"""A data set that reads files, and how many classes the files have."""
 
 
-def _check_memory(needed: int, workload: Workload) -> None:
-    """Before the machine begins to swap, or to kill. A trial's own limit is not looked at: to run
-    into that is a result. Every rank has a copy, and another's may be there already."""
-    memory = {
-        name: 1024 * int(kib)
-        for name, kib in re.findall(r"(\w+): +(\d+) kB", Path("/proc/meminfo").read_text())
-    }
-    free, total = memory.get("MemAvailable", needed), memory.get("MemTotal", needed)
-    if needed > free or needed * workload.ranks > total:
-        copies = f" in each of {workload.ranks} ranks" if workload.ranks > 1 else ""
-        raise BadWorkload(
-            f"This data takes {_gib(needed)}{copies}, and the machine has {_gib(free)} free "
-            f"of {_gib(total)}",
-            "Give fewer --samples, a --fraction of them, or smaller ones",
-        )
-
-
-def _gib(size: int) -> str:
-    return f"{size / 2**30:.1f} GiB"
-
-
-Read = tuple[Dataset[Any], list[str]]
-"""A data set that reads files, and what is to be noted of it."""
-
-
-def _data(
-    workload: Workload, name: str, place: Place, dataset: Dataset[Any], notes: list[str]
-) -> Data:
-    """The part that is used of what is in a folder, described."""
-    of, all_of = workload.samples, len(dataset)  # type: ignore[arg-type]
-    if of is not None and of > all_of:
-        raise BadWorkload(
-            f"{option_name('samples')} {of} is more than there is in {place.path.name}: {all_of}",
-            "Give fewer, or leave it out",
-        )
-    of = of or all_of
-    chosen = _chosen(all_of, _part_of(of, workload.fraction), workload.seed)
-    facts: dict[str, Any] = {
-        "name": name,
-        "samples": len(chosen),
-        "of": of,
-        "source": "generated" if place.generated else "folder",
-        "path": place.path.name,
-    }
-    if size := about_of(place.path).get("bytes"):
-        facts["bytes"] = size
-    if notes:
-        facts["note"] = "; ".join(notes)
-    _try_one(dataset, chosen[0])
-    files = _files(dataset, chosen) if workload.cache != "as-is" else ()
-    return Data(dataset if len(chosen) == all_of else Subset(dataset, chosen), facts, files)
-
-
-def _try_one(dataset: Dataset[Any], index: int) -> None:
-    """What cannot be read at all is told here, rather than by a worker, and no seed is spent."""
-    with torch.random.fork_rng(devices=[]):
-        dataset[index]
-
-
-def _part_of(count: int, fraction: float) -> int:
-    return max(1, round(count * fraction))
-
-
-def _chosen(count: int, kept: int, seed: int) -> range | list[int]:
+def choose_part(count: int, of: int, workload: Workload) -> Sequence[int]:
+    """Which of `count` samples are used, where `of` them were asked for: the beginning of a
+    permutation, so that a smaller part lies within a larger one."""
+    kept = max(1, round(of * workload.fraction))
     if kept == count:
         return range(count)
-    random = torch.Generator().manual_seed(seed)
+    random = torch.Generator().manual_seed(workload.seed)
     chosen: list[int] = torch.randperm(count, generator=random)[:kept].tolist()
     return chosen
 
 
-def _files(dataset: Any, chosen: range | list[int]) -> tuple[Path, ...]:
-    """Listed only where the page cache is to be prepared: a million paths take memory."""
-    samples = getattr(dataset, "samples", ())
-    return tuple(Path(samples[index][0]) for index in chosen) if samples else ()
+def _transform(colours: tuple[tuple[float, ...], tuple[float, ...]], *augment: Any) -> Any:
+    """Augmentation, then a tensor with normalised colours."""
+    from torchvision.transforms import v2
+
+    steps = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(*colours)]
+    return v2.Compose([*augment, *steps])
 
 
 def _jpeg(folder: Path, shape: Shape) -> Read:
     from torchvision.datasets import ImageFolder
     from torchvision.transforms import v2
 
-    transform = v2.Compose(
-        [
-            v2.RandomResizedCrop(shape.size, antialias=True),
-            v2.RandomHorizontalFlip(),
-            v2.ToImage(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(*_IMAGENET),
-        ]
-    )
+    crop = v2.RandomResizedCrop(shape.size, antialias=True)
+    transform = _transform(_IMAGENET, crop, v2.RandomHorizontalFlip())
     try:
         images = ImageFolder(str(folder), transform, partial(_within, shape.classes), _open_image)
     except OSError as error:
         raise BadWorkload(
             f"{folder} cannot be used: {error}", "Every folder in it is a class, with images"
         ) from error
-    return images, _too_many(len(images.classes), shape.classes)
+    return images, len(images.classes)
 
 
 def _open_image(path: str) -> Any:
@@ -258,12 +224,6 @@ def _open_image(path: str) -> Any:
 
 def _within(classes: int, label: int) -> int:
     return label % classes
-
-
-def _too_many(classes: int, told_apart: int) -> list[str]:
-    if classes <= told_apart:
-        return []
-    return [f"its {classes} classes are taken modulo {told_apart}"]
 
 
 class Pictures(Dataset[Any]):
@@ -289,18 +249,9 @@ def _cifar(folder: Path, shape: Shape) -> Read:
     images = read_cifar(folder)
     side = images.pixels.shape[1]
     resize = [v2.Resize(shape.size, antialias=True)] if shape.size != side else []
-    transform = v2.Compose(
-        [
-            v2.RandomCrop(side, padding=4),
-            v2.RandomHorizontalFlip(),
-            *resize,
-            v2.ToImage(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(*_CIFAR100),
-        ]
-    )
-    notes = _too_many(int(images.labels.max()) + 1, shape.classes)
-    return Pictures(images, shape.classes, transform), notes
+    crop = v2.RandomCrop(side, padding=4)
+    transform = _transform(_CIFAR100, crop, v2.RandomHorizontalFlip(), *resize)
+    return Pictures(images, shape.classes, transform), int(images.labels.max()) + 1
 
 
 class Clips(Dataset[Any]):
@@ -341,21 +292,8 @@ def _video(folder: Path, shape: Shape) -> Read:
             f"It takes files that end in {', '.join(video.SUFFIXES)}",
         )
     resized = [round(side * shape.size / 112) for side in (128, 171)]
-    transform = v2.Compose(
-        [
-            v2.Resize(resized, antialias=True),
-            v2.RandomCrop(shape.size),
-            v2.RandomHorizontalFlip(),
-            v2.ToDtype(torch.float32, scale=True),
-            v2.Normalize(*_KINETICS),
-        ]
-    )
+    augment = [v2.Resize(resized, antialias=True), v2.RandomCrop(shape.size)]
+    augment += [v2.RandomHorizontalFlip(), v2.ToDtype(torch.float32, scale=True)]
+    transform = v2.Compose([*augment, v2.Normalize(*_KINETICS)])
     classes = max(label for _, label in samples) + 1
-    return Clips(samples, shape.frames, shape.classes, transform), _too_many(classes, shape.classes)
-
-
-_READERS: dict[str, Callable[[Path, Shape], Read]] = {
-    "jpeg": _jpeg,
-    "cifar100": _cifar,
-    "video": _video,
-}
+    return Clips(samples, shape.frames, shape.classes, transform), classes

@@ -1,36 +1,38 @@
-"""The device of a rank: which one, how much of its memory, in what numbers it computes."""
+"""The device of a rank: which one, how much of its memory, its precision; and the other ranks."""
 
 from __future__ import annotations
 
-import contextlib
+import datetime
+import gc
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.reporting import Place
+from stepscope.workloads.reporting import RankPlacement
 from stepscope.workloads.spec import LOADER_ONLY, Workload
 
+_RANKS_TIMEOUT = datetime.timedelta(minutes=10)
 _REDUCED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def choose_device(workload: Workload, place: Place) -> torch.device:
+def choose_device(workload: Workload, place: RankPlacement) -> torch.device:
     """A GPU for each rank where there are GPUs, else the CPU for all. Who only loads needs none."""
     if workload.part == LOADER_ONLY:
         return torch.device("cpu")
-    count = torch.cuda.device_count() if workload.device != "cpu" else 0
-    if workload.device == "cuda" and count == 0:
-        raise BadWorkload(
-            "There is no GPU that PyTorch can use here",
-            "Leave --device out, or see: stepscope doctor",
-        )
+    count = gpu_count(workload)
     if count == 0:
         return torch.device("cpu")
     if place.ranks > count:
+        there = "is 1" if count == 1 else f"are {count}"
         raise BadWorkload(
-            f"{place.ranks} ranks need as many GPUs, and there {_is_are(count)} here",
+            f"{place.ranks} ranks need as many GPUs, and there {there} here",
             f"Give --ranks {count}, or --device cpu",
         )
     device = torch.device("cuda", place.local_rank)
@@ -38,8 +40,15 @@ def choose_device(workload: Workload, place: Place) -> torch.device:
     return device
 
 
-def _is_are(count: int) -> str:
-    return "is 1" if count == 1 else f"are {count}"
+def gpu_count(workload: Workload) -> int:
+    """How many it may use. Asks NVML: CUDA is not started."""
+    count = torch.cuda.device_count() if workload.device != "cpu" else 0
+    if workload.device == "cuda" and count == 0:
+        raise BadWorkload(
+            "There is no GPU that PyTorch can use here",
+            "Leave --device out, or see: stepscope doctor",
+        )
+    return count
 
 
 def cap_memory(device: torch.device, most: int | None) -> None:
@@ -59,46 +68,24 @@ def cap_memory(device: torch.device, most: int | None) -> None:
     torch.cuda.set_per_process_memory_fraction(most / total, device)
 
 
-def memory_facts(device: torch.device, cap: int | None) -> dict[str, Any] | None:
-    """What the allocator of a GPU says at the end of the steps."""
-    if device.type != "cuda":
-        return None
-    stats = torch.cuda.memory_stats(device)
-    return {
-        "allocated_peak": torch.cuda.max_memory_allocated(device),
-        "reserved_peak": torch.cuda.max_memory_reserved(device),
-        "retries": int(stats.get("num_alloc_retries", 0)),
-        "cap": cap,
-    }
-
-
-def describe_device(device: torch.device) -> dict[str, Any]:
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else "CPU"
-    return {"device": str(device), "device_name": name}
-
-
 def versions(starts_cuda: bool = True) -> dict[str, str | None]:
     """Of what does the work. To ask for cuDNN's starts CUDA, and then no fork can use it."""
     try:
         torchvision = metadata.version("torchvision")
     except metadata.PackageNotFoundError:
         torchvision = None
+    cudnn = torch.backends.cudnn.version() if starts_cuda else None  # type: ignore[no-untyped-call]
     return {
         "torch": str(torch.__version__),
         "torchvision": torchvision,
         "cuda": torch.version.cuda,
-        "cudnn": _cudnn() if starts_cuda else None,
+        "cudnn": None if cudnn is None else str(cudnn),
     }
 
 
-def _cudnn() -> str | None:
-    version = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
-    return None if version is None else str(version)
-
-
 @dataclass(frozen=True)
-class Numbers:
-    """In which numbers the forward pass computes, and what keeps small gradients from vanishing."""
+class Precision:
+    """How the forward pass computes, and what keeps small gradients from vanishing."""
 
     device: str
     reduced: torch.dtype | None
@@ -106,15 +93,45 @@ class Numbers:
 
     def autocast(self) -> Any:
         if self.reduced is None:
-            return contextlib.nullcontext()
+            return nullcontext()
         return torch.autocast(self.device, self.reduced)
 
 
-def set_numbers(precision: str, device: torch.device) -> Numbers:
+def set_precision(precision: str, device: torch.device) -> Precision:
     """fp32 is all of it: TF32, which PyTorch uses in convolutions unasked, only if asked for."""
     if precision == "tf32" and device.type == "cpu":
         raise BadWorkload("tf32 is a number of NVIDIA's GPUs", "Give --precision fp32 or bf16")
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
-    return Numbers(device.type, _REDUCED.get(precision), scaler)
+    return Precision(device.type, _REDUCED.get(precision), scaler)
+
+
+@contextmanager
+def joined(ranks: int, device: torch.device) -> Iterator[None]:
+    """A process group around the training, NCCL between GPUs and Gloo otherwise.
+
+    Ending needs care: a rank that destroys the group while another still uses it, or while the
+    model's hooks hold it, may abort at its exit. So the model goes first, then all wait.
+    """
+    if ranks == 1:
+        yield
+        return
+    if device.type == "cpu":
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+        dist.init_process_group("gloo", timeout=_RANKS_TIMEOUT)
+    else:
+        dist.init_process_group("nccl", timeout=_RANKS_TIMEOUT, device_id=device)
+    yield  # not in a finally: a rank that failed must not wait for the others
+    gc.collect()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def agreed(number: int, ranks: int, device: torch.device) -> int:
+    """What the first rank says, known to all."""
+    if ranks == 1:
+        return number
+    tensor = torch.tensor([number], dtype=torch.int64, device=device)
+    dist.broadcast(tensor, 0)
+    return int(tensor.item())

@@ -7,36 +7,38 @@ import resource
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 
+from stepscope.sensors import procfs
+from stepscope.workloads.frameworks.contract import AllocatorStats
+from stepscope.workloads.frameworks.torch.adapter import TorchFramework
 from stepscope.workloads.frameworks.torch.device import cap_memory
-from stepscope.workloads.frameworks.torch.loop import Stepper
-from stepscope.workloads.probing import Ask
+from stepscope.workloads.frameworks.torch.stepper import Stepper
+from stepscope.workloads.probing import ProbeRequest
 
 _MOST_EVENTS = 1_000_000
+_NOTHING = AllocatorStats(0, 0, 0, 0)
 
 
 class HostMeter:
     """Memory and time where the CPU computes: the process has no allocator to ask."""
 
-    def begin(self, ask: Ask) -> None:
+    def begin(self, ask: ProbeRequest) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
     def forget_peaks(self) -> None: ...
 
-    def counts(self) -> tuple[int, int]:
-        """Retries, and how often there was no memory."""
-        return 0, 0
-
-    def peaks(self) -> tuple[int, int]:
+    def stats(self) -> AllocatorStats:
+        """Peaks and counts since they were forgotten."""
         held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return held, held
+        return AllocatorStats(held, held, 0, 0)
 
     def allocated(self) -> int:
-        with open("/proc/self/statm", "rb") as file:
-            return int(file.read().split()[1]) * resource.getpagesize()
+        resident = procfs.statm("self")
+        return resident.total if resident else 0
 
     def reserved(self) -> int:
         return self.allocated()
@@ -76,9 +78,9 @@ class GpuMeter(HostMeter):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free_before: int | None = None
-        self._counted = 0, 0
+        self._before = _NOTHING
 
-    def begin(self, ask: Ask) -> None:
+    def begin(self, ask: ProbeRequest) -> None:
         super().begin(ask)
         self._free_before = ask.free_before
         torch.cuda.set_device(self._device)
@@ -89,24 +91,12 @@ class GpuMeter(HostMeter):
     def forget_peaks(self) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._counted = self._counts()
+        self._before = TorchFramework().allocator_stats() or _NOTHING
 
-    def counts(self) -> tuple[int, int]:
-        retries, ooms = self._counts()
-        return retries - self._counted[0], ooms - self._counted[1]
-
-    def _counts(self) -> tuple[int, int]:
-        """Since the process began."""
-        if not _has_begun():
-            return 0, 0
-        stats = torch.cuda.memory_stats(self._device)
-        return int(stats.get("num_alloc_retries", 0)), int(stats.get("num_ooms", 0))
-
-    def peaks(self) -> tuple[int, int]:
-        if not _has_begun():
-            return 0, 0
-        allocated = torch.cuda.max_memory_allocated(self._device)
-        return allocated, torch.cuda.max_memory_reserved(self._device)
+    def stats(self) -> AllocatorStats:
+        stats = TorchFramework().allocator_stats() or _NOTHING  # before the device was used
+        retries, ooms = stats.retries - self._before.retries, stats.ooms - self._before.ooms
+        return replace(stats, retries=retries, ooms=ooms)
 
     def allocated(self) -> int:
         return torch.cuda.memory_allocated(self._device)
@@ -149,5 +139,30 @@ class GpuMeter(HostMeter):
         end.synchronize()
 
 
-def _has_begun() -> bool:
-    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+@dataclass
+class HostMemory:
+    """What this process holds that the kernel cannot take back: all but the pages of files."""
+
+    kept: list[int] = field(default_factory=list)
+    """Bytes after each step."""
+    before: int = 0
+    peak: int = 0
+
+    def begin(self) -> None:
+        """Before the first step: the data set, the model and the framework are there."""
+        self.before = _held()[0]
+        procfs.reset_peak_memory()  # forget the peak of what was before
+
+    def note(self) -> None:
+        """After a step. The kernel keeps the peak of all pages: those of files stay as they are."""
+        held, peak = _held()
+        self.kept.append(held)
+        self.peak = max(self.peak, peak)
+
+
+def _held() -> tuple[int, int]:
+    """Now, and at most."""
+    status = procfs.status("self")
+    assert status is not None
+    files = status.size("RssFile") or 0
+    return (status.size("VmRSS") or 0) - files, (status.size("VmHWM") or 0) - files

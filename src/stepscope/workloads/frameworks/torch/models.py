@@ -6,17 +6,71 @@ torchvision is imported only for its own models: it takes longer than a small mo
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn.functional import cross_entropy
+from torch.utils.data import Dataset
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.frameworks.torch.parts import Built, LossOf, Shape
 from stepscope.workloads.spec import Workload, nearest, option_name
+
+LossOf = Callable[[nn.Module, Any], torch.Tensor]
+"""Runs the model forward on a batch (on its device) and gives the loss to go backward from."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What a model takes and tells apart: images, clips (of frames) or texts (of tokens)."""
+
+    kind: Literal["image", "clip", "tokens"]
+    classes: int
+    size: int = 0
+    """Pixels each way, of an image or a frame."""
+    frames: int = 0
+    length: int = 0
+    """Tokens of a text."""
+    vocabulary: int = 0
+
+    def batch_sizes(self, batch: int) -> tuple[int, ...]:
+        """Of the tensor that is a batch."""
+        if self.kind == "tokens":
+            return (batch, self.length)
+        frames = (self.frames,) if self.kind == "clip" else ()
+        return (batch, 3, *frames, self.size, self.size)
+
+    def __str__(self) -> str:
+        if self.kind == "tokens":
+            return f"texts of {self.length} tokens"
+        pixels = f"of {self.size}×{self.size} pixels"
+        clips = self.kind == "clip"
+        return f"clips of {self.frames} frames {pixels}" if clips else f"images {pixels}"
+
+
+@dataclass(frozen=True)
+class Own:
+    """What a user's function brings beside the model."""
+
+    data: Dataset[Any]
+    collate: Callable[[list[Any]], Any] | None = None
+    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
+    notes: tuple[str, ...] = ()
+    """What of it gave way to a setting, or is done otherwise than its user may think."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """A model, on the CPU, and how a batch becomes a loss."""
+
+    model: nn.Module
+    loss: LossOf
+    own: Own | None = None
+
 
 _CNN = Shape("image", classes=10, size=32)
 _LSTM = Shape("tokens", classes=10, length=200, vocabulary=10_000)
@@ -24,7 +78,7 @@ _OURS = {"cnn": _CNN, "lstm": _LSTM}
 _IMAGENET_CLASSES, _KINETICS_CLASSES, _CIFAR_CLASSES = 1000, 400, 100
 _USUAL_SIZE, _USUAL_FRAMES = 224, 16
 
-_SHAPE_KNOBS = {"image": ("image_size",), "clip": ("image_size", "frames"), "tokens": ("length",)}
+_SHAPE_SETTINGS = {"image": ["image_size"], "clip": ["image_size", "frames"], "tokens": ["length"]}
 _AUXILIARY = {"inception_v3": 0.4, "googlenet": 0.3}
 """What the heads at half height count in the loss, as in the papers of these models."""
 
@@ -32,34 +86,47 @@ _AUXILIARY = {"inception_v3": 0.4, "googlenet": 0.3}
 def model_names() -> list[str]:
     """Every name that `build_model` knows."""
     models = _torchvision("model_names")
-    return sorted([*_OURS, *_image_names(models), *_clip_names(models)])
+    ours: list[str] = [*_OURS, *models.list_models(module=models)]
+    return sorted([*ours, *models.list_models(module=models.video)])
 
 
 def shape_of(workload: Workload) -> Shape:
-    """What the model shall take: what it usually does, but for the knobs that say otherwise."""
+    """What the model shall take: what it usually does, but for the settings that say otherwise."""
     usual = _usual_shape(workload.model)
-    _refuse_other_shapes(workload, usual)
+    for setting in ("image_size", "frames", "length"):
+        # One that would change nothing is refused: it would be recorded as if it had.
+        if getattr(workload, setting) is not None and setting not in _SHAPE_SETTINGS[usual.kind]:
+            raise BadWorkload(
+                f"{workload.model} takes {usual}, of which {option_name(setting)} says nothing",
+                "Leave it out",
+            )
+    of_data = _CIFAR_CLASSES if workload.data_name == "cifar100" else usual.classes
     return dataclasses.replace(
         usual,
-        classes=workload.classes or _classes(workload, usual),
-        size=workload.image_size or usual.size if usual.size else 0,
-        frames=workload.frames or usual.frames if usual.frames else 0,
-        length=workload.length or usual.length if usual.length else 0,
+        classes=workload.classes or of_data,
+        size=workload.image_size or usual.size,
+        frames=workload.frames or usual.frames,
+        length=workload.length or usual.length,
     )
 
 
 def build_model(workload: Workload, shape: Shape) -> Built:
     """The model with fresh weights, and the cross entropy of what it says of a batch (x, y)."""
     name = workload.model
+    usual = _usual_shape(name)
+    refused: Exception | None = None
     try:
         model = _make(name, shape)
+        if shape != dataclasses.replace(usual, classes=shape.classes) or workload.batch_size == 1:
+            refused = _try_forward(model, shape, workload.batch_size)
     except (AssertionError, ValueError) as error:
-        raise _too_odd(workload, shape, error) from None
-    usual = dataclasses.replace(_usual_shape(name), classes=shape.classes)
-    if shape != usual or workload.batch_size == 1:
-        refused = _try_forward(model, _batch_shape(shape, workload.batch_size), shape.kind)
-        if refused:
-            raise _too_odd(workload, shape, refused)
+        refused = error
+    if refused is not None:
+        said = (str(refused).strip() or type(refused).__name__).splitlines()[0]
+        raise BadWorkload(
+            f"{name} cannot be trained on batches of {workload.batch_size} {shape}",
+            f"It was made for {usual}. PyTorch says: {said}",
+        ) from None
     return Built(model, _classification_loss(_AUXILIARY.get(name, 0.0)))
 
 
@@ -85,20 +152,11 @@ class TextLstm(nn.Module):
 def small_cnn(size: int, classes: int) -> nn.Module:
     """Table 1 of Torres et al. 2021: 89,450 parameters with 32×32 images of 10 classes."""
     side = max(((size - 2) // 2 - 2) // 2 - 2, 1)
-    return nn.Sequential(
-        nn.Conv2d(3, 32, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(32, 64, 3),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 3),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(64 * side * side, 32),
-        nn.ReLU(),
-        nn.Linear(32, classes),
-    )
+    first = [nn.Conv2d(3, 32, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    second = [nn.Conv2d(32, 64, 3), nn.ReLU(), nn.MaxPool2d(2)]
+    third = [nn.Conv2d(64, 64, 3), nn.ReLU(), nn.Flatten()]
+    dense = [nn.Linear(64 * side * side, 32), nn.ReLU(), nn.Linear(32, classes)]
+    return nn.Sequential(*first, *second, *third, *dense)
 
 
 def _make(name: str, shape: Shape) -> nn.Module:
@@ -106,21 +164,16 @@ def _make(name: str, shape: Shape) -> nn.Module:
         return small_cnn(shape.size, shape.classes)
     if name == "lstm":
         return TextLstm(shape.vocabulary, shape.classes)
-    model: nn.Module = _torchvision(name).get_model(
-        name, weights=None, num_classes=shape.classes, **_arguments(name, shape)
-    )
-    return model
-
-
-def _arguments(name: str, shape: Shape) -> dict[str, Any]:
-    """What some of torchvision's models must be told beside the number of classes."""
-    by_family: dict[str, dict[str, Any]] = {
+    more: dict[str, dict[str, Any]] = {
         "vit": {"image_size": shape.size},
         "maxvit": {"input_size": (shape.size, shape.size)},
         "inception": {"init_weights": True},
         "googlenet": {"init_weights": True},
     }
-    return by_family.get(name.partition("_")[0], {})
+    model: nn.Module = _torchvision(name).get_model(
+        name, weights=None, num_classes=shape.classes, **more.get(name.partition("_")[0], {})
+    )
+    return model
 
 
 def _classification_loss(auxiliary: float) -> LossOf:
@@ -141,93 +194,36 @@ def _usual_shape(name: str) -> Shape:
     if name in _OURS:
         return _OURS[name]
     models = _torchvision(name)
-    if name in _clip_names(models):
-        size = _usual_size(models, name)
+    is_clip = name in models.list_models(module=models.video)
+    if not is_clip and name not in models.list_models(module=models):
+        raise BadWorkload(f"There is no model {name!r}", nearest(name, model_names()))
+    transforms = [weights.transforms.keywords for weights in models.get_model_weights(name)]
+    crops = [keywords.get("crop_size", _USUAL_SIZE) for keywords in transforms]
+    # The smallest crop of its published weights: larger ones were tuned further, at 384 or 518.
+    size = min((c if isinstance(c, int) else c[0] for c in crops), default=_USUAL_SIZE)
+    if is_clip:
         return Shape("clip", classes=_KINETICS_CLASSES, size=size, frames=_USUAL_FRAMES)
-    if name in _image_names(models):
-        return Shape("image", classes=_IMAGENET_CLASSES, size=_usual_size(models, name))
-    raise BadWorkload(f"There is no model {name!r}", nearest(name, model_names()))
+    return Shape("image", classes=_IMAGENET_CLASSES, size=size)
 
 
-def _usual_size(models: ModuleType, name: str) -> int:
-    """The smallest crop of its published weights: larger ones were tuned further, at 384 or 518."""
-    crops = [
-        weights.transforms.keywords.get("crop_size", _USUAL_SIZE)
-        for weights in models.get_model_weights(name)
-    ]
-    return min((c if isinstance(c, int) else c[0] for c in crops), default=_USUAL_SIZE)
-
-
-def _classes(workload: Workload, usual: Shape) -> int:
-    return _CIFAR_CLASSES if workload.data_name == "cifar100" else usual.classes
-
-
-def _refuse_other_shapes(workload: Workload, usual: Shape) -> None:
-    """A knob that would change nothing is refused: it would be recorded as if it had."""
-    for knob in ("image_size", "frames", "length"):
-        if getattr(workload, knob) is not None and knob not in _SHAPE_KNOBS[usual.kind]:
-            raise BadWorkload(
-                f"{workload.model} takes {_in_words(usual)}, of which {option_name(knob)} says "
-                "nothing",
-                "Leave it out",
-            )
-
-
-def _batch_shape(shape: Shape, batch_size: int) -> tuple[int, ...]:
-    if shape.kind == "tokens":
-        return (batch_size, shape.length)
-    if shape.kind == "clip":
-        return (batch_size, 3, shape.frames, shape.size, shape.size)
-    return (batch_size, 3, shape.size, shape.size)
-
-
-def _try_forward(model: nn.Module, batch: tuple[int, ...], kind: str) -> Exception | None:
+def _try_forward(model: nn.Module, shape: Shape, batch: int) -> Exception | None:
     """What PyTorch has against a batch. The meta device knows shapes and computes nothing.
 
     It takes some 0.1 s, so the usual shapes are left to a test. An operator that the meta device
     does not have tells nothing.
     """
-    weights = {
-        name: tensor.to("meta")
-        for name, tensor in (*model.named_parameters(), *model.named_buffers())
-    }
-    dtype = torch.int64 if kind == "tokens" else torch.float32
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    weights = {name: tensor.to("meta") for name, tensor in tensors}
+    dtype = torch.int64 if shape.kind == "tokens" else torch.float32
     try:
         with torch.no_grad(), torch.device("meta"):
-            functional_call(model, weights, (torch.empty(batch, dtype=dtype),))
+            inputs = torch.empty(shape.batch_sizes(batch), dtype=dtype)
+            functional_call(model, weights, (inputs,))
     except NotImplementedError:
         return None
     except Exception as error:
         return error
     return None
-
-
-def _too_odd(workload: Workload, shape: Shape, error: Exception) -> BadWorkload:
-    said = (str(error).strip() or type(error).__name__).splitlines()[0]
-    return BadWorkload(
-        f"{workload.model} cannot be trained on batches of {workload.batch_size} "
-        f"{_in_words(shape)}",
-        f"It was made for {_in_words(_usual_shape(workload.model))}. PyTorch says: {said}",
-    )
-
-
-def _in_words(shape: Shape) -> str:
-    if shape.kind == "tokens":
-        return f"texts of {shape.length} tokens"
-    pixels = f"of {shape.size}×{shape.size} pixels"
-    return (
-        f"clips of {shape.frames} frames {pixels}" if shape.kind == "clip" else f"images {pixels}"
-    )
-
-
-def _image_names(models: ModuleType) -> list[str]:
-    names: list[str] = models.list_models(module=models)
-    return names
-
-
-def _clip_names(models: ModuleType) -> list[str]:
-    names: list[str] = models.list_models(module=models.video)
-    return names
 
 
 def _torchvision(asked: str) -> ModuleType:

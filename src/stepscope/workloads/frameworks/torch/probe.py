@@ -7,58 +7,48 @@ probe sees what another has done.
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
 import json
 import os
 import re
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import nn
 
+from stepscope.analysis.memory.model import Parts
 from stepscope.errors import BadWorkload
 from stepscope.runs.paths import replace_atomically
-from stepscope.workloads.frameworks.torch.cycle import parts_of
-from stepscope.workloads.frameworks.torch.device import set_numbers, versions
-from stepscope.workloads.frameworks.torch.feed import mover
-from stepscope.workloads.frameworks.torch.layers import layers_of
-from stepscope.workloads.frameworks.torch.loop import Stepper
+from stepscope.workloads import probing
+from stepscope.workloads.frameworks.contract import failure_kind
+from stepscope.workloads.frameworks.torch.adapter import TorchFramework
+from stepscope.workloads.frameworks.torch.batches import Samples, bytes_in, mover, samples_for
+from stepscope.workloads.frameworks.torch.device import gpu_count, set_precision, versions
 from stepscope.workloads.frameworks.torch.meters import GpuMeter, HostMeter
-from stepscope.workloads.frameworks.torch.models import build_model, parameters_of, shape_of
-from stepscope.workloads.frameworks.torch.parts import Built
-from stepscope.workloads.frameworks.torch.samples import Samples, bytes_in, samples_for
+from stepscope.workloads.frameworks.torch.models import Built, build_model, parameters_of, shape_of
+from stepscope.workloads.frameworks.torch.stepper import Stepper, rest_of_cycle
 from stepscope.workloads.frameworks.torch.user import load_own
-from stepscope.workloads.own import find_own, hint_for, where_in
-from stepscope.workloads.probing import (
-    BEAT,
-    READY,
-    WAITS,
-    Ask,
-    Layer,
-    Parts,
-    Subject,
-    Told,
-    taking_turns,
-)
-from stepscope.workloads.reporting import Place, failure_kind
+from stepscope.workloads.own import explain
+from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult
 from stepscope.workloads.spec import Workload
 
-_PART = 2, 5
-"""The last batch of an epoch, as a part of the others: any will do."""
-_LEAST_PART = 2
-"""One sample alone is refused by batch normalisation, which is no matter of memory."""
 _LONGEST = 500
 _PATIENCE_S = 30.0
-_WANTED = re.compile(r"Tried to allocate ([\d.]+) (bytes|KiB|MiB|GiB|TiB)")
-_IN_USE = re.compile(r"allocated memory ([\d.]+) (bytes|KiB|MiB|GiB|TiB) is allocated by PyTorch")
-_UNUSED = re.compile(r"([\d.]+) (bytes|KiB|MiB|GiB|TiB) is reserved by PyTorch but unallocated")
-_FREE = re.compile(r"of which ([\d.]+) (bytes|KiB|MiB|GiB|TiB) is free")
+_BUSY = "busy or unavailable"
+"""What CUDA says where one process at a time may use a GPU."""
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_SIZE = rf"([\d.]+) ({'|'.join(_UNITS)})"
+_WANTED = re.compile(f"Tried to allocate {_SIZE}")
+_IN_USE = re.compile(f"allocated memory {_SIZE} is allocated by PyTorch")
+_UNUSED = re.compile(f"{_SIZE} is reserved by PyTorch but unallocated")
+_FREE = re.compile(f"of which {_SIZE} is free")
 
 
 @dataclass(frozen=True)
@@ -71,15 +61,15 @@ class Held:
     device: torch.device
 
     @property
-    def subject(self) -> Subject:
+    def subject(self) -> probing.Subject:
         own = self.built.own
-        return Subject(
-            device="cuda" if self.device.type == "cuda" else "cpu",
+        return probing.Subject(
+            device=self.device.type,
             device_name=self.device.type,
             parameters=parameters_of(self.built.model),
             sample_bytes=self.samples.sample_bytes,
             samples=self.samples.of,
-            layers=sum(not any(True for _ in m.children()) for m in self.built.model.modules()),
+            layers=len(_leaves(self.built.model)),
             varies=self.samples.varies,
             own_optimizer=own is not None and own.optimizer is not None,
             optimizer=self.workload.optimizer,
@@ -88,14 +78,15 @@ class Held:
         )
 
     def probe(
-        self, ask: Ask, tell: Callable[[Told], None], trace: Path, beside: Sequence[int] = ()
+        self,
+        request: ProbeRequest,
+        tell: Callable[[ProbeResult], None],
+        trace: Path,
+        beside: Sequence[int] = (),
     ) -> None:
-        """In a child: train each batch, and tell how it went. A batch that fails is the last.
-        `beside` are the numbers of those that were asked at the same time."""
-        _Probe(self, ask, tell, trace, beside).run()
+        _Probe(self, request, tell, trace, beside).run()
 
     def layers(self) -> list[Layer]:
-        """In a child too: one sample goes through the model."""
         return layers_of(self.built, self.samples.on_host(2), 2)
 
 
@@ -110,7 +101,7 @@ def hold(workload: Workload) -> Held:
     """Build the model and take some samples; BadWorkload where that is not possible."""
     torch.set_num_threads(1)
     torch.manual_seed(workload.seed)
-    device = _device(workload)
+    device = torch.device("cuda", 0) if gpu_count(workload) else torch.device("cpu")
     if workload.is_own:
         built, shape = load_own(workload), None
     else:
@@ -139,224 +130,133 @@ def _forks_can_start_cuda() -> bool:
     return os.waitpid(pid, 0)[1] == 0
 
 
-def _device(workload: Workload) -> torch.device:
-    """Which kind, without starting CUDA: PyTorch asks NVML for the number of GPUs."""
-    count = torch.cuda.device_count() if workload.device != "cpu" else 0
-    if workload.device == "cuda" and count == 0:
-        raise BadWorkload(
-            "There is no GPU that PyTorch can use here",
-            "Leave --device out, or see: stepscope doctor",
-        )
-    return torch.device("cuda", 0) if count else torch.device("cpu")
-
-
 @dataclass
 class _Probe:
     """The life of a child."""
 
     held: Held
-    ask: Ask
-    tell: Callable[[Told], None]
+    request: ProbeRequest
+    tell: Callable[[ProbeResult], None]
     trace: Path
     beside: Sequence[int] = ()
     notes: list[str] = field(default_factory=list)
 
     def run(self) -> None:
-        ask, device = self.ask, self.held.device
-        meter = GpuMeter(device) if device.type == "cuda" else HostMeter()
+        request, device = self.request, self.held.device
+        self.meter = GpuMeter(device) if device.type == "cuda" else HostMeter()
         try:
-            meter.begin(ask)
-            stepper = self._stepper(meter)
+            self.meter.begin(request)
+            self.stepper = self._make_stepper()
         except Exception as error:
-            where = "the move to the device"
-            self._failed(ask.batches[0], where, error, meter, Parts(), _Course())
+            moved = ProbeResult(request.batches[0], "ok", "the move to the device")
+            self._tell_failure(moved, error)
             return
         finally:
-            self._file(READY).touch()
-        self._wait_for_others()
-        with taking_turns(ask.turn, self._file(WAITS)):
-            for batch in ask.batches:
-                meter.forget_peaks()
-                if not self._one(batch, stepper, meter):
+            self._file(probing.READY).touch()
+        # Those that are asked at once get ready together: to start CUDA disturbs who is timed.
+        until = time.monotonic() + _PATIENCE_S
+        others = [self.trace.with_name(f"{number}.{probing.READY}") for number in self.beside]
+        while request.turn and time.monotonic() < until:
+            if all(file.exists() for file in others):
+                break
+            time.sleep(0.01)
+        with probing.taking_turns(request.turn, self._file(probing.WAITS)):
+            for batch in request.batches:
+                self.meter.forget_peaks()
+                if not self._train(batch):
                     return
-        if ask.trace and (events := meter.events()):
+        if request.trace and (events := self.meter.events()):
             replace_atomically(self.trace, json.dumps(events))
 
     def _file(self, ending: str) -> Path:
         return self.trace.with_suffix(f".{ending}")
 
-    def _wait_for_others(self) -> None:
-        """Those that are asked at once get ready together: to start CUDA disturbs who is timed."""
-        until = time.monotonic() + _PATIENCE_S
-        others = [self.trace.with_name(f"{number}.{READY}") for number in self.beside]
-        while self.ask.turn and time.monotonic() < until:
-            if all(file.exists() for file in others):
-                break
-            time.sleep(0.01)
-
-    def _stepper(self, meter: HostMeter) -> Stepper:
-        workload = self.held.workload
-        place = Place(Path(), Path(), Path(), Path(), ranks=workload.ranks)
+    def _make_stepper(self) -> Stepper:
+        workload, device = self.held.workload, self.held.device
         if workload.ranks > 1:
-            self._join_alone()
-        numbers = set_numbers(workload.precision, self.held.device)
+            # A group of one: what a rank of many holds beside its model, the buckets of gradients,
+            # it holds here too.
+            backend = "nccl" if device.type == "cuda" else "gloo"
+            store = f"file://{self.trace.with_suffix('.group').resolve()}"
+            dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
+        precision = set_precision(workload.precision, device)
         if workload.precision == "fp16":  # a large scale skips the first steps, and their memory
-            scaler = torch.amp.GradScaler(self.held.device.type, init_scale=1.0)
-            numbers = replace(numbers, scaler=scaler)
-        return Stepper(workload, place, self.held.built, self.held.device, numbers)
+            scaler = torch.amp.GradScaler(device.type, init_scale=1.0)
+            precision = replace(precision, scaler=scaler)
+        return Stepper(workload, self.held.built, device, precision)
 
-    def _join_alone(self) -> None:
-        """A group of one: what a rank of many holds beside its model, the buckets of gradients,
-        it holds here too."""
-        backend = "nccl" if self.held.device.type == "cuda" else "gloo"
-        store = f"file://{self.trace.with_suffix('.group').resolve()}"
-        dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
-
-    def _one(self, batch: int, stepper: Stepper, meter: HostMeter) -> bool:
-        course = _Course()
-        parts = Parts()
+    def _train(self, batch: int) -> bool:
+        """One batch through the cycle; whether it went well."""
+        request, result = self.request, ProbeResult(batch, "ok")
+        cycle = [("step", batch)] * request.steps
+        if request.cycle:
+            cycle += rest_of_cycle(batch, request.again)
         try:
-            for phase, size in self._phases(batch):
-                course.phase = phase
-                parts = self._do(phase, size, batch, stepper, meter, course) or parts
-                self._file(BEAT).touch()
+            for phase, size in cycle:
+                result = replace(result, phase=phase)
+                if phase == "evaluation":
+                    if note := self.stepper.evaluate(self._make_batch(size)):
+                        self.notes.append(note)
+                elif phase == "smaller batch":
+                    self._step(size)
+                else:
+                    result = replace(result, phase=f"step {len(result.step_s) + 1}")
+                    seconds, parts = self._step(size)
+                    result = replace(
+                        result,
+                        parts=parts,
+                        step_s=(*result.step_s, seconds),
+                        kept=(*result.kept, self.meter.allocated()),
+                        reserved=(*result.reserved, self.meter.reserved()),
+                    )
+                self._file(probing.BEAT).touch()
         except Exception as error:
-            self._failed(batch, course.phase, error, meter, parts, course)
+            self._tell_failure(result, error)
             return False
-        parts = replace(parts, outside=meter.outside())
-        self.tell(self._told(batch, "ok", "", meter, parts, course))
+        parts = replace(result.parts, outside=self.meter.outside())
+        self._tell(replace(result, phase="", parts=parts))
         return True
 
-    def _phases(self, batch: int) -> Iterator[tuple[str, int]]:
-        ask = self.ask
-        for number in range(ask.steps):
-            yield f"step {number + 1}", batch
-        if not ask.cycle:
-            return
-        part = max(_LEAST_PART, round(batch * _PART[0] / _PART[1]))
-        if part < batch:
-            yield "a smaller batch", part
-        yield "evaluation", batch
-        for number in range(ask.again):
-            yield f"step {ask.steps + number + 1}", batch
-
-    def _do(
-        self, phase: str, size: int, batch: int, stepper: Stepper, meter: HostMeter, course: _Course
-    ) -> Parts | None:
-        if phase == "evaluation":
-            self._evaluate(self._batch(size), stepper, meter)
-            return None
-        parts = self._step(size, stepper, meter, course, counts=size == batch)
-        return parts if size == batch else None
-
-    def _step(
-        self, size: int, stepper: Stepper, meter: HostMeter, course: _Course, counts: bool
-    ) -> Parts:
+    def _step(self, size: int) -> tuple[float, Parts]:
         """One whole step, as the loop of a trial takes it: what a batch was is gone after it."""
-        seconds, kept, inputs = 0.0, 0, 0
+        stepper, meter = self.stepper, self.meter
+        seconds, activations, inputs, gradients = 0.0, 0, 0, 0
         for part in range(self.held.workload.accumulate, 0, -1):
-            batch = self._batch(size)
+            batch = self._make_batch(size)
             inputs = bytes_in(batch)
             with meter.after_forward(stepper) as forward, meter.timed() as took:
                 stepper.batch(batch, last=part == 1)
-                if part == 1:
-                    gradients = _gradients(stepper)
+                if part == 1:  # not all that is trained has a gradient in every step
+                    grads = [parameter.grad for parameter in stepper.forward.parameters()]
+                    gradients = sum(grad.nbytes for grad in grads if grad is not None)
+                    del grads
                     stepper.step()
             seconds += took()
-            kept = forward()
+            activations = forward()
             del batch
-        if counts:
-            course.step_s.append(seconds)
-            course.kept.append(meter.allocated())
-            course.reserved.append(meter.reserved())
-        parts = {**parts_of(stepper.forward, stepper.optimizer), "gradients": gradients}
-        return Parts(**parts, inputs=inputs, activations=kept)
+        state = {**stepper.state_bytes(), "gradients": gradients}
+        return seconds, Parts(**state, inputs=inputs, activations=activations)
 
-    def _evaluate(self, batch: Any, stepper: Stepper, meter: HostMeter) -> None:
-        """A step of a user's may not be made for evaluation: that is no matter of memory."""
-        try:
-            stepper.evaluate(batch)
-        except Exception as error:
-            if failure_kind(error, meter.counts()[1]) != "error":
-                raise
-            said = str(error).strip().splitlines() or [type(error).__name__]
-            self.notes.append(f"evaluation was not probed: {said[0]}")
-
-    def _batch(self, size: int) -> Any:
+    def _make_batch(self, size: int) -> Any:
         workload, device = self.held.workload, self.held.device
         move = mover(device, workload.channels_last)
         return self.held.samples.on_device(size, device, workload.channels_last, move)
 
-    def _failed(
-        self,
-        batch: int,
-        phase: str,
-        error: Exception,
-        meter: HostMeter,
-        parts: Parts,
-        course: _Course,
-    ) -> None:
+    def _tell_failure(self, result: ProbeResult, error: Exception) -> None:
         text = str(error)
-        kind = failure_kind(error, meter.counts()[1])
-        if isinstance(error, BadWorkload):
-            kind, text = "workload", error.message
-        told = self._told(batch, kind, phase, meter, parts, course)
+        kind: probing.Kind = failure_kind(TorchFramework(), error)
+        if kind == "error" and _BUSY in text:
+            kind = "gpu_busy"
         wanted = _size(_WANTED, text)
-        self.tell(
-            replace(
-                told,
-                wanted=wanted,
-                missing=_missing(text, wanted, self.ask.cap),
-                message=self._message(error, text),
-                hint=getattr(error, "hint", "") or hint_for(error),
-            )
-        )
+        missing = _missing(text, wanted, self.request.cap)
+        message, hint = explain(error, self.held.workload)
+        message = message.strip().partition("\n")[0][:_LONGEST]
+        failed = replace(result, kind=kind, wanted=wanted, missing=missing)
+        self._tell(replace(failed, message=message, hint=hint))
 
-    def _message(self, error: Exception, text: str) -> str:
-        """In one line, with that of the user's file where it happened."""
-        first = text.strip().splitlines()[0][:_LONGEST] if text.strip() else ""
-        if isinstance(error, BadWorkload):
-            return first
-        said = f"{type(error).__name__}: {first}" if first else type(error).__name__
-        workload = self.held.workload
-        where = where_in(error, find_own(workload.model).file) if workload.is_own else None
-        return f"{where}: {said}" if where else said
-
-    def _told(
-        self, batch: int, kind: Any, phase: str, meter: HostMeter, parts: Parts, course: _Course
-    ) -> Told:
-        retries, ooms = meter.counts()
-        allocated, reserved = meter.peaks()
-        return Told(
-            batch,
-            kind,
-            phase,
-            allocated,
-            reserved,
-            retries,
-            ooms,
-            tuple(course.step_s),
-            tuple(course.kept),
-            tuple(course.reserved),
-            parts=parts,
-            notes=tuple(dict.fromkeys(self.notes)),
-        )
-
-
-@dataclass
-class _Course:
-    """What was read on the way through one batch."""
-
-    phase: str = ""
-    step_s: list[float] = field(default_factory=list)
-    kept: list[int] = field(default_factory=list)
-    reserved: list[int] = field(default_factory=list)
-
-
-def _gradients(stepper: Stepper) -> int:
-    """Those that there are: not all that is trained has one in every step."""
-    grads = (parameter.grad for parameter in stepper.forward.parameters())
-    return sum(grad.nbytes for grad in grads if grad is not None)
+    def _tell(self, result: ProbeResult) -> None:
+        stats = dataclasses.asdict(self.meter.stats())
+        self.tell(replace(result, **stats, notes=tuple(dict.fromkeys(self.notes))))
 
 
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
@@ -371,3 +271,33 @@ def _missing(text: str, wanted: int | None, cap: int | None) -> int | None:
         return None
     free = cap - in_use - unused if cap is not None else _size(_FREE, text) or 0
     return max(0, wanted - max(0, free))
+
+
+def _leaves(model: nn.Module) -> dict[nn.Module, str]:
+    """The modules that hold no others, and their names."""
+    return {module: name for name, module in model.named_modules() if not [*module.children()]}
+
+
+def layers_of(built: Built, batch: Any, samples: int) -> list[Layer]:
+    """The layers that hold no others, in the order in which a batch goes through them.
+
+    One that is used several times is counted as often, with its parameters once.
+    """
+    found: list[Layer] = []
+    seen: set[nn.Module] = set()
+    leaves = _leaves(built.model)
+
+    def note(module: nn.Module, _: Any, output: Any) -> None:
+        own = 0 if module in seen else sum(p.nbytes for p in module.parameters())
+        seen.add(module)
+        found.append(Layer(leaves[module], type(module).__name__, own, bytes_in(output) // samples))
+
+    hooks = [module.register_forward_hook(note) for module in leaves]
+    try:
+        built.model.eval()
+        with torch.no_grad():
+            built.loss(built.model, batch)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    return found

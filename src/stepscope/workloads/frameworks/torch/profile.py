@@ -1,32 +1,42 @@
-"""Some more steps, under the PyTorch profiler: after those that are measured, as it slows them."""
+"""Some more steps, under the PyTorch profiler: after those that are measured, as it slows them.
+
+All figures are those of the profiler's own aggregation. The trace is kept for a viewer, not read.
+"""
 
 from __future__ import annotations
 
 import gzip
+import re
 import shutil
 from collections.abc import Callable
-from dataclasses import asdict
-from functools import partial
+from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-from stepscope.analysis.profiletrace import TraceFigures, events_of, trace_figures
-
-DEFAULT_STEPS = 5
 MOST_STEPS = 50
 """A step of a large model leaves ten megabytes and more in the trace."""
 
 _WARM_UP = 1
 """Steps in which the profiler starts; they are in no figure."""
 _MOST_KERNELS = 100
-_CHUNK = 1 << 20
 _ZIP_LEVEL = 4
 """Traces are long and repeat themselves: more effort takes seconds and gains little."""
-
+_RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]")
+"""`cudaLaunchKernel`, `cuLaunchKernelEx` and their like: calls of the host into CUDA."""
+_COPY_NAME = re.compile(r"Memcpy (\wto\w)")
+_DIRECTIONS = {
+    "HtoD": "to_device",
+    "DtoH": "from_device",
+    "DtoD": "within_device",
+    "PtoP": "between_devices",
+    "HtoH": "host",
+}
+"""Where a copy goes, by what CUPTI calls it; anything else is `other`."""
 _NO_CUPTI = (
     "The profiler saw nothing of the GPU, as if CUPTI could not be used here. End other profilers "
     "(nsys, ncu, DCGM); in a container, allow it SYS_ADMIN, or ask the administrator to set "
@@ -35,11 +45,7 @@ _NO_CUPTI = (
 
 
 def profile_steps(
-    one_step: Callable[[], None],
-    steps: int,
-    trace: Path,
-    device: str,
-    steps_per_epoch: int | None,
+    one_step: Callable[[], None], steps: int, trace: Path, device: str, steps_per_epoch: int | None
 ) -> dict[str, Any]:
     """Take steps under the profiler, keep their trace, and tell what they took in all.
 
@@ -52,8 +58,14 @@ def profile_steps(
         trace.unlink(missing_ok=True)
         if todo.failure is not None:
             raise todo.failure from None
-        todo.take_rest()
-        return {"error": _explained(error)}
+        while todo.left:
+            todo.take()
+        if isinstance(error, OSError):
+            what = f"The trace could not be kept: {error.strerror or error}"
+            return {"error": f"{what}. See that the folder of the run can be written and has space"}
+        what = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        advice = "The trial is not affected; end other profilers, or try another version of PyTorch"
+        return {"error": f"The PyTorch profiler failed: {what}. {advice}"}
 
 
 class _Steps:
@@ -72,116 +84,135 @@ class _Steps:
             self.failure = failure
             raise
 
-    def take_rest(self) -> None:
-        while self.left:
-            self.take()
-
 
 def _profiled(
     todo: _Steps, trace: Path, device: str, steps_per_epoch: int | None
 ) -> dict[str, Any]:
-    steps = todo.left - _WARM_UP
-    with TemporaryDirectory(dir=trace.parent, prefix=".profile") as folder:
-        unzipped = Path(folder) / "trace.json"
-        _record(todo, unzipped, device)
-        seen = read_trace(unzipped)
-        if len(seen.step_us) != steps:
-            raise RuntimeError(f"it recorded {len(seen.step_us)} of {steps} steps")
-        _zip(unzipped, trace)
-        sizes = {"bytes": trace.stat().st_size, "unzipped_bytes": unzipped.stat().st_size}
+    steps, is_gpu = todo.left - _WARM_UP, device != "cpu"
+    with profile(
+        activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if is_gpu else []),
+        schedule=schedule(wait=0, warmup=_WARM_UP, active=steps, repeat=1),
+        profile_memory=True,
+    ) as profiler:
+        # The device is waited for at both ends, so that its work falls into the steps that asked
+        # for it.
+        todo.take()
+        if is_gpu:
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+        while todo.left:
+            profiler.step()
+            todo.take()
+        if is_gpu:
+            torch.cuda.synchronize(device)
+    step_us = [
+        event.time_range.elapsed_us()
+        for event in profiler.events() or ()
+        if event.name.startswith("ProfilerStep") and event.device_type == DeviceType.CPU
+    ]
+    if len(step_us) != steps:
+        raise RuntimeError(f"it recorded {len(step_us)} of {steps} steps")
+    figures = _figures(profiler)
     return {
         "device": device,
         "steps": steps,
         "steps_per_epoch": steps_per_epoch,
-        **_totals(seen),
-        "missing": _NO_CUPTI if _is_gpu(device) and not seen.has_device else "",
-        "trace": {"file": trace.name, **sizes, "events": seen.events},
+        "step_us": step_us,
+        **figures,
+        "memory": _memory(profiler, device),
+        "missing": _NO_CUPTI if is_gpu and figures["copies"] is None else "",
+        "trace": _keep_trace(profiler, trace),
     }
 
 
-def _record(todo: _Steps, unzipped: Path, device: str) -> None:
-    """Take the steps and write their trace.
+def _figures(profiler: profile) -> dict[str, Any]:
+    """Operators and calls of the host, kernels and copies of the device; None for all of a device
+    that was not seen."""
+    rows = [row for row in profiler.key_averages() if not row.is_user_annotation]
+    on_host = [row for row in rows if row.device_type == DeviceType.CPU and row.key[0] != "["]
+    on_device = [row for row in rows if row.device_type != DeviceType.CPU]
+    calls = [row for row in on_host if _RUNTIME_CALL.match(row.key)]
+    operators = [row for row in on_host if not _RUNTIME_CALL.match(row.key)]
+    has_device = bool(calls)
+    copied = [row for row in on_device if row.key.startswith("Memcpy")]
+    memsets = [row for row in on_device if row.key.startswith("Memset")]
+    kernels = [row for row in on_device if not row.key.startswith(("Memcpy", "Memset"))]
+    kernels.sort(key=lambda row: -row.self_device_time_total)
+    launches = [row for row in calls if "Launch" in row.key and "HostFunc" not in row.key]
+    copies: dict[str, dict[str, float]] = {}
+    for row in copied:
+        named = _COPY_NAME.match(row.key)
+        ends = named[1].replace("A", "D") if named else ""  # an array is memory of the device too
+        direction = _DIRECTIONS.get(ends, "other")
+        sums = copies.setdefault(direction, {"calls": 0, "us": 0.0, "pageable_us": 0.0})
+        sums["calls"] += row.count
+        sums["us"] += row.self_device_time_total
+        if "Pageable" in row.key:
+            sums["pageable_us"] += row.self_device_time_total
 
-    The device is waited for at both ends, so that its work falls into the steps that asked for it.
-    """
-    activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if _is_gpu(device) else [])
-    with profile(
-        activities=activities,
-        schedule=schedule(wait=0, warmup=_WARM_UP, active=todo.left - _WARM_UP, repeat=1),
-        profile_memory=True,
-    ) as profiler:
-        todo.take()
-        _wait_for(device)
-        while todo.left:
-            profiler.step()
-            todo.take()
-        _wait_for(device)
-    profiler.export_chrome_trace(str(unzipped))
+    def device_us(some: list[Any]) -> float:
+        return float(sum(row.self_device_time_total for row in some))
 
-
-def read_trace(unzipped: Path) -> TraceFigures:
-    """What a trace comes to; ValueError where it is damaged."""
-    with open(unzipped, encoding="utf-8", errors="replace") as file:
-        return trace_figures(events_of(iter(partial(file.read, _CHUNK), "")))
-
-
-def _zip(unzipped: Path, trace: Path) -> None:
-    with open(unzipped, "rb") as plain, gzip.open(trace, "wb", _ZIP_LEVEL) as zipped:
-        shutil.copyfileobj(plain, zipped, _CHUNK)
-
-
-def _totals(seen: TraceFigures) -> dict[str, Any]:
-    """What the trace tells, as plain values; None for all of a device that was not seen."""
-    unknown = {} if seen.has_device else {"self_cuda_us": None, "cuda_us": None}
-    copies = {direction: asdict(copied) for direction, copied in seen.copies.items()}
-    return {
-        "step_us": list(seen.step_us),
-        "operators": [{**asdict(each), **unknown} for each in seen.operators],
-        "kernels": [asdict(kernel) for kernel in seen.kernels[:_MOST_KERNELS]],
-        "sums": _sums(seen),
-        "copies": copies if seen.has_device else None,
-        "memory": {device: asdict(peak) for device, peak in seen.memory.items()},
-    }
-
-
-def _sums(seen: TraceFigures) -> dict[str, float | None]:
-    operators = [each for each in seen.operators if each.kind == "operator"]
-    calls = [each for each in seen.operators if each.kind == "runtime"]
-    waits = [each for each in calls if each.name.endswith("Synchronize")]
-    in_calls, in_waits = (sum(each.self_cpu_us for each in some) for some in (calls, waits))
+    waits_us = sum(row.self_cpu_time_total for row in calls if row.key.endswith("Synchronize"))
     of_device = {
-        "runtime_cpu_us": in_calls - in_waits,
-        "synchronize_cpu_us": in_waits,
-        "kernels": sum(kernel.calls for kernel in seen.kernels),
-        "kernel_us": sum(kernel.us for kernel in seen.kernels),
-        "launches": seen.launches,
-        "memcpy_us": sum(copied.us for copied in seen.copies.values()),
-        "memset_us": seen.memset_us,
+        "runtime_cpu_us": sum(row.self_cpu_time_total for row in calls) - waits_us,
+        "synchronize_cpu_us": waits_us,
+        "kernels": sum(row.count for row in kernels),
+        "kernel_us": device_us(kernels),
+        "launches": sum(row.count for row in launches),
+        "memcpy_us": device_us(copied),
+        "memset_us": device_us(memsets),
     }
     return {
-        "operator_cpu_us": sum(each.self_cpu_us for each in operators),
-        **{name: total if seen.has_device else None for name, total in of_device.items()},
+        "operators": [
+            {
+                "name": row.key,
+                "kind": "runtime" if _RUNTIME_CALL.match(row.key) else "operator",
+                "calls": row.count,
+                "self_cpu_us": row.self_cpu_time_total,
+                "cpu_us": row.cpu_time_total,
+                "self_cuda_us": row.self_device_time_total if has_device else None,
+                "cuda_us": row.device_time_total if has_device else None,
+            }
+            for row in (*operators, *calls)
+        ],
+        "kernels": [
+            {"name": row.key, "calls": row.count, "us": row.self_device_time_total}
+            for row in kernels[:_MOST_KERNELS]
+        ],
+        "sums": {
+            "operator_cpu_us": sum(row.self_cpu_time_total for row in operators),
+            **{name: total if has_device else None for name, total in of_device.items()},
+        },
+        "copies": copies if has_device else None,
     }
 
 
-def _explained(error: Exception) -> str:
-    """What went wrong and what to do."""
-    if isinstance(error, OSError):
-        return (
-            f"The trace could not be kept: {error.strerror or error}. See that the folder of the "
-            "run can be written and has space"
-        )
-    what = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-    return (
-        f"The PyTorch profiler failed: {what}. The trial is not affected; end other profilers, or "
-        "try another version of PyTorch"
+def _memory(profiler: profile, device: str) -> dict[str, dict[str, int | None]]:
+    """The most that tensors held at once, by device; of the host beyond what was held before."""
+    results = profiler.profiler.kineto_results if profiler.profiler else None
+    changes = sorted(
+        (event.start_ns(), event.nbytes())  # type: ignore[attr-defined]
+        for event in (results.events() if results else ())
+        if event.name() == "[memory]" and event.device_type() == DeviceType.CPU
     )
+    peaks: dict[str, dict[str, int | None]] = {}
+    if device != "cpu":
+        peaks[device] = {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    if changes:
+        peak = max(0, *accumulate(size for _, size in changes))
+        peaks["cpu"] = {"allocated": peak, "reserved": None}
+    return peaks
 
 
-def _is_gpu(device: str) -> bool:
-    return device.startswith("cuda")
-
-
-def _wait_for(device: str) -> None:
-    if _is_gpu(device):
-        torch.cuda.synchronize(device)
+def _keep_trace(profiler: profile, trace: Path) -> dict[str, Any]:
+    with TemporaryDirectory(dir=trace.parent, prefix=".profile") as folder:
+        unzipped = Path(folder) / "trace.json"
+        profiler.export_chrome_trace(str(unzipped))
+        with open(unzipped, "rb") as plain, gzip.open(trace, "wb", _ZIP_LEVEL) as zipped:
+            shutil.copyfileobj(plain, zipped, 1 << 20)
+        sizes = {"bytes": trace.stat().st_size, "unzipped_bytes": unzipped.stat().st_size}
+        return {"file": trace.name, **sizes}

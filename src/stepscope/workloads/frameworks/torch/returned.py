@@ -4,8 +4,8 @@
     data         a Dataset, a DataLoader of one, or anything with a length and items
     loss         loss(output, target), for batches (x, y)
     step         step(model, batch), for all others; gives the loss
-    optimizer    a function of the parameters, or an optimizer; unsaid: that of the knobs
-    collate      makes a batch of samples; unsaid: PyTorch's
+    optimizer    a function of the parameters, or an optimizer; default: that of the settings
+    collate      makes a batch of samples; default: PyTorch's
 
 With neither loss nor step, a LightningModule has its training_step, and any other model is called
 as those of transformers are: `model(**batch).loss`.
@@ -16,31 +16,27 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import nn
 from torch.optim import Optimizer
-from torch.utils.data import (
-    DataLoader,
-    Dataset,
-    IterableDataset,
-    RandomSampler,
-    SequentialSampler,
-    Subset,
-    default_collate,
-)
+from torch.utils import data as torch_data
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.frameworks.torch.parts import Built, LossOf, Own
+from stepscope.workloads.frameworks.torch.data import choose_part
+from stepscope.workloads.frameworks.torch.models import Built, LossOf, Own
 from stepscope.workloads.own import OwnPlace, skeleton
 from stepscope.workloads.spec import Workload, nearest, option_name
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
+Collate = Callable[[list[Any]], Any]
 
 KEYS = ("model", "data", "loss", "step", "optimizer", "collate")
-_OPTIMIZER_EXAMPLE = "For example: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
 _TUPLES = {2: ("model", "data"), 3: ("model", "loss", "data")}
+_OPTIMIZER_EXAMPLE = "For example: lambda parameters: torch.optim.AdamW(parameters, lr=1e-3)"
 
 
 class _Wrong(Exception):
@@ -49,24 +45,30 @@ class _Wrong(Exception):
     def __init__(self, said: str, hint: str | None = None) -> None:
         super().__init__(said)
         self.hint = hint
-        """Nothing: then a function that is right is shown."""
+        """None: a function that is right is shown."""
+
+
+def _not(key: str, value: Any, wanted: str, hint: str | None = "") -> _Wrong:
+    return _Wrong(f"returned as {key!r} {_a(value)}, not {wanted}", hint)
 
 
 def built_from(
     returned: Any, workload: Workload, place: OwnPlace, used: frozenset[str] = frozenset()
 ) -> Built:
-    """The parts, checked. `used` are the knobs that the function named, and sees to itself."""
+    """The parts, checked. `used` are the settings that the function named, and sees to itself."""
     try:
         parts = _parts(returned)
-        notes = (*_notes_on_optimizer(parts), *_notes_on_loader(parts["data"], workload))
-        model, loss, optimizer = _trained(parts)
-        data, collate = _fed(parts, workload)
+        model, loss, optimizer, notes = _trained(parts)
+        data, collate = _data_and_collate(parts, workload)
     except _Wrong as wrong:
         hint = wrong.hint
         if hint is None:
             hint = f"What it shall return:\n\n{skeleton(place.file, place.function)}"
         raise BadWorkload(f"{place.function}() of {place.shown} {wrong}", hint) from None
-    return Built(model, loss, Own(_part_of(data, workload, used), collate, optimizer, notes))
+    for what, to in _overridden(parts["data"], workload):
+        notes.append(f"the DataLoader's {what} gave way to {to}")
+    part = _part_of(data, workload, used)
+    return Built(model, loss, Own(part, collate, optimizer, tuple(notes)))
 
 
 def _parts(returned: Any) -> dict[str, Any]:
@@ -98,49 +100,51 @@ def _a(value: Any) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'AEIOaeio' else 'a'} {name}"
 
 
-def _trained(parts: dict[str, Any]) -> tuple[nn.Module, LossOf, MakeOptimizer | None]:
-    """The model, what makes a loss of a batch, and the optimizer if it is not that of the knobs."""
+def _trained(
+    parts: dict[str, Any],
+) -> tuple[nn.Module, LossOf, MakeOptimizer | None, list[str]]:
+    """The model, what makes a loss of a batch, the optimizer if it is the user's, and notes."""
     model = parts["model"]
     if not isinstance(model, nn.Module):
-        raise _Wrong(f"returned as 'model' {_a(model)}, not a torch.nn.Module", "")
+        raise _not("model", model, "a torch.nn.Module")
     optimizer = _optimizer_of(parts["optimizer"]) if "optimizer" in parts else None
     if "loss" in parts and "step" in parts:
         raise _Wrong("returned both 'loss' and 'step': one of them is enough", "")
     if "step" in parts:
-        return model, _loss_of_step(_taking_two(parts, "step", "model, batch")), optimizer
+        step = _taking_two(parts, "step", "model, batch")
+        return model, lambda model, batch: _scalar(step(model, batch), "The step"), optimizer, []
     if "loss" in parts:
-        return model, _loss_of_pairs(_taking_two(parts, "loss", "output, target")), optimizer
-    if _is_lightning(model):
-        optimizer = optimizer or _lightning_optimizer(model)
-        return LightningStep(model), _loss_of_lightning, optimizer
-    return model, _loss_of_labels, optimizer
+        return model, _loss_of_pairs(_taking_two(parts, "loss", "output, target")), optimizer, []
+    if not (hasattr(model, "training_step") and hasattr(model, "configure_optimizers")):
+        return model, _loss_of_labels, optimizer, []
+    notes: list[str] = []
+    if optimizer is None:
+        optimizer, notes = _lightning_optimizer(model)
+
+    def loss(model: nn.Module, batch: Any) -> torch.Tensor:
+        return _scalar(model(batch), "The training_step")
+
+    return LightningStep(model), loss, optimizer, notes
 
 
 def _taking_two(parts: dict[str, Any], key: str, arguments: str) -> Callable[[Any, Any], Any]:
     function = parts[key]
     if isinstance(function, type) or not callable(function):
-        raise _Wrong(f"returned as {key!r} {_a(function)}, not a function of ({arguments})", "")
-    if not _takes(function, 2):
+        raise _not(key, function, f"a function of ({arguments})")
+    if not _takes_two(function):
         raise _Wrong(f"returned a {key!r} that does not take ({arguments})", "")
     taking: Callable[[Any, Any], Any] = function
     return taking
 
 
-def _takes(function: Callable[..., Any], arguments: int) -> bool:
+def _takes_two(function: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(function).bind(*[None] * arguments)
+        inspect.signature(function).bind(None, None)
     except TypeError:
         return False
     except ValueError:  # one that is not written in Python
-        return True
+        pass
     return True
-
-
-def _loss_of_step(step: Callable[[Any, Any], Any]) -> LossOf:
-    def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
-        return _scalar(step(model, batch), "The step")
-
-    return loss_of
 
 
 def _loss_of_pairs(loss: Callable[[Any, Any], Any]) -> LossOf:
@@ -161,10 +165,6 @@ def _loss_of_pairs(loss: Callable[[Any, Any], Any]) -> LossOf:
         return _scalar(loss(output, target), "The loss")
 
     return loss_of
-
-
-def _loss_of_lightning(model: nn.Module, batch: Any) -> torch.Tensor:
-    return _scalar(model(batch), "The training_step")
 
 
 def _loss_of_labels(model: nn.Module, batch: Any) -> torch.Tensor:
@@ -199,7 +199,7 @@ class LightningStep(nn.Module):
                 "Add a 'step': a function of model and batch that gives the loss",
             )
         self.module = module
-        self._more = (0,) if _takes(module.training_step, 2) else ()
+        self._more = (0,) if _takes_two(module.training_step) else ()
         warnings.filterwarnings("ignore", message=r"You are trying to `self\.log")
 
     def forward(self, batch: Any) -> Any:
@@ -213,133 +213,92 @@ class LightningStep(nn.Module):
 
 def _optimizer_of(given: Any) -> MakeOptimizer:
     if not isinstance(given, Optimizer) and not callable(given):
-        raise _Wrong(
-            f"returned as 'optimizer' {_a(given)}, not a function of the parameters",
-            _OPTIMIZER_EXAMPLE,
-        )
+        raise _not("optimizer", given, "a function of the parameters", _OPTIMIZER_EXAMPLE)
 
     def optimizer(parameters: Iterable[nn.Parameter]) -> Optimizer:
         made = given if isinstance(given, Optimizer) else given(parameters)
         if not isinstance(made, Optimizer):
-            raise BadWorkload(
-                f"The 'optimizer' gave {_a(made)}, not a torch.optim.Optimizer",
-                _OPTIMIZER_EXAMPLE,
-            )
+            said = f"The 'optimizer' gave {_a(made)}, not a torch.optim.Optimizer"
+            raise BadWorkload(said, _OPTIMIZER_EXAMPLE)
         return made
 
     return optimizer
 
 
-def _lightning_optimizer(module: Any) -> MakeOptimizer | None:
+def _lightning_optimizer(module: Any) -> tuple[MakeOptimizer | None, list[str]]:
     """That of configure_optimizers, where it works without a Trainer."""
-    try:
-        found = _optimizers_in(module.configure_optimizers())
-    except Exception:
-        return None
-    return (lambda _: _optimizers_in(module.configure_optimizers())[0]) if found else None
 
+    def found_in(configured: Any) -> list[Optimizer]:
+        """All that are in one of the forms that Lightning allows; schedulers are left out."""
+        if isinstance(configured, Optimizer):
+            return [configured]
+        if isinstance(configured, Mapping):
+            return found_in(configured.get("optimizer"))
+        if isinstance(configured, (list, tuple)):
+            return [optimizer for part in configured for optimizer in found_in(part)]
+        return []
 
-def _notes_on_optimizer(parts: dict[str, Any]) -> Iterator[str]:
-    module = parts["model"]
-    if not _is_lightning(module) or parts.keys() & {"loss", "step", "optimizer"}:
-        return
     try:
-        count = len(_optimizers_in(module.configure_optimizers()))
+        count = len(found_in(module.configure_optimizers()))
     except Exception as error:
-        yield f"configure_optimizers needs a Trainer ({error}): --optimizer is used"
-        return
+        return None, [f"configure_optimizers needs a Trainer ({error}): --optimizer is used"]
     if count == 0:
-        yield "configure_optimizers gives no optimizer: --optimizer is used"
-    if count > 1:
-        yield f"of the {count} optimizers that configure_optimizers gives, the first is used"
+        return None, ["configure_optimizers gives no optimizer: --optimizer is used"]
+    several = f"of the {count} optimizers that configure_optimizers gives, the first is used"
+    return lambda _: found_in(module.configure_optimizers())[0], [several] if count > 1 else []
 
 
-def _is_lightning(model: Any) -> bool:
-    return hasattr(model, "training_step") and hasattr(model, "configure_optimizers")
-
-
-def _optimizers_in(configured: Any) -> list[Optimizer]:
-    """All that are in one of the forms that Lightning allows; schedulers are left out."""
-    if isinstance(configured, Optimizer):
-        return [configured]
-    if isinstance(configured, Mapping):
-        return _optimizers_in(configured.get("optimizer"))
-    if isinstance(configured, (list, tuple)):
-        return [found for part in configured for found in _optimizers_in(part)]
-    return []
-
-
-def _fed(
+def _data_and_collate(
     parts: dict[str, Any], workload: Workload
-) -> tuple[Dataset[Any], Callable[[list[Any]], Any] | None]:
-    """The data set and what makes batches of it."""
+) -> tuple[Dataset[Any], Collate | None]:
     data, collate = parts["data"], parts.get("collate")
     if collate is not None and not callable(collate):
-        raise _Wrong(
-            f"returned as 'collate' {_a(collate)}, not a function of a list of samples", ""
-        )
+        raise _not("collate", collate, "a function of a list of samples")
     if isinstance(data, DataLoader):
-        collate = collate or _collate_of(data)
+        if data.batch_size is None and data.batch_sampler is None:
+            said = "returned a DataLoader that makes no batches (batch_size=None)"
+            raise _Wrong(said, "Give it a batch_size")
+        if collate is None and data.collate_fn is not torch_data.default_collate:
+            collate = data.collate_fn
         data = data.dataset
     if isinstance(data, Mapping):
-        raise _Wrong(f"returned as 'data' {_a(data)}, not a Dataset", "Return one of those in it")
-    if isinstance(data, (str, bytes, type)) or not _has_samples(data):
-        raise _Wrong(f"returned as 'data' {_a(data)}, not a Dataset")
-    if _length(data) == 0:
+        raise _not("data", data, "a Dataset", "Return one of those in it")
+    has_items = hasattr(data, "__getitem__") and hasattr(data, "__len__")
+    if isinstance(data, (str, bytes, type)) or not (isinstance(data, IterableDataset) or has_items):
+        raise _not("data", data, "a Dataset", None)
+    try:
+        length = len(data)
+    except (TypeError, NotImplementedError):
+        length = None
+    if length == 0:
         raise _Wrong("returned 'data' without a sample", "")
-    if workload.epochs is not None and _length(data) is None:
+    if workload.epochs is not None and length is None:
         raise BadWorkload(
             "The data has no length, so there is no telling when an epoch ends",
             "Give --steps or --seconds, or the data set a __len__",
         )
-    dataset: Dataset[Any] = data
-    return dataset, collate
+    return data, collate
 
 
-def _collate_of(loader: DataLoader[Any]) -> Callable[[list[Any]], Any] | None:
-    if loader.batch_size is None and loader.batch_sampler is None:
-        raise _Wrong(
-            "returned a DataLoader that makes no batches (batch_size=None)", "Give it a batch_size"
-        )
-    return None if loader.collate_fn is default_collate else loader.collate_fn
-
-
-def _notes_on_loader(loader: Any, workload: Workload) -> Iterator[str]:
+def _overridden(loader: Any, workload: Workload) -> Iterator[tuple[str, str]]:
     """What a DataLoader has otherwise than the loader that is made of its data set."""
     if not isinstance(loader, DataLoader):
         return
     if loader.batch_size is not None and loader.batch_size != workload.batch_size:
-        yield _gave_way(f"batch_size {loader.batch_size}", f"--batch-size {workload.batch_size}")
+        yield f"batch_size {loader.batch_size}", f"--batch-size {workload.batch_size}"
     if loader.num_workers != workload.workers:
-        yield _gave_way(f"num_workers {loader.num_workers}", f"--workers {workload.workers}")
+        yield f"num_workers {loader.num_workers}", f"--workers {workload.workers}"
     if isinstance(loader.dataset, IterableDataset):
         return
     if loader.batch_size is None:
-        yield _gave_way("batch_sampler", f"shuffled batches of --batch-size {workload.batch_size}")
+        yield "batch_sampler", f"shuffled batches of --batch-size {workload.batch_size}"
         return
-    if isinstance(loader.sampler, SequentialSampler):
-        yield _gave_way("shuffle=False", "a shuffle that --seed fixes")
-    elif not isinstance(loader.sampler, RandomSampler):
-        yield _gave_way(type(loader.sampler).__name__, "a shuffle that --seed fixes")
+    if isinstance(loader.sampler, torch_data.SequentialSampler):
+        yield "shuffle=False", "a shuffle that --seed fixes"
+    elif not isinstance(loader.sampler, torch_data.RandomSampler):
+        yield type(loader.sampler).__name__, "a shuffle that --seed fixes"
     if not loader.drop_last:
-        yield _gave_way("drop_last=False", "whole batches only")
-
-
-def _gave_way(what: str, to: str) -> str:
-    return f"the DataLoader's {what} gave way to {to}"
-
-
-def _has_samples(data: Any) -> bool:
-    return isinstance(data, IterableDataset) or (
-        hasattr(data, "__getitem__") and hasattr(data, "__len__")
-    )
-
-
-def _length(data: Any) -> int | None:
-    try:
-        return len(data)
-    except (TypeError, NotImplementedError):
-        return None
+        yield "drop_last=False", "whole batches only"
 
 
 def _part_of(data: Dataset[Any], workload: Workload, used: frozenset[str]) -> Dataset[Any]:
@@ -358,6 +317,5 @@ def _part_of(data: Dataset[Any], workload: Workload, used: frozenset[str]) -> Da
             f"{option_name('samples')} {asked} is more than the data has: {len(data)}",
             "Give fewer, or let the function take `samples`",
         )
-    kept = max(1, round((asked or len(data)) * fraction))
-    order = torch.randperm(len(data), generator=torch.Generator().manual_seed(workload.seed))
-    return Subset(data, order[:kept].tolist())
+    part = replace(workload, fraction=fraction)
+    return torch_data.Subset(data, choose_part(len(data), asked or len(data), part))

@@ -1,0 +1,1 @@
+"""Whether `stepscope fit` is right, beside the truth, the papers' tables, and other finders."""

@@ -1,1 +1,0 @@
-"""Planners and answers on what was measured: what fits."""

@@ -1,0 +1,1 @@
+"""Memory: the caching allocator, the memory model, the bracket search."""

@@ -1,0 +1,1 @@
+"""A run: series, epochs, steps, GPUs and the summary."""

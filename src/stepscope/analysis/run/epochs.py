@@ -1,0 +1,188 @@
+"""Where the epochs of a run begin and end, from what its processes reported.
+
+A run may tell in several ways. The user's own marks win, then a pattern on the output, then what
+Keras says, then what the loaders show: a pass over a loader in which the optimizer stepped is an
+epoch, and a pass without steps is an evaluation.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from stepscope.analysis.run.passes import MarkEvent, Pass, Source, Timeline, find_passes
+from stepscope.records import Span
+
+_SAME_PASS = 0.5
+"""Passes that overlap by more than this share are one epoch (`zip(loader_a, loader_b)`)."""
+_EPOCH_WORDS = ("epoch", "epochs")
+
+
+@dataclass(frozen=True)
+class _Training:
+    """When the run, as a whole, can have trained. A pattern is told by a process that does not."""
+
+    begin_ns: int
+    end_ns: int
+    steps: npt.NDArray[np.int64]
+
+    @classmethod
+    def of(cls, timelines: Sequence[Timeline], begin_ns: int, end_ns: int) -> _Training:
+        firsts = [int(r["t"][0]) for t in timelines for r in (t.loader_begins, t.steps) if len(r)]
+        steps = next((t.steps["t"] for t in timelines if len(t.steps)), np.empty(0, np.int64))
+        return cls(min(firsts, default=begin_ns), end_ns, steps)
+
+
+def find_epochs(
+    timelines: Sequence[Timeline], begin_ns: int, end_ns: int
+) -> tuple[Source | None, list[Span]]:
+    """The epochs of the run. Processes that train together have the same; those that train one
+    after the other each add theirs."""
+    training = _Training.of(timelines, begin_ns, end_ns)
+    finders: tuple[tuple[Source, Any], ...] = (
+        ("marks", _epochs_from_marks),
+        ("pattern", _epochs_from_marks),
+        ("fit", _epochs_from_marks),
+        ("loader", _epochs_from_loaders),
+    )
+    for source, finder in finders:
+        found = [finder(timeline, source, training) for timeline in timelines]
+        spans = _one_after_the_other([spans for spans in found if spans])
+        if spans:
+            return source, spans
+    return None, []
+
+
+def epochs_of(timeline: Timeline, source: Source | None) -> list[Span]:
+    """The epochs as one process went through them, where its loaders show them."""
+    return _epochs_from_loaders(timeline, source) if source == "loader" else []
+
+
+def _one_after_the_other(found: list[list[Span]]) -> list[Span]:
+    """The epochs of the first process, and of others as far as they came before or after."""
+    kept: list[list[Span]] = []
+    for spans in found:
+        if all(
+            spans[0].begin_ns >= k[-1].end_ns or spans[-1].end_ns <= k[0].begin_ns for k in kept
+        ):
+            kept.append(spans)
+    kept.sort(key=lambda spans: spans[0].begin_ns)
+    together = [span for spans in kept for span in spans]
+    if len(kept) > 1:
+        return [replace(span, index=position) for position, span in enumerate(together)]
+    return together
+
+
+def find_phases(timelines: Sequence[Timeline], end_ns: int) -> list[Span]:
+    """Named stretches that are not epochs: the user's phases, Keras' and loaders' evaluations."""
+    found = []
+    for timeline in timelines:
+        found += [span for span in phase_spans(timeline, end_ns) if span.name not in _EPOCH_WORDS]
+        if len(timeline.steps):
+            found += [
+                Span("evaluation", p.begin_ns, p.end_ns, None, timeline.pid, "loader")
+                for p in find_passes(timeline)
+                if not p.trains
+            ]
+    return sorted(found, key=lambda span: span.begin_ns)
+
+
+def phase_spans(timeline: Timeline, end_ns: int) -> list[Span]:
+    """Pairs of phase edges; one that was never closed lasts to the end."""
+    open_phases: dict[tuple[str, object], list[MarkEvent]] = {}
+    spans = []
+    for mark in timeline.marks:
+        key = (mark.name, mark.value)
+        if mark.edge == "begin":
+            open_phases.setdefault(key, []).append(mark)
+        elif mark.edge == "end" and open_phases.get(key):
+            spans.append(_phase(open_phases[key].pop(), mark.t, timeline.pid))
+    for unclosed in open_phases.values():
+        spans += [_phase(mark, end_ns, timeline.pid, complete=False) for mark in unclosed]
+    return sorted(spans, key=lambda span: span.begin_ns)
+
+
+def _phase(begin: MarkEvent, end_ns: int, pid: int, complete: bool = True) -> Span:
+    return Span(begin.name, begin.t, end_ns, _as_index(begin.value), pid, begin.source, complete)
+
+
+def _epochs_from_marks(timeline: Timeline, source: Source, training: _Training) -> list[Span]:
+    spans = [
+        span
+        for span in phase_spans(timeline, training.end_ns)
+        if span.name in _EPOCH_WORDS and span.source == source
+    ]
+    if spans:
+        return _numbered(spans)
+    marks: list[MarkEvent] = []
+    for mark in timeline.marks:
+        told = mark.edge is None and mark.name in _EPOCH_WORDS and mark.source == source
+        # A progress bar prints the same epoch many times: the first one counts.
+        if told and (not marks or mark.value is None or mark.value != marks[-1].value):
+            marks.append(mark)
+    if not marks:
+        return []
+    # They stand at the start of each epoch or at its end.
+    times = [mark.t for mark in marks]
+    if _marks_are_ends(times, training):
+        edges = [min(training.begin_ns, times[0]), *times]
+    else:
+        edges = [*times, training.end_ns]
+    return _numbered(
+        [
+            Span("epoch", a, b, _as_index(mark.value), timeline.pid, mark.source)
+            for a, b, mark in zip(edges[:-1], edges[1:], marks, strict=True)
+        ]
+    )
+
+
+def _marks_are_ends(times: list[int], training: _Training) -> bool:
+    """Steps decide where there are any: they lie before the first mark or after the last."""
+    steps = training.steps
+    if len(steps):
+        return bool((steps < times[0]).sum() > (steps > times[-1]).sum())
+    lead, tail = times[0] - training.begin_ns, training.end_ns - times[-1]
+    usual = float(np.median(np.diff(times))) if len(times) > 1 else float(max(lead, tail))
+    return tail < usual / 2 <= lead
+
+
+def _epochs_from_loaders(
+    timeline: Timeline, source: Source, _: _Training | None = None
+) -> list[Span]:
+    passes = find_passes(timeline)
+    training = [p for p in passes if p.trains] if len(timeline.steps) else passes
+    spans: list[Span] = []
+    for p in training:
+        if spans and _overlap(spans[-1], p) > _SAME_PASS:
+            continue
+        spans.append(
+            Span("epoch", p.begin_ns, p.end_ns, len(spans), timeline.pid, source, p.complete)
+        )
+    return spans
+
+
+def _overlap(span: Span, other: Pass) -> float:
+    shared = min(span.end_ns, other.end_ns) - max(span.begin_ns, other.begin_ns)
+    return shared / max(1, min(span.end_ns - span.begin_ns, other.end_ns - other.begin_ns))
+
+
+def _numbered(spans: list[Span]) -> list[Span]:
+    """Keep the numbers that were told if all were, else count."""
+    if all(span.index is not None for span in spans):
+        return spans
+    return [replace(span, index=position) for position, span in enumerate(spans)]
+
+
+def _as_index(value: float | str | None) -> int | None:
+    """The number of an epoch, if what was told with it is one."""
+    if isinstance(value, str):
+        value = value.strip()
+        return int(value) if value.isdecimal() and len(value) < 18 else None
+    if value is None or not math.isfinite(value) or value != int(value):
+        return None
+    return int(value)

@@ -1,0 +1,1 @@
+"""A trial: steady state, throughput with its interval, interference, profile."""

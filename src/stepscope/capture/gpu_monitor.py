@@ -1,0 +1,68 @@
+"""The GPUs that a command may use: found and read beside everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from stepscope.capture.schedule import BackgroundReader
+from stepscope.metrics import of_scope
+from stepscope.records.codec import to_json
+from stepscope.sensors.gpu.nvml import GpuFacts, Nvml, NvmlUnavailable, open_nvml
+from stepscope.sensors.gpu.selection import gpu_sensors, select_gpus
+from stepscope.sensors.gpu.sensors import Family, GpuSensor
+
+
+class GpuMonitor:
+    """Knows the GPUs once the driver has answered; `reader` reads them."""
+
+    def __init__(self, environment: Mapping[str, str], trouble: Callable[[str], None]) -> None:
+        self.family = Family()
+        """Which processes are watched: told once there are any."""
+        self._environment = environment
+        self._reason, self._hint = "the NVIDIA driver had not answered yet", ""
+        self._facts: list[GpuFacts] = []
+        self._nvml: Nvml | None = None
+        self._told = False
+        self.reader = BackgroundReader("the NVIDIA driver", self._open, trouble)
+
+    def missing(self) -> tuple[dict[str, str], dict[str, str]]:
+        """Where no GPU is watched: why, by metric, and what would help."""
+        metrics = [] if self._facts else [metric.key for metric in of_scope("gpu")]
+        hints = dict.fromkeys(metrics, self._hint) if self._hint else {}
+        return dict.fromkeys(metrics, self._reason), hints
+
+    def describe(self) -> dict[str, Any]:
+        """Facts about the GPUs for run.json; empty where NVML tells nothing."""
+        if not self._facts or self._nvml is None:
+            return {}
+        self._told = True
+        gpus = to_json(self._facts)
+        for gpu in gpus:
+            gpu["model"] = gpu.pop("name")
+        return {"gpus": gpus, "driver": self._nvml.driver}
+
+    def news(self) -> bool:
+        """Whether GPUs have been found that nobody was told of."""
+        return bool(self._facts) and not self._told
+
+    def close(self) -> None:
+        """Give the driver back, unless it is the one that does not answer."""
+        if self._nvml is not None and not self.reader.is_alive():
+            self._nvml.close()
+
+    def _open(self) -> list[GpuSensor]:
+        try:
+            self._nvml = open_nvml()
+            chosen = select_gpus(self._nvml.gpus, self._environment).gpus
+            self._reason = "the NVIDIA driver finds no GPU"
+            if self._nvml.gpus:
+                self._reason = "CUDA_VISIBLE_DEVICES leaves the command no GPU"
+            sensors = gpu_sensors(chosen, self.family) if chosen else []
+            self._facts = [gpu.facts for gpu in chosen]
+            return sensors
+        except NvmlUnavailable as error:
+            self._reason, self._hint = str(error), error.hint
+        except Exception as error:  # whatever a driver does, the command is watched
+            self._reason = f"NVML failed: {type(error).__name__}: {error}"
+        return []

@@ -1,0 +1,1 @@
+"""The max batch size and the recommended one: request, probes, search, answer."""

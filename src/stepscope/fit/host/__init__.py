@@ -1,0 +1,1 @@
+"""Host memory: the max batch size where the CPU computes."""

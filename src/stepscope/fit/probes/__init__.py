@@ -1,0 +1,1 @@
+"""Probes: short trainings at one batch size in disposable processes."""

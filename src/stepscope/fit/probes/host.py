@@ -1,0 +1,184 @@
+"""Probes of host memory: each is a trial of one batch, in fresh processes within the limit."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from stepscope.analysis.memory.model import Parts
+from stepscope.errors import CannotTry
+from stepscope.fit.host.next_batch import PRESSED
+from stepscope.fit.probes.client import probe_folder
+from stepscope.fit.probes.contract import HostFacts, ProbeOutcome
+from stepscope.records import Outcome
+from stepscope.trials.heartbeat import Progress
+from stepscope.trials.limits.spec import Limits
+from stepscope.trials.request import TrialRequest
+from stepscope.trials.runner import CompletedTrial, run_repeats
+from stepscope.trials.state import machine_lock, machine_turn
+from stepscope.workloads.probing import Kind, Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.spec import Workload
+
+_INTERVAL_S = 0.25
+"""Only the limit matters here, and that is the kernel's."""
+_PAGE_TABLES = 1 / 512
+"""What the kernel itself holds for each byte of a process."""
+_KINDS: dict[Outcome, Kind] = {
+    Outcome.OK: "ok",
+    Outcome.HOST_OOM: "host_oom",
+    Outcome.SHM_FULL: "host_oom",
+    Outcome.TIMEOUT: "timeout",
+}
+
+
+class TrialProbes:
+    """`with TrialProbes(workload, limits, …) as probes`: nothing stays of a probe but its outcome.
+
+    They take turns with the trials of studies on this machine. `cap` of a request is another limit
+    than the usual one.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        limits: Limits,
+        tell: Callable[[str], None],
+        show: Callable[[str], None],
+    ) -> None:
+        self._workload = workload
+        self._limits = limits
+        self._tell = tell
+        self._show = show
+        self.subject = Subject("cpu", "CPU", 0, 0, None, optimizer=workload.optimizer)
+        """Known once a probe has passed."""
+
+    def __enter__(self) -> TrialProbes:
+        self._folder = probe_folder()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
+        return [self._run(request) for request in requests]
+
+    def layers(self) -> list[Layer]:
+        return []
+
+    def _run(self, request: ProbeRequest) -> ProbeOutcome:
+        (batch,) = request.batches
+        workload = replace(
+            self._workload, batch_size=batch, steps=request.steps, epochs=None, seconds=None
+        )
+        limits = self._limits if request.cap is None else replace(self._limits, memory=request.cap)
+        trial = TrialRequest(workload, limits, interval=_INTERVAL_S, out=self._folder, cycle=True)
+
+        def show(number: int, progress: Progress) -> None:
+            self._show(f"batch {batch:,}: {progress.phase}")
+
+        with machine_turn(self._tell, machine_lock()):
+            (tried,) = run_repeats(trial, self._tell, show)
+        if tried.asked_to_end:
+            raise KeyboardInterrupt
+        if tried.leftovers:
+            left = "; ".join(tried.leftovers)
+            raise CannotTry(
+                f"No other batch was tried: {left} is left of batch {batch:,}",
+                "End it, then try again",
+            )
+        outcome, subject = read_trial_probe(tried, workload, request)
+        if outcome.last.is_ok and not self.subject.parameters:
+            self.subject = subject
+        shutil.rmtree(tried.paths.folder, ignore_errors=True)
+        return outcome
+
+
+def read_trial_probe(
+    tried: CompletedTrial, workload: Workload, request: ProbeRequest
+) -> tuple[ProbeOutcome, Subject]:
+    """What a trial left, as far as it came."""
+    ranks = [_read(tried.paths.trial_rank(rank)) for rank in range(workload.ranks)]
+    first = ranks[0]
+    limit = _read(tried.paths.run_json).get("limits", {}).get("memory") or {}
+    error, data, own = (first.get(key) or {} for key in ("error", "data", "host_memory"))
+    ending, is_ok = tried.ending, tried.ending.outcome is Outcome.OK
+    parts = Parts(**{key: int(value) for key, value in (first.get("parts") or {}).items()})
+    reached = str(first.get("phase") or "start")
+    step_s = _step_seconds(tried)
+    phase = reached
+    if ending.outcome is Outcome.SHM_FULL:
+        phase = "/dev/shm"
+    elif reached in ("first step", "training"):
+        phase = f"step {len(step_s) + 1}"
+    place = f" ({error['where']})" if error.get("where") else ""
+    result = ProbeResult(
+        workload.batch_size,
+        _KINDS.get(ending.outcome, "error"),
+        phase="" if is_ok else phase,
+        reserved_peak=_peak(ranks, limit, workload),
+        step_s=tuple(step_s),
+        kept=tuple(own.get("kept") or ()),
+        parts=parts,
+        message="" if is_ok else f"{ending.reason}{place}",
+        hint=str(error.get("hint") or ""),
+        notes=(first["note"],) if first.get("note") else (),
+    )
+    data_bytes = int(data.get("bytes") or 0) if data.get("source") == "memory" else 0
+    host = HostFacts(
+        before=sum(_of_memory(rank, "before") for rank in ranks),
+        data_bytes=data_bytes,
+        enforced_by=str(limit.get("by") or ""),
+        reached=reached,
+    )
+    # Random data is made as large as it must be.
+    is_endless = data_bytes and workload.samples is None
+    subject = Subject(
+        device="cpu",
+        device_name="CPU",
+        parameters=int((first.get("model") or {}).get("parameters") or 0),
+        sample_bytes=parts.inputs // workload.batch_size,
+        samples=None if is_endless else data.get("samples"),
+        optimizer=workload.optimizer,
+        versions=first.get("versions") or {},
+    )
+    return ProbeOutcome(request, (result,), host=host), subject
+
+
+def _peak(ranks: list[dict[str, Any]], limit: Mapping[str, Any], workload: Workload) -> int:
+    """Bytes that could not be taken back, of all processes; 0 where it is unknown.
+
+    Where one process does everything, it knows best, since a group counts cached files too. Of
+    several, with those that they start, only the group knows the peak.
+    """
+    of_group = int(limit.get("peak") or 0)
+    own = sum(_of_memory(rank, "peak") for rank in ranks)
+    own += int(own * _PAGE_TABLES)
+    if of_group and of_group >= limit["asked"] - PRESSED:
+        return 0
+    several = workload.ranks > 1 or workload.workers > 0
+    return of_group if several and of_group else own
+
+
+def _of_memory(rank: Mapping[str, Any], name: str) -> int:
+    return int((rank.get("host_memory") or {}).get(name) or 0)
+
+
+def _step_seconds(tried: CompletedTrial) -> list[float]:
+    """Each step of the first rank, from the end of the one before it. The first has none."""
+    from stepscope.runs.trial import read_steps
+
+    steps = read_steps(tried.paths.trial_steps(0))
+    spent = steps["wait_ns"] + steps["copy_ns"].clip(0) + steps["compute_ns"].clip(0)
+    return [float(ns) / 1e9 for ns in spent]
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}

@@ -1,0 +1,105 @@
+"""From a request to its answer: on a GPU or on the host, from the cache or anew."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from stepscope.errors import CannotTry
+from stepscope.fit import cache
+from stepscope.fit.answer import ChosenGpu, Fit, MemoryBudget
+from stepscope.fit.gpu_answer import gpu_answer
+from stepscope.fit.gpu_search import search_gpu
+from stepscope.fit.host.answer import fit_host
+from stepscope.fit.linear2019 import fit_2019
+from stepscope.fit.memory_budget import choose_gpu, gpu_budget, host_budget, loader_memory
+from stepscope.fit.probes.client import ForkedProbes
+from stepscope.fit.probes.host import TrialProbes
+from stepscope.fit.request import FitRequest
+from stepscope.workloads.frameworks.registry import framework_name
+from stepscope.workloads.probing import ProbeResult
+
+
+@dataclass(frozen=True)
+class FitListener:
+    """Who hears how a fit goes on."""
+
+    tell: Callable[[str], None] = lambda text: None
+    """What the user should know meanwhile."""
+    show: Callable[[str], None] = lambda text: None
+    """What is under way."""
+    tried: Callable[[ProbeResult], None] = lambda result: None
+    """A batch that was tried on the host, where each takes seconds."""
+
+
+def run_fit(request: FitRequest, listener: FitListener = FitListener()) -> Fit:  # noqa: B008
+    request.check()
+    gpu = None
+    if request.workload.device != "cpu":
+        gpu = choose_gpu(request.limits.gpus, os.environ, request.workload.ranks)
+    if gpu is None:
+        for notice in request.check_without_gpu():
+            listener.tell(notice)
+    key = cache.key_of(request, gpu)
+    known = None if request.fresh or request.prove else cache.recall(key)
+    if known is not None and gpu is not None:
+        now = replace(known.budget, free=gpu.free, other_processes=gpu.other_processes)
+        return replace(known, budget=now)
+    if known is not None:
+        return known
+    began = time.monotonic()
+    budget = memory_budget(request, gpu)
+    if gpu is None:
+        fit = fit_on_host(request, budget, listener)
+    else:
+        fit = fit_on_gpu(request, gpu, budget, listener)
+    fit = replace(
+        fit,
+        effort=replace(fit.effort, seconds=time.monotonic() - began),
+        made=datetime.now().astimezone().isoformat(timespec="seconds"),
+        gpu=gpu,
+    )
+    cache.remember(key, fit)
+    return fit
+
+
+def memory_budget(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
+    def within(headroom: int) -> MemoryBudget:
+        if gpu is None:
+            return host_budget(request.limits.memory, headroom)
+        return gpu_budget(gpu, request.limits.gpu_memory, headroom)
+
+    headroom = request.headroom
+    if request.headroom_share:
+        headroom = int(request.headroom_share * within(0).limit)
+    return within(headroom)
+
+
+def fit_on_host(request: FitRequest, budget: MemoryBudget, listener: FitListener) -> Fit:
+    workload = replace(request.workload, device="cpu")
+    limits = replace(request.limits, memory=budget.limit)
+    with TrialProbes(workload, limits, listener.tell, listener.show) as probes:
+        return fit_host(probes, workload, budget, listener.tried)
+
+
+def fit_on_gpu(
+    request: FitRequest, gpu: ChosenGpu, budget: MemoryBudget, listener: FitListener
+) -> Fit:
+    workload = request.workload
+    listener.show(f"building {workload.short_name}")
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": gpu.uuid}
+    with ForkedProbes(workload, environment, request.limits.stall_timeout_s) as probes:
+        if not probes.subject.on_gpu:
+            raise CannotTry(
+                f"{gpu.name} is there, but this {framework_name(workload.framework)} cannot use it",
+                "Install one built for this GPU, or give --device cpu",
+            )
+        probes.subject = replace(probes.subject, device_name=gpu.name)
+        if request.method == "linear2019":
+            return fit_2019(probes, workload, budget, listener.show)
+        found = search_gpu(probes, budget, request, listener.show)
+        loader = loader_memory(workload, probes.subject.sample_bytes, request.limits.memory)
+        return gpu_answer(found, request, loader)

@@ -1,0 +1,1 @@
+"""The bottleneck of a run."""

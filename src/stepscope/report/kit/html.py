@@ -1,0 +1,136 @@
+"""Draws a document as one HTML file that loads nothing from anywhere."""
+
+from __future__ import annotations
+
+import base64
+import functools
+import hashlib
+import json
+import math
+from collections.abc import Iterable
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from stepscope import __version__
+from stepscope.analysis.run.series import Floats
+from stepscope.report.kit.document import Block, Charts, Document, Section, SideBySide, is_empty
+from stepscope.report.kit.format import MISSING
+
+_FOLDER = files("stepscope.report")
+_CONTROLS = {
+    code: "\N{REPLACEMENT CHARACTER}"
+    for code in (*range(32), *range(127, 160))
+    if chr(code) not in "\t\n\r"
+}
+_X_DECIMALS = 3
+_Y_DIGITS = 4
+
+
+def render(document: Document) -> str:
+    """The whole page. Only the styles and scripts that stand in it may run, by their hashes."""
+    charts = _charts((*document.header, *document.blocks))
+    styles, scripts = [_asset("page.css")], []
+    if charts:
+        styles.insert(0, _asset("uPlot.min.css"))
+        scripts += [_asset("uPlot.iife.min.js"), _asset("charts.js")]
+    return (
+        _environment()
+        .get_template("page.html")
+        .render(
+            document=document,
+            version=__version__,
+            styles=styles,
+            scripts=scripts,
+            chart_data=_chart_data(charts) if charts else None,
+        )
+    )
+
+
+@functools.cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(str(_FOLDER / "templates")),
+        autoescape=True,
+        finalize=lambda value: value.translate(_CONTROLS) if type(value) is str else value,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "kind": lambda block: type(block).__name__,
+        "sources": _sources,
+        "trusted": Markup,
+    }
+    environment.tests["empty"] = is_empty
+    environment.globals["MISSING"] = MISSING
+    return environment
+
+
+def _asset(name: str) -> str:
+    return (_FOLDER / "assets" / name).read_text(encoding="utf-8")
+
+
+def _sources(texts: Iterable[str]) -> Markup:
+    """The content security policy's names of exactly these inline texts."""
+    digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
+    return Markup(" ".join(f"'sha256-{digest}'" for digest in digests))
+
+
+def _charts(blocks: Iterable[Block]) -> Charts | None:
+    """The charts of a page; there is one script, and it draws one set."""
+    for block in blocks:
+        if isinstance(block, Charts):
+            return block
+        if isinstance(block, Section | SideBySide) and (inside := _charts(block.blocks)):
+            return inside
+    return None
+
+
+def _chart_data(charts: Charts) -> Markup:
+    """What the page's script draws, as JSON that can stand in a script element.
+
+    Lines that follow each other on the same times share them.
+    """
+
+    def numbers(values: Floats | None) -> list[float | None] | None:
+        if values is None:
+            return None
+        return [float(f"{v:.{_Y_DIGITS}g}") if math.isfinite(v) else None for v in values.tolist()]
+
+    panels = []
+    for panel in charts.panels:
+        tables: list[dict[str, Any]] = []
+        for line in panel.lines:
+            x = [round(value, _X_DECIMALS) for value in line.x.tolist()]
+            if not tables or tables[-1]["x"] != x:
+                tables.append({"x": x, "lines": []})
+            tables[-1]["lines"].append(
+                {
+                    "label": line.label,
+                    "colour": line.colour,
+                    "style": line.style,
+                    "shown": line.shown,
+                    "y": numbers(line.y),
+                    "low": numbers(line.low),
+                    "high": numbers(line.high),
+                }
+            )
+        panels.append(
+            {"unit": panel.unit, "whole": panel.whole, "top": panel.top, "tables": tables}
+        )
+    data = {
+        "seconds": round(charts.seconds, _X_DECIMALS),
+        "epochs": [[round(begin, _X_DECIMALS), index] for begin, index in charts.epochs],
+        "phases": [
+            [name, round(begin, _X_DECIMALS), round(end, _X_DECIMALS)]
+            for name, begin, end in charts.phases
+        ],
+        "panels": panels,
+    }
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    for character in "<>&":  # whatever names are in it
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return Markup(text)

@@ -1,0 +1,112 @@
+"""A table of texts, which every renderer draws in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeVar
+
+from stepscope.report.kit.format import MISSING
+from stepscope.report.kit.outcomes import Tone
+
+_Row = TypeVar("_Row")
+
+_LEAST_SENTENCE = 28
+"""Characters that a sentence needs beside other columns to be read."""
+
+RowTone = Tone | Literal["weak", ""]
+
+
+@dataclass(frozen=True)
+class Column:
+    """A heading. Numbers are aligned to the right and never wrapped."""
+
+    title: str
+    number: bool = True
+    extra: bool = False
+    """Left out in a terminal."""
+    spare: int = 0
+    """Left out in a terminal that is too narrow, the highest first; 0 always stays."""
+    gpu: bool = False
+    """Whether it is about GPUs, in a table of other things too."""
+    wide: bool = False
+    """Whether it holds sentences, which need some space to be read."""
+    toned: bool = False
+    """Whether it takes the tone of its row. Without such a column the whole row does."""
+
+
+@dataclass(frozen=True)
+class Table:
+    """Rows of texts under headings; without any title there is no row of headings."""
+
+    columns: tuple[Column, ...]
+    rows: tuple[tuple[str, ...], ...]
+    tones: tuple[RowTone, ...] = ()
+    """One for each row, or none at all."""
+
+    @classmethod
+    def of(
+        cls, rows: Iterable[_Row], columns: Sequence[tuple[Column, Callable[[_Row], str]]]
+    ) -> Table:
+        """A row for each record, by columns that each say how a record becomes their text."""
+        texts = tuple(tuple(text(row) for _, text in columns) for row in rows)
+        return cls(tuple(column for column, _ in columns), texts)
+
+    def without(self, dropped: Iterable[int]) -> Table:
+        """The same table less the columns at these positions."""
+        gone = set(dropped)
+        return replace(
+            self,
+            columns=tuple(c for i, c in enumerate(self.columns) if i not in gone),
+            rows=tuple(tuple(t for i, t in enumerate(row) if i not in gone) for row in self.rows),
+        )
+
+    def first(self, count: int) -> Table:
+        """The same table with at most `count` rows."""
+        return replace(self, rows=self.rows[:count], tones=self.tones[:count])
+
+    def compact(self, width: int) -> Table:
+        """The table for a terminal of this width, as far as columns can be spared."""
+        table = self.without(i for i, column in enumerate(self.columns) if column.extra)
+        while table._least_width > width:
+            spares = [column.spare for column in table.columns]
+            if not any(spares):
+                break
+            table = table.without([spares.index(max(spares))])
+        return table
+
+    def split_gpus(self) -> tuple[Table, Table]:
+        """The columns that are not about GPUs, and those that are; both with the first column."""
+        of_gpus = {i for i, column in enumerate(self.columns) if column.gpu}
+        others = set(range(1, len(self.columns))) - of_gpus
+        return self.without(of_gpus), self.without(others)
+
+    def known(self) -> Table:
+        """The table less the columns that have no value in any row."""
+        places = range(len(self.columns))
+        return self.without(
+            i for i in places if self.rows and all(row[i] == MISSING for row in self.rows)
+        )
+
+    @property
+    def is_headed(self) -> bool:
+        return any(column.title for column in self.columns)
+
+    @property
+    def width(self) -> int:
+        """Characters across, with two blanks between columns."""
+        return sum(self._widths) + 2 * (len(self.columns) - 1)
+
+    @property
+    def _widths(self) -> list[int]:
+        lines = [[column.title for column in self.columns], *self.rows]
+        return [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
+
+    @property
+    def _least_width(self) -> int:
+        """The same where sentences that cannot be spared are wrapped."""
+        wrapped = (
+            min(width, _LEAST_SENTENCE) if column.wide and not column.spare else width
+            for column, width in zip(self.columns, self._widths, strict=True)
+        )
+        return sum(wrapped) + 2 * (len(self.columns) - 1)

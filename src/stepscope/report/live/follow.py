@@ -1,0 +1,81 @@
+"""Follows a run for the live view: what is cheap with every frame, what is dear now and then."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+
+from stepscope.analysis.run.data import RunData
+from stepscope.analysis.run.progress import (
+    ReportedProgress,
+    counted_on,
+    progress_of,
+    throughput_of,
+)
+from stepscope.analysis.run.series import SeriesTable
+from stepscope.report.live.traces import SECONDS_BACK
+from stepscope.report.live.view import Frame, frame_of
+from stepscope.runs.events import read_folder
+from stepscope.runs.tail import RunTail
+from stepscope.runs.timelines import allocator_series, timeline_of
+
+_SHARE = 0.02
+"""Of the time, for looking at all events since the run began."""
+_PATIENCE_S = 0.05
+"""How long a frame waits for that; of a short run it is done by then."""
+
+
+class Follower:
+    """Makes a frame of a run whenever it is asked to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.tail = RunTail(folder, SECONDS_BACK)
+        self._reported = ReportedProgress()
+        self._allocators: SeriesTable = {}
+        self._outdated = True
+        self._look: _Look | None = None
+        self._affordable_at = 0.0
+
+    def frame(self, wait: bool = False) -> Frame:
+        """The run as it is now. With `wait`, when all events were looked at."""
+        self._outdated = self.tail.poll() or self._outdated
+        data, now_ns = self.tail.data(), self.tail.now_ns
+        if self._look is None and self._outdated and time.monotonic() >= self._affordable_at:
+            self._outdated = False
+            self._look = _Look(self.tail.paths.events, data, now_ns)
+            self._look.start()
+        if self._look is not None:
+            self._look.join(None if wait else _PATIENCE_S)
+            if not self._look.is_alive():
+                if self._look.error is not None:
+                    raise self._look.error
+                self._reported, self._allocators = self._look.reported, self._look.allocators
+                self._affordable_at = time.monotonic() + self._look.seconds / _SHARE
+                self._look = None
+        progress = counted_on(self._reported, data.timelines)
+        throughput = throughput_of(data.timelines, progress.loaders, now_ns)
+        return frame_of(data, self._allocators, progress, throughput, now_ns)
+
+
+class _Look(threading.Thread):
+    """Looks at all events in the background, so that a long run does not stop the screen."""
+
+    def __init__(self, events: Path, data: RunData, now_ns: int) -> None:
+        super().__init__(daemon=True)
+        self.seconds = 0.0
+        self.reported = ReportedProgress()
+        self.allocators: SeriesTable = {}
+        self.error: Exception | None = None
+        self._events, self._data, self._now_ns = events, data, now_ns
+
+    def run(self) -> None:
+        began = time.thread_time()
+        try:
+            processes = read_folder(self._events)
+            timelines = [timeline_of(process) for process in processes]
+            self.reported = progress_of(timelines, self._data.begin_ns, self._now_ns)
+            self.allocators = allocator_series(processes, [gpu.uuid for gpu in self._data.gpus])
+        except Exception as error:  # raised again by who asked
+            self.error = error
+        self.seconds = time.thread_time() - began

@@ -1,0 +1,80 @@
+"""The summary for programs: `--json` and `derived/summary.json`. Missing is null."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stepscope.metrics import BY_KEY
+from stepscope.records.codec import to_json
+from stepscope.report.bottleneck.json import diagnosis_dict
+from stepscope.report.run.headline import (
+    data_wait_share,
+    of_tree,
+    samples_per_joule,
+    samples_per_second,
+)
+
+if TYPE_CHECKING:
+    from stepscope.report.run.view import RunView
+
+FORMAT = 1
+
+
+def summary_dict(view: RunView) -> dict[str, Any]:
+    """A run as plain values, each in the unit its key names, else as it is stored."""
+    summary, ending = view.summary, view.ending
+    cpu, memory = of_tree(summary, "cpu"), of_tree(summary, "memory")
+    gpus = [
+        {
+            "label": row.gpu.label,
+            "uuid": row.gpu.uuid,
+            "name": row.gpu.name,
+            "used": row.used,
+            "memory_bytes": row.gpu.memory_bytes,
+            "power_limit_watts": row.gpu.power_limit_watts,
+            **to_json(row.figures),
+            "power_watts": row.power_watts,
+            "slowed_power": row.slowed_power,
+            "slowed_heat": row.slowed_heat,
+            "ecc_uncorrected": row.ecc_uncorrected,
+        }
+        for row in view.gpu_use.each
+    ]
+    told: dict[str, Any] = to_json(
+        {
+            "format": FORMAT,
+            "name": view.name,
+            "command": view.command,
+            "started": view.started,
+            "outcome": ending.outcome,
+            "reason": ending.reason,
+            "exit_code": ending.exit_code,
+            "signal": ending.signal,
+            "evidence": ending.evidence,
+            "explained": diagnosis_dict(view.finding) if view.finding else None,
+            "seconds": summary.seconds,
+            "steps": summary.steps,
+            "samples": summary.samples,
+            "samples_per_second": samples_per_second(summary.epochs),
+            "data_wait_share": data_wait_share(summary.epochs),
+            "cpu_allowed": summary.cpu_allowed,
+            "cores": cpu.mean if cpu else None,
+            "core_seconds": summary.core_seconds,
+            "memory_peak_bytes": memory.max if memory else None,
+            **to_json(view.gpu_use.together),
+            "samples_per_joule": samples_per_joule(summary.epochs),
+            "gpus": gpus,
+            "totals": summary.totals,
+            "epoch_source": summary.epoch_source,
+            "epochs": summary.epochs,
+            "phases": [{"name": n, "count": c, "seconds": s} for n, c, s in summary.phases],
+            "roles": summary.roles,
+            "statistics": [
+                {**to_json(each), "unit": BY_KEY[each.metric].unit} for each in summary.statistics
+            ],
+            "missing": view.missing,
+            "notes": view.notes,
+            "watcher": summary.watcher,
+        }
+    )
+    return told

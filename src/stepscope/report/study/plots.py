@@ -1,0 +1,292 @@
+"""The plots of a study's report, as SVG without a script."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import pairwise
+
+from stepscope.analysis.study.records import (
+    RESPONSES,
+    THROUGHPUT,
+    Configuration,
+    Front,
+    Interaction,
+    Response,
+)
+from stepscope.report.kit import svg
+from stepscope.report.kit.document import Figure
+from stepscope.report.kit.format import is_known, rate_text
+from stepscope.report.study.configurations import ordered
+from stepscope.report.study.effects import CurveView, EffectsView, Ranking
+from stepscope.report.study.sentences import interaction_text
+from stepscope.report.study.view import BlockLine
+from stepscope.report.study.words import interval_text, measured_text, thinned, tick_text
+from stepscope.studies.trial_spec import level_text, levels_text
+
+MOST_POINTS = 240
+"""Of a scatter: more are thinned."""
+_MOST_LEVELS = 16
+_MOST_NUMBERS = 12
+_LEFT = 52
+_RIGHT = svg.WIDTH - 10
+_TOP = 26
+_HEIGHT = 236
+_BOTTOM = _HEIGHT - 36
+_LEAST_SPREAD = 0.1
+"""A sentinel that hardly varies must look so: the axis spans at least this part of its rate."""
+
+
+def ranking_plot(ranking: Ranking, top: float) -> Figure:
+    """How much each factor matters: bars from 1× on, up to `top`, which several plots share."""
+    rows = ranking.rows
+    bottom = 8 + 26 * len(rows)
+    low = min([1.0, *(r.effect.size.low for r in rows if is_known(r.effect.size.low))])
+    scale = svg.Scale(max(low, top**-0.2, 1e-3), max(top, 1.001), 112, 268, is_log=True)
+    places = [(value, f"{value:g}×") for value in svg.log_ticks(top)]
+    parts = list(svg.bottom_axis(scale, bottom, places, top=4))
+    zero = scale.at(1)
+    for place, row in enumerate(rows):
+        y, size = 21 + 26 * place, row.effect.size
+        kind, weak, told = "", "", ""
+        if not row.is_told:
+            kind, weak, told = "weak", " untold", ", not told from no effect"
+        end = scale.at(size.value) if is_known(size.value) else zero
+        drawn = svg.bar(zero, y, max(0.0, end - zero), f"bar{weak}")
+        if row.interval:
+            drawn += svg.across(scale.at(size.low), scale.at(size.high), y, f"whisker{weak}")
+        best = f", best {row.best}" if row.best else ""
+        parts.append(svg.tipped(drawn, f"{row.factor}: {row.text}{best}{told}"))
+        parts.append(svg.text(104, y + 4, svg.shortened(row.factor, 100), kind, "end"))
+        parts.append(svg.text(280, y + 4, row.text, kind))
+    parts.append(svg.line(zero, 4, zero, bottom, "none"))
+    label = f"What matters, {ranking.title}: " + ", ".join(f"{r.factor} {r.size}" for r in rows)
+    return svg.picture("ranking", label, bottom + 22, parts, ranking.title)
+
+
+def ranking_top(rankings: Sequence[Ranking]) -> float:
+    """Where the bars of all rankings end."""
+    sizes = [row.effect.size for each in rankings for row in each.rows]
+    ends = [end for size in sizes for end in (size.value, size.high) if is_known(end)]
+    largest = max([size.value for size in sizes if is_known(size.value)], default=1.0)
+    return max(1.02, min(max(ends, default=1.0), math.pow(largest, 1.5) * 1.05))
+
+
+def effects_plot(view: EffectsView) -> Figure:
+    """The mean of each level with its interval, all factors on one scale."""
+    response, rows = view.response, view.rows
+    means = [each for row in rows for each in row.effect.levels]
+    values = [value for each in means for value in (each.mean, each.low, each.high)]
+    low, high = svg.padded(values)
+    if all(not is_known(value) or value >= 0 for value in values):
+        low = max(low, 0.0)
+    scale = svg.Scale(low, high, 112, svg.WIDTH - 12)
+    parts: list[str] = []
+    y = 4.0
+    for row in rows:
+        y += 16
+        kind, weak = ("factor", "") if row.is_told else ("factor weak", " untold")
+        parts.append(svg.text(8, y, svg.shortened(row.factor, 180), kind))
+        parts.append(svg.text(svg.WIDTH - 8, y, row.text, "" if row.is_told else "weak", "end"))
+        for each in thinned(row.effect.levels, _MOST_LEVELS):
+            y += 17
+            name = level_text(row.factor, each.level)
+            drawn = svg.text(104, y + 4, svg.shortened(name, 92), "tick", "end")
+            between = interval_text(each.low, each.high, response)
+            if between:
+                ends = scale.at(each.low), scale.at(each.high)
+                drawn += svg.across(*ends, y, f"whisker soft{weak}")
+            drawn += svg.dot(scale.at(each.mean), y, 4, f"dot{weak}")
+            tip = f"{row.factor} {name}: {measured_text(each.mean, response)}"
+            parts.append(svg.tipped(drawn, f"{tip} ({between})" if between else tip))
+        y += 14
+    places = [(value, tick_text(value, response)) for value in svg.ticks(low, high)]
+    axis = svg.bottom_axis(scale, y, places, top=24)
+    label = f"{view.title} by level of each factor"
+    return svg.picture("effects", label, y + 22, [*axis, *parts], "Level means")
+
+
+def interaction_plot(interaction: Interaction, response: Response) -> Figure:
+    """A line for each level of the second factor, over the levels of the first."""
+    across_levels = list(dict.fromkeys(cell.first for cell in interaction.cells))
+    lines = list(dict.fromkeys(cell.second for cell in interaction.cells))
+    names = [f"{interaction.second} {level_text(interaction.second, each)}" for each in lines]
+    told, taken = svg.legend(names, _LEFT, 14)
+    top = 8 + taken + 10
+    bottom = top + 160
+    low, high = svg.padded((cell.mean for cell in interaction.cells), 0.1)
+    low = max(0.0, low) if all(cell.mean >= 0 for cell in interaction.cells) else low
+    across_scale = svg.Scale(-0.3, len(across_levels) - 0.7, _LEFT, _RIGHT)
+    scale = svg.Scale(low, high, bottom, top)
+    places = [
+        (float(place), svg.shortened(level_text(interaction.first, each), 320 / len(across_levels)))
+        for place, each in enumerate(across_levels)
+    ]
+    words = partial(tick_text, response=response)
+    parts = [told, *svg.left_axis(scale, _LEFT, _RIGHT, svg.ticks(low, high), words)]
+    parts += svg.bottom_axis(across_scale, bottom, places)
+    parts.append(svg.text(_RIGHT, bottom + 31, interaction.first, "unit", "end"))
+    for number, second in enumerate(lines):
+        kind = min(number, svg.SERIES)
+        cells = {c.first: c for c in interaction.cells if c.second == second}
+        dots = [
+            (across_scale.at(float(place)), scale.at(cells[level].mean), cells[level])
+            for place, level in enumerate(across_levels)
+            if level in cells
+        ]
+        parts.append(svg.path([(x, y) for x, y, _ in dots], f"line series-{kind}"))
+        for x, y, cell in dots:
+            first = f"{interaction.first} {level_text(interaction.first, cell.first)}"
+            tip = f"{first}, {names[number]}: {measured_text(cell.mean, response)}"
+            parts.append(svg.tipped(svg.dot(x, y, 3.5, f"end-{kind}"), tip))
+    label = f"{response.label} over {interaction.first}, a line for each {interaction.second}"
+    title = f"{interaction.first} × {interaction.second}"
+    says = interaction_text(interaction, response)
+    return svg.picture("interaction", label, bottom + 36, parts, title, says)
+
+
+def curve_plot(view: CurveView) -> Figure:
+    """Throughput over more and more of something, with its knee."""
+    curve, response = view.curve, RESPONSES[THROUGHPUT]
+    points = [
+        (float(each.level), each)
+        for each in curve.points
+        if isinstance(each.level, int | float) and not isinstance(each.level, bool)
+    ]
+    xs = [x for x, _ in points]
+    highest = max([e for _, p in points for e in (p.mean, p.high) if is_known(e)], default=1.0)
+    # Each doubling is as wide as the next, where the levels double.
+    is_log = len(xs) > 2 and min(xs) > 0 and all(math.log2(x).is_integer() for x in xs)
+    low, high = min(xs, default=0.0), max(xs, default=1.0)
+    across_scale = svg.Scale(low, high, _LEFT + 14, _RIGHT - 14, is_log)
+    places = [(x, _number_text(curve.factor, x)) for x in xs]
+    scale = svg.Scale(0.0, highest * 1.06, _BOTTOM, _TOP)
+    parts = _rate_axes(scale, across_scale, places, curve.factor)
+    if curve.knee:
+        knee, words = curve.knee.level, f"knee: {_number_text(curve.factor, curve.knee.level)}"
+        x = across_scale.at(knee)
+        is_left = x + 8 + svg.width_of(words) <= _RIGHT
+        at, anchor = (x + 8, "start") if is_left else (x - 8, "end")
+        parts.append(svg.line(x, _BOTTOM, x, _TOP, "knee"))
+        parts.append(svg.text(at, _BOTTOM - 9, words, "knee-text", anchor))
+    drawn = [(across_scale.at(x), scale.at(p.mean), p) for x, p in points]
+    parts.append(svg.path([(x, y) for x, y, _ in drawn], "line series-0"))
+    for x, y, point in drawn:
+        between = interval_text(point.low, point.high, response)
+        mark = ""
+        if between:
+            mark = svg.upright(x, scale.at(point.low), scale.at(point.high), "whisker soft")
+        is_knee = curve.knee is not None and point.level == curve.knee.level
+        mark += svg.dot(x, y, 5 if is_knee else 4, "knee-dot" if is_knee else "dot")
+        name = f"{curve.factor} {level_text(curve.factor, point.level)}"
+        tip = f"{name}: {measured_text(point.mean, response)}"
+        parts.append(svg.tipped(mark, f"{tip} ({between})" if between else tip))
+    label = f"Throughput over {view.title}. {view.says}"
+    return svg.picture("curve", label, _HEIGHT, parts, view.title, view.says)
+
+
+def front_plot(
+    front: Front, configurations: Sequence[Configuration], factors: Sequence[str]
+) -> Figure:
+    """Throughput against what it costs; those that nothing beats are numbered and joined."""
+    up, cost = (RESPONSES[key] for key in front.responses[:2])
+    best = [each for each in front.best if _has(each, up, cost)]
+    names = {each.name for each in best}
+    group = front.group.items()
+    others = [e for e in configurations if e.name not in names and _has(e, up, cost)]
+    others = [e for e in others if all(e.levels.get(name) == level for name, level in group)]
+    others = thinned(others, MOST_POINTS)
+    shown = [*others, *best]
+    low, high = svg.padded((e.values[cost.key] for e in shown), 0.08, 0.02)
+    low = max(0.0, low)
+    top = max((e.values[up.key] for e in shown), default=1.0) * 1.08
+    scale, across_scale = svg.Scale(0.0, top, _BOTTOM, _TOP), svg.Scale(low, high, _LEFT, _RIGHT)
+    places = [(value, tick_text(value, cost)) for value in svg.ticks(low, high)]
+    parts = _rate_axes(scale, across_scale, places, cost.label)
+
+    def place(each: Configuration) -> tuple[float, float]:
+        return across_scale.at(each.values[cost.key]), scale.at(each.values[up.key])
+
+    def tip(each: Configuration) -> str:
+        values = ", ".join(measured_text(each.values[r.key], r) for r in (up, cost))
+        return f"{levels_text(ordered(each.levels, factors))}: {values}"
+
+    parts += [svg.tipped(svg.dot(*place(each), 3.2, "beaten"), tip(each)) for each in others]
+    if len(front.responses) == 2:
+        points = sorted(map(place, best))
+        steps = points[:1]
+        for (_, y), (x, after) in pairwise(points):  # to the next cost, then up to what it buys
+            steps += [(x, y), (x, after)]
+        parts.append(svg.path(steps, "step"))
+    parts += [svg.tipped(svg.dot(*place(each), 5, "front"), tip(each)) for each in best]
+    parts += _numbers([place(each) for each in best])
+    label = f"Throughput against {cost.label}"
+    return svg.picture("front", label, _HEIGHT, parts, caption="Better is up and to the left.")
+
+
+def _numbers(points: Sequence[tuple[float, float]]) -> Iterator[str]:
+    """A number beside each point, in the order of the table, where there is room for it."""
+    taken = [(x - 5, y - 5, x + 5, y + 5) for x, y in points]
+    for number, (x, y) in enumerate(points[:_MOST_NUMBERS], 1):
+        wide = svg.width_of(str(number)) + 1
+        beside = 8 + wide / 2
+        for dx, dy in ((beside, 14), (-beside, -6), (beside, -6), (0, 20), (0, -10)):
+            box = (x + dx - wide / 2, y + dy - 10, x + dx + wide / 2, y + dy + 1)
+            is_inside = box[0] > _LEFT and box[2] < svg.WIDTH and box[3] < _BOTTOM
+            if is_inside and all(
+                box[2] <= other[0] or other[2] <= box[0] or box[3] <= other[1] or other[3] <= box[1]
+                for other in taken
+            ):
+                taken.append(box)
+                yield svg.text(x + dx, y + dy, str(number), "number", "middle")
+                break
+
+
+def sentinel_plot(blocks: Sequence[BlockLine]) -> Figure:
+    """The rate of the same configuration in every block; those that were flagged are crossed."""
+    known = [block for block in blocks if is_known(block.sentinel_rate)]
+    calm = thinned([block for block in known if not block.flagged], MOST_POINTS)
+    flagged = thinned([block for block in known if block.flagged], MOST_POINTS)
+    shown = sorted([*calm, *flagged], key=lambda block: block.number)
+    rates = [block.sentinel_rate or 0.0 for block in shown]
+    low, high = svg.padded(rates, 0.1, _LEAST_SPREAD)
+    low = max(0.0, low)
+    numbers = [block.number for block in shown] or [0, 1]
+    across_scale = svg.Scale(numbers[0], numbers[-1], _LEFT + 14, _RIGHT - 14)
+    scale = svg.Scale(low, high, _BOTTOM, _TOP)
+    whole = [t for t in svg.ticks(numbers[0], numbers[-1], 6) if float(t).is_integer()] or numbers
+    parts = _rate_axes(scale, across_scale, [(t, f"{t:g}") for t in whole], "block")
+    places = [(across_scale.at(b.number), scale.at(r)) for b, r in zip(shown, rates, strict=True)]
+    parts.append(svg.path(places, "line series-6"))
+    for block, (x, y) in zip(shown, places, strict=True):
+        mark = svg.cross(x, y, 4.5, "flagged") if block.flagged else svg.dot(x, y, 3.5, "dot")
+        tip = f"block {block.number}: {rate_text(block.sentinel_rate)} /s"
+        why = f", {'; '.join(block.reasons) or 'flagged'}" if block.flagged else ""
+        parts.append(svg.tipped(mark, tip + why))
+    crossed = sum(block.flagged for block in blocks)
+    label = f"Rate of the sentinel over {len(blocks)} blocks, {crossed} of them flagged"
+    caption = "The same configuration, once in each block; crossed: flagged."
+    return svg.picture("sentinel", label, _HEIGHT, parts, "The sentinel", caption)
+
+
+def _rate_axes(
+    scale: svg.Scale, across: svg.Scale, places: Sequence[tuple[float, str]], unit: str
+) -> list[str]:
+    """Samples per second upwards, something else to the right."""
+    words = partial(tick_text, response=RESPONSES[THROUGHPUT])
+    return [
+        svg.text(4, 12, "samples/s", "unit"),
+        *svg.left_axis(scale, _LEFT, _RIGHT, svg.ticks(scale.low, scale.high), words),
+        *svg.bottom_axis(across, _BOTTOM, places),
+        svg.text(_RIGHT, _BOTTOM + 31, unit, "unit", "end"),
+    ]
+
+
+def _has(each: Configuration, *responses: Response) -> bool:
+    return all(is_known(each.values.get(response.key)) for response in responses)
+
+
+def _number_text(factor: str, value: float) -> str:
+    whole = int(value) if float(value).is_integer() else value
+    return level_text(factor, whole)

@@ -1,0 +1,204 @@
+"""What the analysis of a study found, in sentences."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from stepscope.analysis.study.drift import BlockJudged, Trend
+from stepscope.analysis.study.records import (
+    Estimate,
+    Interaction,
+    MainEffect,
+    Remark,
+    Response,
+    ScalingCurve,
+    Sensitivity,
+)
+from stepscope.report.study.words import ratio_text
+from stepscope.studies.trial_spec import level_text
+
+_NO_INTERVAL = "where it lies is not known"
+_REMARKS = {
+    "too_few_trials": "fewer than two trials trained: there is nothing to compare",
+    "unknown_level": (
+        "{count} trials are left out: they have a level of {factor} that the design does not name"
+    ),
+    "bad_values": "{count} trials are left out of {response}: theirs cannot be",
+    "too_many_levels": "{factor} is left out: it has {count:,} levels",
+    "confounded_factor": (
+        "the effect of {factor} cannot be told: it changed only together with others"
+    ),
+    "confounded_levels": (
+        "{factor} {levels} cannot be compared with its other levels: more changed with it"
+    ),
+    "noise_unknown": (
+        "how much trials differ by themselves is not known: repeats would tell what is an effect"
+        " and what is chance"
+    ),
+    "noise_from_residuals": (
+        "there are few repeats: all that the model does not explain is taken for chance, which"
+        " makes intervals rather too wide"
+    ),
+    "pairs_unknown": (
+        "the {count} configurations observed do not tell how factors depend on each other: each is"
+        " told as if it did not"
+    ),
+    "pair_incomplete": (
+        "not all combinations of {both} were observed: the effect of each is told as if it did not"
+        " depend on the other"
+    ),
+    "pair_confounded": (
+        "whether {both} depend on each other cannot be told by these configurations: each is told"
+        " as if it did not"
+    ),
+    "too_many_pairs": "there are too many levels to tell how all factors depend on each other",
+}
+
+
+def remark_text(remark: Remark) -> str:
+    factor = remark.factors[0] if remark.factors else ""
+    return _REMARKS[remark.kind].format(
+        factor=factor,
+        both=" and ".join(remark.factors),
+        levels=_listed([level_text(factor, level) for level in remark.levels]),
+        response=remark.response,
+        count=remark.count,
+    )
+
+
+def sensitivity_text(found: Sensitivity) -> str:
+    """`for vit cpus matter 1.28× (1.21–1.36), batch_size 1.05× (…)`."""
+    group = " and ".join(level_text(name, level) for name, level in found.group.items())
+    if found.effects:
+        first, *others = found.effects
+        verb = "matter" if _is_plural(first.factor) else "matters"
+        parts = [f"{first.factor} {verb} {_size(first)}"]
+        parts += [f"{each.factor} {_size(each)}" for each in others]
+        return f"for {group or 'all trials'} {', '.join(parts)}"
+    return f"for {group or 'all trials'} there is no factor whose effect could be told"
+
+
+def _size(effect: MainEffect) -> str:
+    size = effect.size
+    between = _NO_INTERVAL
+    if math.isfinite(size.high):
+        between = f"{ratio_text(size.low)}–{ratio_text(size.high)}"
+    untold = "" if effect.is_told else ", not told from no effect"
+    return f"{ratio_text(size.value)}× ({between}{untold})"
+
+
+def interaction_text(found: Interaction, response: Response) -> str:
+    """`from 1 to 2 cpus: 1.90× with workers 0, 1.10× with workers 2`."""
+
+    def second(level: object) -> str:
+        return f"{found.second} {level_text(found.second, level)}"  # type: ignore[arg-type]
+
+    low, high = (level_text(found.first, level) for level in (found.low, found.high))
+    begin = f"from {low} to {high} {found.first}"
+    if found.changes:
+        each = [f"{_effect(value, response)} with {second(at)}" for at, value in found.changes]
+        return f"{begin}: {', '.join(each)}"
+    much = _effect(found.size.value, response).lstrip("+")
+    if response.scale == "ratio":
+        return f"{begin}: {much} as much with {second(found.more)} as with {second(found.less)}"
+    return f"{begin}: {much} more with {second(found.more)} than with {second(found.less)}"
+
+
+def curve_text(curve: ScalingCurve) -> str:
+    """Where more of a factor stops paying, or why that is not known."""
+    name = curve.factor
+    is_plural = _is_plural(name)
+    knee, none = curve.knee, curve.no_knee
+    if knee is not None:
+        text = (
+            f"more {name} than {level_text(name, knee.level)} {'stop' if is_plural else 'stops'}"
+            f" paying: {level_text(name, knee.best)} {_gain(knee.gain)}"
+        )
+        if knee.fall:
+            peak, worst = (level_text(name, each) for each in (knee.fall.peak, knee.fall.worst))
+            text += f"; beyond {peak} it falls, by {_percent(knee.fall.loss)} at {worst}"
+        return text
+    if none is None:
+        return ""
+    level, other = level_text(name, none.level), level_text(name, none.other)
+    change = _percent(abs(none.gain.value - 1))
+    if none.kind == "two_levels":
+        return f"two levels show no knee: {other} {_gain(none.gain)}"
+    if none.kind == "gaining":
+        return f"still gaining {change} from {level} to {other}"
+    if none.kind == "unclear":
+        pays = "pay" if is_plural else "pays"
+        return f"it cannot be told yet whether more {name} {pays}: {other} {_gain(none.gain)}"
+    if none.kind == "flat":
+        do = "do" if is_plural else "does"
+        return f"{name} {do} not matter here: all are within {change}"
+    return f"more than {level} never pays: {other} is slower by {change}"
+
+
+def block_reasons(block: BlockJudged) -> tuple[str, ...]:
+    """Why a block is not believed; nothing where it is."""
+    reasons = []
+    if block.reference_failed:
+        reasons.append("its sentinel failed, which others did not")
+    if block.is_out_of_line and block.relative and block.usual_rate:
+        digits = 0 if block.usual_rate >= 100 else 1
+        reasons.append(
+            f"its sentinel ran at {_percent(block.relative)} of the usual rate"
+            f" (others: {block.usual_rate:,.{digits}f} samples/s)"
+        )
+    reasons += [
+        f"{each.text}, during {each.disturbed} of its {each.trials} trials"
+        for each in block.disturbances
+    ]
+    return tuple(reasons)
+
+
+def trend_text(trend: Trend) -> str:
+    change = trend.change
+    how = "slower" if change.value < 1 else "faster"
+    least, most = sorted(abs(end - 1) for end in (change.low, change.high))
+    return (
+        f"the sentinel became {how} over the study, by {_percent(abs(change.value - 1))}"
+        f" ({_percent(least)} to {_percent(most)}) from block {trend.first} to {trend.last}:"
+        " something drifts, as a machine that gets warm or a disk that fills"
+    )
+
+
+def _effect(value: float, response: Response) -> str:
+    """One level against another: `1.28×`, `+12 points`."""
+    if response.scale == "ratio":
+        return f"{ratio_text(value)}×"
+    if response.unit == "share":
+        return f"{value * 100:+.0f} points".replace("-", "−")
+    return f"{value:+.3g} {response.unit}".rstrip().replace("-", "−")
+
+
+def _gain(gain: Estimate) -> str:
+    """`gains 2 % (−3 to +7 %)`."""
+    low, value, high = (
+        round((each - 1) * 100) if math.isfinite(each) else each
+        for each in (gain.low, gain.value, gain.high)
+    )
+    text = "gains nothing" if value == 0 else f"{'loses' if value < 0 else 'gains'} {abs(value)} %"
+    if not math.isfinite(high):
+        return f"{text} ({_NO_INTERVAL})"
+    return f"{text} ({_signed(low)} to {_signed(high)} %)"
+
+
+def _signed(percents: float) -> str:
+    return f"−{-percents}" if percents < 0 else f"+{percents}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.0f} %"
+
+
+def _is_plural(factor: str) -> bool:
+    """Workers matter, a batch_size matters."""
+    return factor.endswith("s")
+
+
+def _listed(names: Sequence[str]) -> str:
+    """`a, b and c`."""
+    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

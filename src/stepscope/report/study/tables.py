@@ -1,0 +1,202 @@
+"""The tables of a study."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from datetime import datetime, timezone
+
+from stepscope.analysis.study.records import RESPONSES
+from stepscope.report.kit.format import (
+    MISSING,
+    bytes_text,
+    count_text,
+    is_known,
+    rate_text,
+    seconds_text,
+    share_text,
+    significant,
+)
+from stepscope.report.kit.table import Column, Table
+from stepscope.report.study.configurations import STEP, ConfigurationRow, levels_of, ordered
+from stepscope.report.study.effects import EffectsView, FrontView, Ranking
+from stepscope.report.study.view import BlockLine, SkippedGroup, StudyView
+from stepscope.report.study.words import (
+    BETWEEN,
+    energy_text,
+    interval_text,
+    measured_text,
+    rate_interval,
+    thinned,
+    upper_first,
+)
+from stepscope.studies.results import Result
+from stepscope.studies.trial_spec import level_text, levels_text
+
+_FAILED_SHOWN = 5
+"""So many that never trained are shown of a table that is cut: an OOM is a result."""
+_MOST_LEVELS = 16
+"""Of a factor: more are thinned, evenly."""
+_BAR = 18
+_CONFIGURATION = Column("Configuration", number=False, wide=True)
+_WHY = Column("Why", number=False, wide=True)
+
+
+def _step_text(seconds: float | None) -> str:
+    if not is_known(seconds) or seconds >= 0.9995:
+        return seconds_text(seconds)
+    return f"{significant(seconds * 1000)} ms"
+
+
+_RESULTS: tuple[tuple[Column, Callable[[ConfigurationRow], str]], ...] = (
+    (Column("Trials", spare=4), lambda row: count_text(row.trials)),
+    (Column("Samples/s"), lambda row: rate_text(row.rate)),
+    (Column(BETWEEN, spare=1), lambda row: rate_interval(row.low, row.high) or MISSING),
+    (Column("Step", spare=7), lambda row: _step_text(row.values.get(STEP))),
+    (Column("GPU use", spare=2), lambda row: share_text(row.values.get("gpu_utilization"))),
+    (Column("SM", spare=9), lambda row: share_text(row.values.get("gpu_sm"))),
+    (Column("CPU use", spare=6), lambda row: share_text(row.values.get("cpu_share"))),
+    (Column("Data wait", spare=5), lambda row: share_text(row.values.get("data_wait_share"))),
+    (Column("Host memory", spare=2), lambda row: bytes_text(row.values.get("host_memory_peak"))),
+    (Column("GPU memory", spare=2), lambda row: bytes_text(row.values.get("gpu_memory_peak"))),
+    (Column("J/sample", spare=3), lambda row: energy_text(row.values.get("joules_per_sample"))),
+    (Column("Outcome", number=False, toned=True), lambda row: row.outcome_text),
+    (Column("What held it back", number=False, spare=8, wide=True), lambda r: r.cause or MISSING),
+)
+
+
+def configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
+    """A line per configuration, a column per factor."""
+    numeric = {
+        factor.name: factor.is_numeric
+        for factor in (*view.analysis.factors, *view.contents.design.factors)
+    }
+
+    def level(name: str) -> Callable[[ConfigurationRow], str]:
+        return lambda row: level_text(name, row.levels.get(name))
+
+    factors = [(Column(name, numeric.get(name, False)), level(name)) for name in view.factors]
+    return _toned(Table.of(rows, [*factors, *_RESULTS]), rows)
+
+
+def folded_configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
+    """The same with all levels in one column, the last: for many factors."""
+
+    def levels(row: ConfigurationRow) -> str:
+        return levels_text(ordered(row.levels, view.factors))
+
+    return _toned(Table.of(rows, [*_RESULTS, (_CONFIGURATION, levels)]), rows)
+
+
+def _toned(table: Table, rows: Sequence[ConfigurationRow]) -> Table:
+    return Table(table.columns, table.rows, tuple(row.tone for row in rows)).known()
+
+
+def first_rows(view: StudyView, most: int) -> Sequence[ConfigurationRow]:
+    """The fastest, and some of those that never trained, where not all can be shown."""
+    if len(view.configurations) <= most:
+        return view.configurations
+    failed = [row for row in view.configurations if not row.ok][:_FAILED_SHOWN]
+    return [*view.configurations[: most - len(failed)], *failed]
+
+
+def ranking(ranking: Ranking, with_bars: bool = False) -> Table:
+    """Factors by how much they matter; bars show how far each is from no effect."""
+    sizes = [row.effect.size.value for row in ranking.rows]
+    logs = [math.log(size) if is_known(size) and size > 0 else 0.0 for size in sizes]
+    most = max(logs, default=0.0) or 1.0
+    bars = ["█" * round(_BAR * max(0.0, each) / most) or "▏" for each in logs]
+    columns = (
+        Column("Factor", number=False),
+        Column("Matters"),
+        Column(BETWEEN),
+        Column("Best", number=False),
+        Column("", number=False),
+        Column("", number=False, spare=1),
+    )
+    rows = (
+        (row.factor, row.size, row.interval, row.best, "" if row.is_told else "may be nothing", bar)
+        for row, bar in zip(ranking.rows, bars, strict=True)
+    )
+    tones = tuple("" if row.is_told else "weak" for row in ranking.rows)
+    table = Table(columns, tuple(rows), tones)  # type: ignore[arg-type]
+    return table if with_bars else table.without([5])
+
+
+def levels(view: EffectsView) -> Table:
+    """A line per level; the size of the effect beside the first level of its factor."""
+    columns = (
+        Column("Factor", number=False),
+        Column("Level", number=False),
+        Column(upper_first(view.response.label)),
+        Column(BETWEEN),
+        Column("Trials", spare=2),
+        Column(f"Effect ({BETWEEN})", number=False, spare=1),
+    )
+    response = view.response
+    rows = []
+    for row in view.rows:
+        factor, effect = row.factor, row.text
+        for each in thinned(row.effect.levels, _MOST_LEVELS):
+            mean = measured_text(each.mean, response)
+            between = interval_text(each.low, each.high, response)
+            level = level_text(row.factor, each.level)
+            rows.append((factor, level, mean, between, f"{each.trials:,}", effect))
+            factor, effect = "", ""
+    return Table(columns, tuple(rows))
+
+
+def front(view: FrontView) -> Table:
+    responses = [Column(upper_first(RESPONSES[key].label)) for key in view.front.responses]
+    rows = tuple((str(place), *row) for place, row in enumerate(view.rows, 1))
+    return Table((Column(""), *responses, _CONFIGURATION), rows)
+
+
+def blocks(blocks: Sequence[BlockLine]) -> Table:
+    def rate(block: BlockLine) -> str:
+        known = is_known(block.sentinel_rate)
+        return f"{rate_text(block.sentinel_rate)} /s" if known else MISSING
+
+    def began(block: BlockLine) -> str:
+        if not block.began:
+            return ""
+        return datetime.fromtimestamp(block.began, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+
+    def flagged(block: BlockLine) -> str:
+        words = (("yes", block.flagged), ("run again", block.rerun))
+        return ", ".join(word for word, is_so in words if is_so)
+
+    return Table.of(
+        blocks,
+        [
+            (Column("Block"), lambda block: str(block.number)),
+            (Column("Began", number=False, spare=1), began),
+            (Column("Trials", spare=2), lambda block: count_text(block.trials)),
+            (Column("Sentinel"), rate),
+            (Column("Flagged", number=False), flagged),
+            (_WHY, lambda block: "; ".join(block.reasons)),
+        ],
+    )
+
+
+def failures(view: StudyView, failed: Sequence[Result]) -> Table:
+    def outcome(each: Result) -> str:
+        return "sentinel" if each.is_reference else each.outcome.value
+
+    def trial(each: Result) -> str:
+        return levels_text(levels_of(each, view.factors))
+
+    return Table.of(
+        failed,
+        [
+            (Column("Outcome", number=False), outcome),
+            (Column("Attempt"), lambda each: str(each.attempt)),
+            (Column("Trial", number=False), trial),
+            (_WHY, lambda each: each.reason),
+        ],
+    )
+
+
+def skipped(groups: Sequence[SkippedGroup]) -> Table:
+    columns = (Column("Combinations"), _WHY, Column("For example", number=False))
+    return Table(columns, tuple((f"{g.combinations:,}", g.why, g.example) for g in groups))

@@ -1,0 +1,116 @@
+"""`run.json`: the facts of a run. Written first, replaced atomically, readable at any moment."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from stepscope.errors import RunFolderError
+from stepscope.records import Ending, Outcome
+from stepscope.records.codec import from_json
+from stepscope.records.facts import Environment, ProcessIdentity, RunFacts
+from stepscope.runs.paths import FORMAT, RunPaths, write_json
+from stepscope.sensors import procfs
+
+_SILENCE_S = 30.0
+"""A monitor writes about every second: one that has not for so long is gone."""
+
+
+def write_facts(paths: RunPaths, facts: Mapping[str, Any]) -> None:
+    """Replace `run.json`."""
+    write_json(paths.run_json, facts)
+
+
+def read_run_json(folder: Path) -> dict[str, Any]:
+    """All of `run.json`, or an error that says what is wrong with the folder."""
+    path = RunPaths(folder).run_json
+    if not folder.is_dir():
+        raise RunFolderError(f"There is no run folder {folder}", "List them with: ls runs/")
+    try:
+        plain = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise RunFolderError(
+            f"{folder} is not a run folder: it has no run.json",
+            "Give the folder that `stepscope run` named at its end",
+        ) from None
+    except (OSError, ValueError) as error:
+        raise RunFolderError(
+            f"{path} cannot be read: {error}",
+            "The folder is damaged: copy it again, or run the command again",
+        ) from None
+    if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
+        raise RunFolderError(f"{path} does not describe a run", "The folder is damaged")
+    if plain["format"] > FORMAT:
+        raise RunFolderError(
+            f"{path} has format {plain['format']}, and this stepscope reads up to {FORMAT}",
+            "Upgrade with: pip install -U stepscope",
+        )
+    required = ("clock", "watcher", "ending")
+    missing = [key for key in required if not isinstance(plain.get(key), dict)]
+    if missing:
+        raise RunFolderError(f"{path} lacks {', '.join(missing)}", "The folder is damaged")
+    return plain
+
+
+def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
+    """The facts in `run.json`, checked."""
+    try:
+        return from_json(RunFacts, _without_nulls(plain))
+    except ValueError as error:
+        raise RunFolderError(
+            f"{RunPaths(folder).run_json} cannot be understood: {error}",
+            "The folder is damaged: copy it again, or run the command again",
+        ) from None
+
+
+def read_facts(folder: Path) -> RunFacts:
+    return parse_facts(read_run_json(folder), folder)
+
+
+def parse_environment(plain: Mapping[str, Any]) -> Environment:
+    return from_json(Environment, _without_nulls(plain))
+
+
+def _without_nulls(value: Any) -> Any:
+    """What is null is as good as missing: then it has its default."""
+    if isinstance(value, dict):
+        return {key: _without_nulls(each) for key, each in value.items() if each is not None}
+    return [_without_nulls(each) for each in value] if isinstance(value, list) else value
+
+
+def ending_of(facts: RunFacts, folder: Path) -> Ending:
+    """How the run ended; `lost` where it is said to be running but its monitor is gone."""
+    stored = facts.ending
+    known = stored.outcome in Outcome.__members__.values()
+    outcome = Outcome(stored.outcome) if known else Outcome.CRASHED
+    if outcome is Outcome.RUNNING and not is_alive(facts.watcher, folder):
+        return Ending(
+            Outcome.LOST,
+            "the watcher was killed, or its machine went down, before the command ended",
+        )
+    return Ending(outcome, stored.reason, stored.exit_code, stored.signal, stored.evidence)
+
+
+def identity(pid: int) -> ProcessIdentity:
+    return ProcessIdentity(pid, procfs.start_ticks(pid), procfs.boot_id(), socket.gethostname())
+
+
+def identity_of_self() -> ProcessIdentity:
+    return identity(os.getpid())
+
+
+def is_alive(monitor: ProcessIdentity, folder: Path) -> bool:
+    """Whether the process that was writing this run still is.
+
+    On another machine (the folder may be on a shared file system) only its traces tell.
+    """
+    if monitor.boot_id != procfs.boot_id():
+        written = [path.stat().st_mtime for path in folder.glob("*.arrows")]
+        return time.time() - max(written, default=0.0) < _SILENCE_S
+    ticks = procfs.start_ticks(monitor.pid)
+    return ticks is not None and ticks == monitor.started_ticks

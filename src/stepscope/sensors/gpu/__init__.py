@@ -1,0 +1,1 @@
+"""NVIDIA GPUs: which ones, and the sensors that read them."""

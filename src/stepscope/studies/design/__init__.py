@@ -1,0 +1,1 @@
+"""The design of a study: its file, its rules, its points."""

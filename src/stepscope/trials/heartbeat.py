@@ -1,0 +1,120 @@
+"""Whether a trial makes progress: its phase, its steps, and since when nothing changed."""
+
+from __future__ import annotations
+
+import os
+import struct
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from stepscope.records.trial import RankFacts
+from stepscope.runs.paths import RunPaths
+from stepscope.runs.trial import read_rank
+from stepscope.steplog import RECORD
+from stepscope.workloads.spec import DEFAULT_SECONDS, LEAST_STEPS, Workload
+
+_READ_EVERY_S = 0.2
+_RATE_STEPS = 50  # the throughput that is shown is that of the last steps
+
+PHASES = {
+    "start": "starting",
+    "import": "importing the framework",
+    "data": "preparing data",
+    "build": "building the model",
+    "first step": "taking the first step",
+    "profile": "profiling",
+}
+"""As a rank names them, and in words."""
+_AFTER_STEPS = ("profile", "closing")
+
+
+@dataclass(frozen=True)
+class Progress:
+    phase: str
+    steps: int = 0
+    planned: int | None = None  # how many it will be, once that is known
+    share: float | None = None  # of the way to its end
+    samples_per_second: float | None = None
+    elapsed_s: float = 0.0
+    silent_s: float = 0.0  # since its files changed last
+
+
+class Heartbeat:
+    """Looks at the small files that a trial's ranks write, a few times a second."""
+
+    def __init__(self, paths: RunPaths, workload: Workload) -> None:
+        self._paths = paths
+        self._workload = workload
+        self._began = self._changed_at = time.monotonic()
+        self._read_at = 0.0
+        self._stamps: list[tuple[int, int] | None] = []
+        self._last = Progress("starting")
+        self._planned: int | None = None
+        self._first_step_at: float | None = None
+
+    def read(self, now: bool = False) -> Progress:
+        at = time.monotonic()
+        if now or at >= self._read_at:
+            self._read_at = at + _READ_EVERY_S
+            self._last = self._progress(at)
+        return self._last
+
+    def ranks(self) -> list[RankFacts]:
+        ranks = (read_rank(self._paths, rank) for rank in range(self._workload.ranks))
+        return [rank for rank in ranks if rank.pid is not None]
+
+    def _progress(self, now: float) -> Progress:
+        stamps = [
+            _stamp(path)
+            for rank in range(self._workload.ranks)
+            for path in (self._paths.trial_rank(rank), self._paths.trial_steps(rank))
+        ]
+        if stamps != self._stamps:
+            self._stamps, self._changed_at = stamps, now
+        size, _ = _stamp(self._paths.trial_steps(0)) or (0, 0)
+        steps = size // RECORD.size
+        first = next(iter(self.ranks()), RankFacts())
+        if steps and self._first_step_at is None:
+            self._first_step_at = now
+        if steps and self._planned is None:
+            self._planned = first.planned_steps
+        share = None
+        if self._first_step_at is not None:
+            seconds = self._workload.seconds or DEFAULT_SECONDS
+            by_time = (now - self._first_step_at) / seconds
+            by_steps = steps / (self._planned or LEAST_STEPS)
+            share = min(1.0, by_steps if self._planned else min(by_time, by_steps))
+        phase = first.phase or "start"
+        is_training = steps and phase not in _AFTER_STEPS
+        return Progress(
+            "training" if is_training else PHASES.get(phase, phase),
+            steps,
+            self._planned,
+            share,
+            self._rate(steps),
+            now - self._began,
+            now - self._changed_at,
+        )
+
+    def _rate(self, steps: int) -> float | None:
+        count = min(_RATE_STEPS, steps - 1)
+        if count < 1:
+            return None
+        try:
+            with self._paths.trial_steps(0).open("rb") as file:
+                file.seek((steps - 1 - count) * RECORD.size)
+                first, *_ = RECORD.unpack(file.read(RECORD.size))
+                file.seek((steps - 1) * RECORD.size)
+                last, *_ = RECORD.unpack(file.read(RECORD.size))
+        except (OSError, struct.error):
+            return None
+        return float(count * self._workload.global_batch / max(1e-9, (last - first) / 1e9))
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns

@@ -1,0 +1,203 @@
+"""The contract of every output format, as one suite. A new renderer is registered, and passes."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
+from html import unescape
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+
+from stepscope.report.kit.document import (
+    Block,
+    Charts,
+    Document,
+    Facts,
+    Figure,
+    Item,
+    Listing,
+    Panel,
+    Paragraph,
+    PlotLine,
+    Section,
+    SideBySide,
+    Tile,
+    Tiles,
+    Verbatim,
+)
+from stepscope.report.kit.renderers import RENDERERS, Renderer
+from stepscope.report.kit.table import Column, Table
+
+FOREIGN = (
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "</style></title><b>bold</b>",
+    "\x1b[2J\x1b]0;title\x07",
+    "[red]not markup[/red] [link=http://x]",
+    "{{ 7 * 7 }} {% raw %}",
+    "a\nb\r\nc\x00",
+    "long" * 200,
+    "\u202eright to left",
+)
+"""Texts as a run may have recorded them: names, commands, paths, errors."""
+FORMS = tuple(RENDERERS.items())
+
+
+def every_block(text: str) -> tuple[Block, ...]:
+    """Each kind of block, each of its texts marked to be found again."""
+    times = np.array([0.0, 1.0, 2.0])
+    line = PlotLine(f"line {text}", "ink", times, np.array([1.0, np.nan, 3.0]), "bold")
+    columns = (
+        Column("titleA", number=False, toned=True),
+        Column("titleB", wide=True),
+        Column(text, number=False),
+    )
+    table = Table(columns, (("cellA", "1,234", text), ("cellB", "–", "")), ("bad", "weak"))
+    return (
+        Tiles((Tile("tileA", "12.5"), Tile("tileB", "–"), Tile(text, text))),
+        Paragraph(text, "lead"),
+        Paragraph("told", "note", label="label"),
+        Paragraph("badged", badge=f"badge {text}", tone="warning"),
+        Verbatim("stepscope run --very " + "long-option " * 20 + "end", "Command"),
+        Listing((Item("plain"), Item(f"change {text}", "train.py:41", "x = 1", "why so"))),
+        Listing((Item("first"), Item("second")), numbered=True),
+        Facts((("name", text), ("", "goes on"))),
+        table,
+        Section("Folded", (Table(columns, table.rows, ()),), folded=True),
+        Section(
+            f"Nested {text}",
+            (
+                SideBySide((Figure("<svg></svg>", "what it shows", "figure", "caption"),)),
+                Section("Inner", (Paragraph("deep"),)),
+            ),
+            tone="good",
+        ),
+        Charts(
+            "Over time",
+            (Panel(f"panel {text}", "GB", (line,), "limit 4 GB"), Panel("bare", "W", ())),
+            seconds=2.0,
+            epochs=((0.5, 0),),
+            phases=((f"phase {text}", 0.2, 0.4),),
+        ),
+        Section("Nothing here", (Table(columns, ()), Facts(()), Listing(()), Paragraph(""))),
+    )
+
+
+def document(text: str = "plain") -> Document:
+    header = (Paragraph("below the name", "note"), Verbatim(text))
+    blocks = every_block(text)
+    return Document(f"name {text}", "ok", "good", blocks, f"reason {text}", header, "the end")
+
+
+def words(drawn: str) -> str:
+    """Without wrapping and white space, which a renderer may place as it likes."""
+    return re.sub(r"\s", "", drawn)
+
+
+class Elements(HTMLParser):
+    """All that a browser would act upon."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.text = ""
+        self.feed(page)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def read_back(name: str, drawn: str) -> str:
+    """The texts of a drawn document, as its reader gets them."""
+    if name == "html":
+        return Elements(drawn).text
+    if name == "json":
+        return "\n".join(texts_in(json.loads(drawn)))
+    return re.sub(r"\\(\W)", r"\1", unescape(drawn))  # as Markdown and the like escape
+
+
+def texts_in(value: Any) -> Iterator[str]:
+    """All texts of a document or of what was read from JSON."""
+    if is_dataclass(value) and not isinstance(value, type):
+        value = [getattr(value, field.name) for field in fields(value)]
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        yield from texts_in([*value, *value.values()])
+    elif isinstance(value, list | tuple):
+        for each in value:
+            yield from texts_in(each)
+
+
+@pytest.mark.parametrize(("name", "render"), FORMS)
+def test_no_fact_is_lost(name: str, render: Renderer) -> None:
+    shown = words(read_back(name, render(document())))
+    for text in (
+        *("name plain", "ok", "reason plain", "below the name", "the end"),
+        *("tileA", "12.5", "label", "told", "badged", "badge plain", "why so", "train.py:41"),
+        *("stepscope run --very", "long-option end", "goes on", "titleA", "cellA", "1,234"),
+        *("figure", "what it shows", "caption", "Nested plain", "Inner", "deep", "limit 4 GB"),
+        *("change plain", "x = 1", "first", "second", "Over time", "panel plain", "Folded"),
+    ):
+        assert words(text) in shown or (name, text) == ("html", "what it shows")
+
+
+@pytest.mark.parametrize(("name", "render"), FORMS)
+def test_what_is_empty_has_no_heading(name: str, render: Renderer) -> None:
+    assert name == "json" or "Nothing here" not in render(document())
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+@pytest.mark.parametrize(("name", "render"), FORMS)
+def test_recorded_texts_are_shown_and_not_obeyed(name: str, render: Renderer, text: str) -> None:
+    drawn = render(document(text))
+    assert "\x1b" not in drawn and "\x07" not in drawn
+    shown = words(read_back(name, drawn))
+    printable = "".join(
+        c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
+    )
+    assert words(text) in shown or words(printable) in shown
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_page_has_no_element_of_a_text(text: str) -> None:
+    render = RENDERERS["html"]
+    foreign, plain = Elements(render(document(text))), Elements(render(document()))
+    assert foreign.tags == plain.tags
+    assert foreign.attributes == plain.attributes
+    assert not {"src", "onerror", "style", "onclick"} & foreign.attributes
+
+
+@pytest.mark.parametrize(("name", "render"), FORMS)
+def test_an_empty_document_can_be_drawn(name: str, render: Renderer) -> None:
+    assert "nothing" in render(Document("nothing", "", "neutral", ()))
+
+
+def test_a_terminal_wraps_all_but_what_is_copied() -> None:
+    lines = RENDERERS["terminal"](document("long" * 200)).splitlines()
+    wide = [line for line in lines if len(line.rstrip()) > 80]
+    assert [line.split()[:2] for line in wide[1:]] == [["Command", "stepscope"]]
+    assert wide[0] == "long" * 200, "a command of the header"
+
+
+def test_json_of_a_document_with_data_is_that_data() -> None:
+    drawn = RENDERERS["json"](Document("a", "ok", "good", (), data={"rate": float("nan")}))
+    assert json.loads(drawn) == {"rate": None}
+
+
+def test_a_page_without_charts_has_no_script() -> None:
+    page = RENDERERS["html"](Document("a", "ok", "good", (Paragraph("text"),)))
+    assert "<script" not in page
+    assert "script-src" not in page
+    assert RENDERERS["html"](document()).count("<script") == 3

@@ -1,0 +1,172 @@
+"""The page of a study as text: what is in it, how large it grows, and that it is no code."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from stepscope.analysis.study.records import Estimate
+from stepscope.report.kit.html import render
+from stepscope.report.kit.svg import WIDTH, Scale, bottom_axis, log_ticks, padded, ticks
+from stepscope.report.study.document import page_of, write_report
+from stepscope.report.study.plots import MOST_POINTS, curve_plot, ranking_plot, sentinel_plot
+from stepscope.report.study.view import study_view
+from synthetic_studies import (
+    NASTY,
+    blocks_of,
+    empty_study,
+    many_trials,
+    nasty_study,
+    one_factor,
+    only_out_of_memory,
+    ten_factors,
+    usual_study,
+)
+
+SVG = "{http://www.w3.org/2000/svg}"
+NUMBERS = st.floats(-1e12, 1e12)
+
+
+def pictures(page: str) -> list[ElementTree.Element]:
+    """All plots of a page, read strictly: what is not well-formed fails."""
+    return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
+
+
+@pytest.mark.parametrize(
+    "make", [usual_study, one_factor, ten_factors, empty_study, only_out_of_memory, nasty_study]
+)
+def test_plots_are_well_formed_and_say_what_they_show(tmp_path: Path, make: object) -> None:
+    assert callable(make)
+    page = render(page_of(study_view(make(tmp_path))))
+    for picture in pictures(page):
+        assert picture.attrib["role"] == "img" and picture.attrib["aria-label"]
+        assert picture.find(f"{SVG}title") is not None
+        for each in picture.iter():
+            for name in ("x", "x1", "x2", "cx"):
+                if name in each.attrib:
+                    assert -20 <= float(each.attrib[name]) <= WIDTH + 20
+    assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().split()
+
+
+def test_sections_come_in_the_order_of_interest(tmp_path: Path) -> None:
+    page = render(page_of(study_view(usual_study(tmp_path, gpu=True))))
+    assert re.findall(r"<h2>(.*?)</h2>", page) == [
+        "Best",
+        "What matters",
+        "Effects",
+        "Scaling",
+        "Trade-offs",
+        "Configurations",
+        "Noise",
+        "Not tried",
+        "Notes",
+    ]
+    kinds = {picture.attrib["class"].split()[1] for picture in pictures(page)}
+    assert kinds == {"ranking", "effects", "interaction", "curve", "front", "sentinel"}
+
+
+def test_a_study_without_results_has_a_page(tmp_path: Path) -> None:
+    page = render(page_of(study_view(empty_study(tmp_path))))
+    assert "Nothing has finished yet." in page and not pictures(page)
+    page = render(page_of(study_view(only_out_of_memory(tmp_path))))
+    assert "None of the trials trained" in page and page.count("out of memory") >= 2
+
+
+def test_page_stays_small_however_many_trials(tmp_path: Path) -> None:
+    assert len(render(page_of(study_view(usual_study(tmp_path)))).encode()) < 200_000
+    page = render(page_of(study_view(many_trials(tmp_path))))
+    assert len(page.encode()) < 400_000
+    for picture in pictures(page):
+        assert len(picture.findall(f".//{SVG}circle")) <= 2 * MOST_POINTS
+    assert "more, in configurations.csv." in page
+
+
+def test_nothing_of_users_is_code(tmp_path: Path) -> None:
+    path = write_report(study_view(nasty_study(tmp_path)), tmp_path / "new")
+    page = path.read_text(encoding="utf-8")
+    assert path.name == "report.html"
+    assert "<script" not in page and " style=" not in page
+    assert NASTY not in page and "&lt;script&gt;alert(1)&lt;/script&gt;" in page
+    assert "script-src" not in page and "default-src 'none'" in page
+
+
+def test_the_knee_is_marked_where_it_is(tmp_path: Path) -> None:
+    view = study_view(usual_study(tmp_path))
+    with_knee = [each for each in view.curves if each.has_knee]
+    assert with_knee
+    for each in with_knee:
+        picture = ElementTree.fromstring(curve_plot(each).svg)
+        words = [text.text for text in picture.iter(f"{SVG}text")]
+        assert each.curve.knee is not None
+        assert f"knee: {each.curve.knee.level:g}" in words
+        assert picture.find(f".//{SVG}circle[@class='knee-dot']") is not None
+
+
+def test_doublings_are_equally_wide() -> None:
+    view = study_view(one_factor(Path()))
+    curve = view.curves[0]
+    levels = [replace(point, level=2**place) for place, point in enumerate(curve.curve.points)]
+    doubled = replace(curve, curve=replace(curve.curve, points=tuple(levels), knee=None))
+    dots = ElementTree.fromstring(curve_plot(doubled).svg).findall(f".//{SVG}circle")
+    xs = [float(dot.attrib["cx"]) for dot in dots]
+    gaps = [after - before for before, after in zip(xs, xs[1:], strict=False)]
+    assert max(gaps) - min(gaps) < 0.2
+
+
+def test_an_effect_without_interval_has_no_whisker(tmp_path: Path) -> None:
+    ranking = study_view(one_factor(tmp_path)).rankings[0]
+    row = ranking.rows[0]
+    assert "whisker" in ranking_plot(ranking, 3.0).svg
+    unknown = replace(row.effect, size=Estimate(row.effect.size.value, 0.0, math.inf))
+    bare = replace(ranking, rows=(replace(row, effect=unknown, interval=""),))
+    assert "whisker" not in ranking_plot(bare, 3.0).svg
+
+
+def test_flagged_blocks_are_crossed_and_told() -> None:
+    drawn = sentinel_plot(blocks_of(20, {3, 7})).svg
+    assert drawn.count('class="flagged"') == 2
+    assert "block 3: " in drawn and "21 % slower" in drawn
+    many = sentinel_plot(blocks_of(5000, set(range(0, 5000, 2)))).svg
+    assert many.count("<circle") <= MOST_POINTS and many.count("<path") <= MOST_POINTS + 1
+
+
+@given(NUMBERS, st.floats(1e-6, 1e12))
+def test_ticks_are_few_round_and_inside(low: float, span: float) -> None:
+    high = low + span
+    found = ticks(low, high)
+    if span > 1e-9 * max(abs(low), abs(high)):
+        assert 2 <= len(found) <= 12
+        slack = span * 1e-6
+        assert all(low - slack <= tick <= high + slack for tick in found)
+
+
+@given(st.floats(1.001, 1e9))
+def test_ratios_have_ticks_from_one_on(high: float) -> None:
+    found = log_ticks(high)
+    assert found[0] == 1 and found == sorted(found) and len(found) <= 6
+    assert found[-1] <= high * 1.001
+
+
+@given(st.lists(st.floats(-1e9, 1e9), min_size=1))
+def test_a_padded_range_holds_all(values: list[float]) -> None:
+    low, high = padded(values)
+    assert low < high
+    assert low <= min(values) and max(values) <= high
+
+
+@given(st.lists(st.floats(0, 100), max_size=30))
+def test_labels_of_an_axis_never_overlap(places: list[float]) -> None:
+    named = [(place, f"{place:.2f}") for place in sorted(places)]
+    drawn = "".join(bottom_axis(Scale(0, 100, 40, 390), 200, named))
+    spans = [
+        (float(x) - len(words) * 3.15, float(x) + len(words) * 3.15)
+        for x, words in re.findall(r'<text x="([\d.]+)"[^>]*>([^<]+)</text>', drawn)
+    ]
+    assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))

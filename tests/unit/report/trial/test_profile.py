@@ -1,0 +1,188 @@
+"""The profile as it is printed: in wide and narrow terminals, of a GPU and of a CPU."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from stepscope.analysis.trial.profile import Profile, profile_of
+from stepscope.report.trial.profile import (
+    fitted,
+    notes_text,
+    operators_table,
+    print_profile,
+    profile_dict,
+    ranks_table,
+)
+
+FOLDER = Path("/somewhere", *["with a long path"] * 8, "trial")
+LONG = "autograd::engine::evaluate_function: ConvolutionBackward0"
+
+
+def stored(rank: int = 0, *, gpu: bool = True, steps_per_epoch: int = 1000) -> dict[str, Any]:
+    """Five steps with twenty operators; the first takes half of the time of all."""
+    parts = [19.0] + [1.0] * 19
+    return {
+        "device": f"cuda:{rank}" if gpu else "cpu",
+        "steps": 5,
+        "steps_per_epoch": steps_per_epoch,
+        "step_us": [20_000.0] * 5,
+        "operators": [
+            {
+                "name": LONG if place == 1 else f"aten::operator{place}",
+                "kind": "operator",
+                "calls": 10,
+                "self_cpu_us": part * 500,
+                "cpu_us": part * 1000,
+                "self_cuda_us": part * 5000 if gpu else None,
+                "cuda_us": part * 6000 if gpu else None,
+            }
+            for place, part in enumerate(parts)
+        ],
+        "kernels": [{"name": "gemm", "calls": 40, "us": 90_000.0}] if gpu else [],
+        "sums": {
+            "operator_cpu_us": 19_000.0,
+            "runtime_cpu_us": 5000.0 if gpu else None,
+            "synchronize_cpu_us": 1000.0 if gpu else None,
+            "kernels": 1000 if gpu else None,
+            "kernel_us": 180_000.0 if gpu else None,
+            "launches": 900 if gpu else None,
+            "memcpy_us": 9000.0 if gpu else None,
+            "memset_us": 1000.0 if gpu else None,
+        },
+        "copies": {
+            "to_device": {"calls": 10, "us": 9000.0, "pageable_us": 500.0},
+            "from_device": {"calls": 5, "us": 10.0, "pageable_us": 0.0},
+        }
+        if gpu
+        else None,
+        "memory": {
+            "cpu": {"allocated": 2 * 10**6, "reserved": None},
+            **({f"cuda:{rank}": {"allocated": 10**10, "reserved": 12 * 10**9}} if gpu else {}),
+        },
+        "missing": "",
+        "trace": {
+            "file": f"trace{rank}.json.gz",
+            "bytes": 3 * 10**6,
+            "unzipped_bytes": 10**8,
+        },
+    }
+
+
+ONE_GPU = profile_of({0: stored()})
+ONE_CPU = profile_of({0: stored(gpu=False)})
+RANKS = profile_of({0: stored(0), 1: stored(1), 2: {"error": "The PyTorch profiler failed: so"}})
+
+
+def printed(profile: Profile, width: int) -> str:
+    out = io.StringIO()
+    print_profile(Console(file=out, width=width), profile, FOLDER)
+    return out.getvalue()
+
+
+@pytest.mark.parametrize("width", [50, 80, 120, 200])
+@pytest.mark.parametrize("profile", [ONE_GPU, ONE_CPU, RANKS])
+def test_everything_fits_but_paths_which_stay_whole(profile: Profile, width: int) -> None:
+    lines = printed(profile, width).splitlines()
+    assert max(len(line) for line in lines if not line.startswith("Trace")) <= width
+    for rank in profile.ranks:
+        path = str(FOLDER / rank.trace.file)
+        assert any(f"Trace   {path}  (3.00 MB, unzipped 100 MB)" == line for line in lines)
+    assert lines[-1] == "Open a trace at ui.perfetto.dev"
+
+
+def test_what_is_told_of_a_gpu() -> None:
+    text = printed(ONE_GPU, 100)
+    for part in (
+        "Per step: mean of 5 steps, 20.0 ms each under the profiler; epochs of 1,000 steps",
+        "CPU     3.80 ms a step in operators, 1.00 ms in calls into CUDA, 0.200 ms waiting",
+        "CUDA    36.0 ms a step in 200 kernels (180 launches), 1.80 ms in copies, 0.200 ms in",
+        "Copied  per step 1.80 ms in 2 copies to the device (0.100 ms of it from or to pageable",
+        "10.0 GB on cuda:0, reserved 12.0 GB",
+        "2.00 MB on cpu, beyond what was held before",
+    ):
+        assert part in text
+
+
+def test_the_table_of_a_gpu() -> None:
+    table = operators_table(ONE_GPU)
+    titles = [column.title for column in table.columns]
+    assert len(table.rows) == 13
+    assert dict(zip(titles, table.rows[0], strict=True)) == {
+        "Operator": "aten::operator0",
+        "Calls": "2",
+        "CPU ms": "1.90",
+        "CPU ms, total": "3.80",
+        "CUDA ms": "19.0",
+        "CUDA ms, total": "22.8",
+        "Share": "50 %",
+        "Calls/epoch, scaled": "2,000",
+        "Epoch, scaled": "19.0 s",
+    }
+    rest = dict(zip(titles, table.rows[-1], strict=True))
+    assert (rest["Operator"], rest["Calls"], rest["CUDA ms"]) == ("8 more", "16", "8.00")
+    assert rest["CUDA ms, total"] == "–", "operators call each other"
+
+
+def test_the_table_of_a_cpu_says_nothing_of_cuda() -> None:
+    table = operators_table(ONE_CPU)
+    titles = [column.title for column in table.columns]
+    assert not [title for title in titles if "CUDA" in title]
+    assert dict(zip(titles, table.rows[0], strict=True))["Epoch, scaled"] == "1.9 s"
+    assert "CUDA" not in printed(ONE_CPU, 120)
+
+
+def test_an_epoch_that_was_seen_whole_is_called_measured() -> None:
+    profile = profile_of({0: stored(steps_per_epoch=5)})
+    assert operators_table(profile).columns[-1].title == "Epoch, measured"
+    assert "scaled" not in printed(profile, 200)
+
+
+def test_narrow_tables_keep_what_matters_and_both_ends_of_a_name() -> None:
+    titles = [column.title for column in fitted(operators_table(ONE_GPU), 80).columns]
+    assert titles == ["Operator", "Calls", "CPU ms", "CUDA ms", "Share", "Epoch, scaled"]
+    narrow = fitted(operators_table(ONE_GPU), 50)
+    assert [column.title for column in narrow.columns][:4] == titles[:4]
+    assert narrow.rows[1][0].startswith("autograd") and narrow.rows[1][0].endswith("Backward0")
+    assert operators_table(ONE_GPU).rows[1][0] == LONG
+
+
+def test_ranks_have_a_line_each_where_there_are_several() -> None:
+    assert not ranks_table(ONE_GPU).rows
+    table = ranks_table(RANKS)
+    assert [row[:3] for row in table.rows] == [("0", "cuda:0", "20.0"), ("1", "cuda:1", "20.0")]
+    assert "mean of 5 steps of each of 2 ranks" in printed(RANKS, 120)
+    unnumbered = profile_of({rank: {**stored(rank), "device": "cuda"} for rank in (0, 1)})
+    assert [row[-1] for row in ranks_table(unnumbered).rows] == ["10.0 GB", "10.0 GB"]
+
+
+def test_what_is_not_known_is_told_why() -> None:
+    assert notes_text(RANKS) == ("rank 2: The PyTorch profiler failed: so",)
+    missing = profile_of({0: {**stored(gpu=False), "missing": "no CUPTI"}})
+    assert "Note    rank 0: no CUPTI" in printed(missing, 80)
+    nothing = profile_of({0: {"error": "no\x1b[2J"}})
+    assert printed(nothing, 80).strip() == "Note  rank 0: no�[2J"
+
+
+def test_names_cannot_steer_the_terminal() -> None:
+    told = stored()
+    told["operators"][0]["name"] = "a\x1b[2Jb[red]"
+    assert "a�[2Jb[red]" in printed(profile_of({0: told}), 80)
+
+
+@pytest.mark.parametrize("profile", [ONE_GPU, ONE_CPU, RANKS, profile_of({})])
+def test_programs_get_every_figure(profile: Profile) -> None:
+    told = json.loads(json.dumps(profile_dict(profile), allow_nan=False))
+    assert len(told["ranks"]) == len(profile.ranks)
+    assert set(told["failed"]) == {str(rank) for rank in profile.failed}
+    assert (told["mean"]["copies"] is not None) == profile.has_device
+    if profile.ranks:
+        assert told["per_epoch_is"] == "scaled"
+        row = told["mean"]["operators"][0]
+        assert row["calls"] == {"total": 10, "per_step": 2, "per_epoch": 2000}
+        assert told["ranks"][0]["stretch"] == {"steps": 5, "steps_per_epoch": 1000}

@@ -1,0 +1,279 @@
+"""GPUs that behave, several of them, slices, and what goes wrong: on the fake NVML."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from fake_nvml import BEFORE_HOPPER, LOOKS_ONLY, MIG, TWO_GPUS
+from gpus import (
+    LOST,
+    NAMES,
+    NO_PERMISSION,
+    NOT_SUPPORTED,
+    fake_library,
+    fake_sensor,
+    recorded_mean,
+    refusing,
+)
+from stepscope.metrics import of_scope
+from stepscope.records import Reading
+from stepscope.sensors.gpu.nvml import Nvml
+from stepscope.sensors.gpu.pcie import PcieSensor
+from stepscope.sensors.gpu.selection import gpu_sensors, select_gpus
+from stepscope.sensors.gpu.sensors import (
+    ActivitySensor,
+    GpuMemorySensor,
+    PowerSensor,
+    WatchedGpu,
+)
+
+
+def watched(library: Nvml) -> list[WatchedGpu]:
+    return [WatchedGpu(gpu) for gpu in library.gpus]
+
+
+def values(readings: list[Reading]) -> dict[str, float | None]:
+    (reading,) = readings
+    return reading.values
+
+
+def one_gpu(**spec: Any) -> dict[str, Any]:
+    return {"gpus": [spec]}
+
+
+def rates(sensor: ActivitySensor | PcieSensor, pause: float = 0.3) -> dict[str, float]:
+    """What counters grew by a second, from two readings."""
+    first, at = values(sensor.read()), time.monotonic()
+    time.sleep(pause)
+    last, seconds = values(sensor.read()), time.monotonic() - at
+    return {key: (last[key] or 0.0) - (first[key] or 0.0) for key in last} | {"seconds": seconds}
+
+
+def test_together_the_sensors_read_every_metric_of_gpus() -> None:
+    sensors = [*gpu_sensors(fake_library().gpus), PcieSensor([])]
+    assert {key for s in sensors for key in s.metrics} == {m.key for m in of_scope("gpu")}
+    assert {s.name for s in sensors} == {*NAMES, "gpu pcie"}
+
+
+@pytest.mark.parametrize("load", ["matmul", "d2d", "h2d", "d2h", "idle"])
+def test_activity_adds_up_to_what_was_recorded(load: str) -> None:
+    sensor = ActivitySensor(watched(fake_library(one_gpu(load=load))))
+    grew = rates(sensor)
+    for metric, number, unit, noise in (
+        ("gpu_sm", 2, 0.01, 1e-3),
+        ("gpu_tensor", 5, 0.01, 1e-3),
+        ("gpu_dram", 10, 0.01, 1e-3),
+        ("gpu_pcie_received", 21, 2**20, 1e8),
+        ("gpu_pcie_sent", 20, 2**20, 1e8),
+    ):
+        expected = recorded_mean(load, number) * unit
+        assert grew[metric] / grew["seconds"] == pytest.approx(expected, rel=0.1, abs=noise)
+    sensor.close()
+
+
+def test_copies_show_in_the_direction_they_went() -> None:
+    into = rates(ActivitySensor(watched(fake_library(one_gpu(load="h2d")))))
+    out = rates(ActivitySensor(watched(fake_library(one_gpu(load="d2h")))))
+    assert into["gpu_pcie_received"] > 10 * into["gpu_pcie_sent"]
+    assert out["gpu_pcie_sent"] > 10 * out["gpu_pcie_received"]
+
+
+def test_samples_that_are_too_close_are_left_for_the_next_and_nothing_is_missed() -> None:
+    sensor = ActivitySensor(watched(fake_library(one_gpu(load="h2d"))))
+    first, begun = values(sensor.read()), time.monotonic()
+    assert sensor.read() == []
+    time.sleep(0.25)
+    last, seconds = values(sensor.read()), time.monotonic() - begun
+    grew = (last["gpu_pcie_received"] or 0.0) - (first["gpu_pcie_received"] or 0.0)
+    assert grew / seconds == pytest.approx(recorded_mean("h2d", 21) * 2**20, rel=0.1)
+
+
+def test_a_failure_that_passes_leaves_no_gap_in_counters() -> None:
+    errors = {"nvmlGpmSampleGet": {"code": 999, "after": 0.1, "until": 0.4}}
+    sensor = ActivitySensor(watched(fake_library(one_gpu(load="h2d", errors=errors))))
+    first, begun = values(sensor.read()), time.monotonic()
+    time.sleep(0.25)
+    assert sensor.read() == []
+    assert "gpu_sm" in sensor.missing
+    time.sleep(0.3)
+    last, seconds = values(sensor.read()), time.monotonic() - begun
+    grew = (last["gpu_pcie_received"] or 0.0) - (first["gpu_pcie_received"] or 0.0)
+    assert grew / seconds == pytest.approx(recorded_mean("h2d", 21) * 2**20, rel=0.1)
+    assert sensor.remarks == []
+
+
+def test_a_unit_that_is_not_measured_is_missing_and_the_others_are_there() -> None:
+    errors = {"gpm 60": {"code": NOT_SUPPORTED}, "gpm 61": {"code": NOT_SUPPORTED}}
+    sensor = ActivitySensor(watched(fake_library(one_gpu(errors=errors))))
+    sensor.read()
+    time.sleep(0.22)
+    found = values(sensor.read())
+    assert found["gpu_nvlink_received"] is None and found["gpu_nvlink_sent"] is None
+    assert found["gpu_sm"]
+    assert "does not support" in sensor.missing["gpu_nvlink_sent"]
+
+
+def test_a_lost_gpu_takes_only_its_own_values_with_it() -> None:
+    library = fake_library(
+        {"gpus": [{"errors": {"*": {"code": LOST, "after": 0.2}}}, {"load": "idle"}]}
+    )
+    gpus = watched(library)
+    power, memory = PowerSensor(gpus), GpuMemorySensor(gpus)
+    assert len(power.read()) == len(memory.read()) == 2
+    time.sleep(0.25)
+    assert [r.entity.name for r in power.read()] == [library.gpus[1].facts.uuid]
+    assert [r.entity.name for r in memory.read()] == [library.gpus[1].facts.uuid]
+    (remark,) = power.remarks
+    assert "GPU 0" in remark and "fallen off the bus" in remark
+    assert memory.remarks == [], "told once"
+    assert "fallen off the bus" in power.missing["gpu_power"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(
+    ("code", "words"),
+    [(NOT_SUPPORTED, "does not support"), (NO_PERMISSION, "permission"), (LOST, "bus")],
+)
+def test_a_refusal_is_a_reason(name: str, code: int, words: str) -> None:
+    sensor = fake_sensor(name, refusing(code))
+    for _ in range(3):
+        assert sensor.read() == []
+    assert set(sensor.missing) == set(sensor.metrics)
+    if name != "gpu activity":
+        assert all(words in reason for reason in sensor.missing.values())
+
+
+def test_where_counters_are_forbidden_pcie_is_known_in_another_way() -> None:
+    errors = {"nvmlGpmSampleGet": {"code": NO_PERMISSION}}
+    sensors = gpu_sensors(fake_library(one_gpu(pcie=[3, 16], load="tiny", errors=errors)).gpus)
+    (pcie,) = [s for s in sensors if isinstance(s, PcieSensor)]
+    assert pcie.read()
+    assert "permission" in next(s for s in sensors if s.name == "gpu activity").missing["gpu_sm"]
+
+
+def test_what_is_refused_for_good_is_not_asked_again() -> None:
+    library = fake_library(refusing(NOT_SUPPORTED))
+    asked: list[Any] = []
+    gpu = library.gpus[0]
+    ask = gpu._lib.nvmlDeviceGetTotalEnergyConsumption
+
+    def counted(handle: Any) -> Any:
+        asked.append(handle)
+        return ask(handle)
+
+    gpu._lib.nvmlDeviceGetTotalEnergyConsumption = counted
+    sensor = next(s for s in gpu_sensors([gpu]) if s.name == "gpu energy")
+    for _ in range(4):
+        sensor.read()
+    assert len(asked) == 1
+
+
+def test_power_falls_back_to_the_mean_that_older_gpus_tell() -> None:
+    errors = {"field 186": {"code": NOT_SUPPORTED}}
+    sensor = PowerSensor(watched(fake_library(one_gpu(load="d2h", errors=errors))))
+    assert values(sensor.read())["gpu_power"] == pytest.approx(130.5, abs=3)
+
+
+def test_gpus_are_read_side_by_side() -> None:
+    library = fake_library(TWO_GPUS)
+    for sensor in gpu_sensors(library.gpus):
+        found = sensor.read()
+        assert [r.entity.name for r in found] == [gpu.facts.uuid for gpu in library.gpus]
+        sensor.close()
+
+
+def test_slices_have_memory_and_activity_and_their_gpu_the_rest() -> None:
+    library = fake_library(MIG)
+    labels = [gpu.facts.label for gpu in library.gpus]
+    assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
+    assert [gpu.facts.mig_of for gpu in library.gpus][1:] == [library.gpus[0].facts.uuid] * 2
+    read = {s.name: {r.entity.name for r in s.read()} for s in gpu_sensors(library.gpus)}
+    whole, *slices = (gpu.facts.uuid for gpu in library.gpus)
+    assert read["gpu memory"] == {whole, *slices}
+    assert read["gpu power"] == read["gpu energy"] == {whole}
+    time.sleep(0.22)
+    activity = ActivitySensor(watched(library))
+    activity.read()
+    assert {r.entity.name for r in activity.read()} <= set(slices)
+    time.sleep(0.22)
+    assert {r.entity.name for r in activity.read()} == set(slices)
+
+
+def test_before_hopper_pcie_is_counted_where_the_counter_cannot_run_around() -> None:
+    sensors = gpu_sensors(fake_library(BEFORE_HOPPER).gpus)
+    (pcie,) = [s for s in sensors if isinstance(s, PcieSensor)]
+    grew = rates(pcie, 0.15)
+    expected = recorded_mean("tiny", 21) * 2**20
+    assert grew["gpu_pcie_received"] / grew["seconds"] == pytest.approx(expected, rel=0.1)
+    assert pcie.estimated == {}
+    (activity,) = [s for s in sensors if isinstance(s, ActivitySensor)]
+    assert "Hopper" in activity.missing["gpu_sm"]
+
+
+def test_a_counter_that_may_have_run_around_is_not_believed() -> None:
+    (gpu,) = fake_library(BEFORE_HOPPER).gpus
+    pcie = PcieSensor([WatchedGpu(gpu)])
+    pcie.read()
+    time.sleep(0.4)
+    assert pcie.read() == []
+    assert "too late" in pcie.missing["gpu_pcie_received"]
+    time.sleep(0.1)
+    assert pcie.read() != []
+
+
+def test_a_counter_that_begins_again_goes_on() -> None:
+    spec = {**BEFORE_HOPPER["gpus"][0], "load": "h2d"}
+    (gpu,) = fake_library({"gpus": [spec]}).gpus
+    pcie = PcieSensor([WatchedGpu(gpu)])
+    total = 0.0
+    for _ in range(20):  # 60 GB/s: once around in 73 ms, and read every 20 ms
+        time.sleep(0.02)
+        now = values(pcie.read())["gpu_pcie_received"]
+        assert now is not None and now > total
+        total = now
+    assert total > 2 * 2**32
+
+
+def test_where_nothing_better_exists_the_driver_is_looked_at_aside() -> None:
+    sensors = gpu_sensors(fake_library(LOOKS_ONLY).gpus)
+    (pcie,) = [s for s in sensors if isinstance(s, PcieSensor)]
+    time.sleep(0.1)
+    begun = time.thread_time(), time.monotonic()
+    grew = rates(pcie, 0.5)
+    assert time.thread_time() - begun[0] < 0.02, "reading does not wait for the look"
+    expected = recorded_mean("h2d", 21) * 2**20
+    assert grew["gpu_pcie_received"] / grew["seconds"] == pytest.approx(expected, rel=0.1)
+    assert grew["gpu_pcie_sent"] < 0.2 * grew["gpu_pcie_received"]
+    assert "20 ms" in pcie.estimated["gpu_pcie_sent"]
+    pcie.close()
+
+
+@pytest.mark.parametrize(
+    ("told", "expected"),
+    [
+        (None, [0, 1]),
+        ("", []),
+        ("1", [1]),
+        ("1,0", [1, 0]),
+        ("-1", []),
+        ("0,-1,1", [0]),
+        ("NoDevFiles", []),
+        ("GPU-00000001", [1]),
+        ("7", []),
+    ],
+)
+def test_gpus_that_a_command_may_use(told: str | None, expected: list[int]) -> None:
+    gpus = fake_library(TWO_GPUS).gpus
+    environment = {} if told is None else {"CUDA_VISIBLE_DEVICES": told}
+    assert [gpu.facts.index for gpu in select_gpus(gpus, environment).gpus] == expected
+
+
+def test_numbers_leave_a_doubt_where_gpus_differ() -> None:
+    gpus = fake_library({"gpus": [{}, {"name": "Tesla T4"}]}).gpus
+    in_doubt = select_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "1"})
+    assert (len(in_doubt.gpus), in_doubt.is_certain) == (2, False)
+    by_place = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
+    assert [gpu.facts.name for gpu in select_gpus(gpus, by_place).gpus] == ["Tesla T4"]

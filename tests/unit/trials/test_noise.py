@@ -1,0 +1,196 @@
+"""What is remembered of repeats: by real files, and from several processes at once."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+from hypothesis import given
+
+from stepscope.records.facts import CpuFacts, Environment, RecordedGpuFacts
+from stepscope.records.trial import ProcessNoise
+from stepscope.trials.noise import ASSUMED, MachineKind, NoiseStore
+from stepscope.trials.state import state_folder
+
+CPU = MachineKind("AMD EPYC × 2", "cpu")
+GPU = MachineKind("AMD EPYC × 2; NVIDIA H200", "gpu")
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def store(tmp_path: Path, told: list[str]) -> NoiseStore:
+    return NoiseStore(tmp_path / "state" / "spread.json", told.append)
+
+
+def repeats(count: int, cv: float, seed: int = 0) -> Sequence[float]:
+    return (100 * (1 + cv * np.random.default_rng(seed).normal(size=count))).tolist()
+
+
+def test_before_anything_is_learnt_it_is_assumed(store: NoiseStore, told: list[str]) -> None:
+    assert store.get(CPU) == ProcessNoise(0.08, 4, "assumed")
+    assert store.get(GPU) == ProcessNoise(0.02, 4, "assumed")
+    assert not store.path.exists() and not told
+
+
+def test_repeats_are_learnt_by_machine_and_device(store: NoiseStore) -> None:
+    learnt = store.learn(CPU, repeats(6, 0.05))
+    assert learnt == NoiseStore(store.path).get(CPU)
+    assert (learnt.source, learnt.dof, learnt.trials) == ("learnt", 5, 6)
+    assert 0.02 < learnt.cv < 0.1
+    assert store.get(GPU) == ASSUMED["gpu"]
+
+
+def test_groups_of_different_speed_are_pooled(store: NoiseStore) -> None:
+    """Only how repeats of one trial differ counts, not how trials do."""
+    for seed in range(40):
+        factor = 10.0**seed % 7 + 1
+        store.learn(CPU, [factor * rate for rate in repeats(3, 0.03, seed)])
+    found = store.get(CPU)
+    assert found.cv == pytest.approx(0.03, rel=0.3)
+    assert found.trials == 120
+
+
+def test_few_repeats_only_move_the_assumption(store: NoiseStore) -> None:
+    found = store.learn(CPU, [100.0, 100.1])
+    assert found.source == "assumed" and 0.05 < found.cv < 0.08 and found.dof == 5
+    wild = store.learn(CPU, [50.0, 150.0])
+    assert wild.source == "assumed" and wild.cv > 0.2
+
+
+def test_what_was_long_ago_fades(store: NoiseStore) -> None:
+    for seed in range(30):
+        store.learn(CPU, repeats(6, 0.10, seed))
+    assert store.get(CPU).cv == pytest.approx(0.10, rel=0.2)
+    for seed in range(60):
+        store.learn(CPU, repeats(6, 0.01, seed))
+    assert store.get(CPU).cv < 0.02
+    assert store.get(CPU).dof == pytest.approx(60)
+
+
+@given(st.lists(st.sampled_from([float("nan"), float("inf"), 0.0, -3.0, 100.0]), max_size=1))
+def test_less_than_two_rates_teach_nothing(rates: list[float]) -> None:
+    store = NoiseStore(Path("/nonexistent/spread.json"))
+    assert store.learn(CPU, [*rates, float("nan")]) == ASSUMED["cpu"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        '{"format": 1, "machines": {',
+        "[]",
+        "\0" * 200,
+        '{"format": 99, "machines": {}}',
+        '{"format": 1, "machines": []}',
+        json.dumps({"format": 1, "machines": {CPU.key: {"squares": "x", "dof": 1, "trials": 2}}}),
+        json.dumps({"format": 1, "machines": {CPU.key: {"squares": 1, "dof": -1, "trials": 2}}}),
+        json.dumps({"format": 1, "machines": {CPU.key: None}}),
+    ],
+)
+def test_a_damaged_file_is_set_aside_and_told(
+    text: str, store: NoiseStore, told: list[str]
+) -> None:
+    store.path.parent.mkdir()
+    store.path.write_text(text)
+    assert store.get(CPU) == store.get(CPU) == ASSUMED["cpu"]
+    assert len(told) == 1 and "could not be understood" in told[0]
+    assert store.path.read_text() == text, "who only looks changes nothing"
+    assert store.learn(CPU, repeats(6, 0.05)).source == "learnt"
+    assert store.path.with_suffix(".damaged").read_text() == text
+    assert "spread.damaged" in told[1]
+    assert NoiseStore(store.path).get(CPU).trials == 6
+
+
+def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, told: list[str]) -> None:
+    (tmp_path / "file").write_text("")
+    store = NoiseStore(tmp_path / "file" / "spread.json", told.append)
+    assert store.learn(CPU, repeats(6, 0.05)).source == "learnt"
+    assert store.learn(CPU, repeats(6, 0.05)).trials == 6
+    assert any("STEPSCOPE_STATE" in text for text in told)
+
+
+def test_a_lock_that_is_never_given_back(
+    store: NoiseStore, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepscope.trials.state._PATIENCE_S", 0.1)
+    store.path.parent.mkdir()
+    with open(store.path.with_suffix(".lock"), "w") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        store.learn(CPU, repeats(6, 0.05))
+    assert len(told) == 1 and not store.path.exists()
+
+
+def test_runners_at_the_same_time_lose_nothing(store: NoiseStore) -> None:
+    program = f"""
+from pathlib import Path
+from stepscope.trials.noise import MachineKind, NoiseStore
+for _ in range(10):
+    NoiseStore(Path({str(store.path)!r}), print).learn({CPU!r}, [100.0, 101.0])
+"""
+    runners = [
+        subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True)
+        for _ in range(3)
+    ]
+    assert [runner.communicate()[0] for runner in runners] == ["", "", ""]
+    assert store.get(CPU).trials == 3 * 10 * 2
+    assert {path.name for path in store.path.parent.iterdir()} == {"spread.json", "spread.lock"}
+
+
+def test_where_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+    assert state_folder() == tmp_path / ".local/state/stepscope"
+    monkeypatch.setenv("XDG_STATE_HOME", "/xdg")
+    assert state_folder() == Path("/xdg/stepscope")
+    monkeypatch.setenv("STEPSCOPE_STATE", "/told")
+    assert NoiseStore().path == Path("/told/spread.json")
+
+
+def test_machines_are_told_apart() -> None:
+    one, two = (Environment(CpuFacts("AMD EPYC", logical)) for logical in (2, 4))
+    gpu = replace(one, gpus=(RecordedGpuFacts(uuid="GPU-1", model="NVIDIA H200"),))
+    cnn = {"model": "cnn", "batch_size": 32, "seed": 1, "steps": 8}
+    keys = {
+        MachineKind.of(each, device, cnn).key
+        for each in (one, two, gpu)
+        for device in ("cpu", "gpu")
+    }
+    assert len(keys) == 6
+    assert MachineKind.of(one, "cpu", cnn).place == "AMD EPYC × 2; on cpu"
+    assert MachineKind.of(Environment(), "cpu", cnn).hardware == f"unknown CPU × {os.cpu_count()}"
+
+
+def test_workloads_are_told_apart_but_not_by_their_length() -> None:
+    cnn = {"model": "cnn", "batch_size": 32, "seed": 1, "steps": 8}
+    here = MachineKind.of(Environment(), "cpu", cnn)
+    longer = {**cnn, "steps": None, "seconds": 9, "seed": 2}
+    assert here.key == MachineKind.of(Environment(), "cpu", longer).key
+    assert here.key != MachineKind.of(Environment(), "cpu", {**cnn, "batch_size": 64}).key
+
+
+def test_each_workload_has_its_own_spread(store: NoiseStore) -> None:
+    """A calm one does not make a wild one look calm, and one that is new is taken to be wild."""
+    calm, wild, new = (replace(CPU, workload=name) for name in ("calm", "wild", "new"))
+    store.learn(calm, repeats(20, 0.01))
+    store.learn(wild, repeats(20, 0.2))
+    assert store.get(calm).cv == pytest.approx(0.01, rel=0.5)
+    assert store.get(wild).cv == pytest.approx(0.2, rel=0.5)
+    unseen = store.get(new)
+    assert unseen.source == "others" and unseen.cv == store.get(wild).cv
+    assert unseen.dof == ASSUMED["cpu"].dof, "what holds for others is known less well of this one"
+    assert store.get(replace(new, device="gpu")) == ASSUMED["gpu"]
+    few = store.learn(new, [100.0, 101.0])
+    assert few.source == "others" and few.cv < unseen.cv
