@@ -73,7 +73,7 @@ def measure(source: Path) -> dict[str, Any]:
     helpers = [uses for tree in trees.values() for uses in _helper_uses(tree)]
     whole = "\n".join(texts.values())
     return {
-        "lines": whole.count("\n") + 1,
+        "lines": sum(text.count("\n") for text in texts.values()),
         "files": len(texts),
         "lines_per_file": {"median": median(t.count("\n") for t in texts.values())},
         "most_files_in_a_folder": max(folders.values()),
