@@ -159,7 +159,7 @@ def _beyond_processes(checkout: Path, words: list[str], out: Path) -> float:
     )
     wall = time.monotonic() - began
     trials = [json.loads(path.read_text())["trial"] for path in out.rglob("run.json")]
-    lives = sum(trial["ended_ns"] - trial["spawned_ns"] for trial in trials) / 1e9
+    lives: float = sum(trial["ended_ns"] - trial["spawned_ns"] for trial in trials) / 1e9
     return (wall - lives) / len(trials)
 
 
