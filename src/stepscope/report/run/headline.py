@@ -20,7 +20,6 @@ from stepscope.report.kit.format import (
     share_text,
 )
 
-THROUGHPUT = "Samples/s"
 _SOURCES = {
     "marks": "from the script's marks",
     "pattern": "from the output",
@@ -29,9 +28,14 @@ _SOURCES = {
 }
 
 
-def headline_of(summary: Summary, gpus: GpuUse | None = None) -> tuple[Tile, ...]:
-    """What a reader looks for first; one that is not known says so. Four more where GPUs ran."""
-    tiles = (*_progress(summary), *_resources(summary))
+def headline_of(
+    summary: Summary, gpus: GpuUse | None = None, steady_rate: float | None = None
+) -> tuple[Tile, ...]:
+    """What a reader looks for first; one that is not known says so. Four more where GPUs ran.
+
+    Of a trial, the rate is that of its steady steps, not that of all of the run.
+    """
+    tiles = (*_progress(summary, steady_rate), *_resources(summary))
     return (*tiles, *_gpus(summary, gpus)) if gpus and gpus.used else tiles
 
 
@@ -63,7 +67,7 @@ def of_tree(summary: Summary, metric: str) -> Statistic | None:
     return next(found, None)
 
 
-def _progress(summary: Summary) -> Iterator[Tile]:
+def _progress(summary: Summary, steady_rate: float | None) -> Iterator[Tile]:
     epochs = summary.epochs
     inside = f"{seconds_text(sum(row.seconds for row in epochs))} in epochs" if epochs else ""
     yield Tile("Duration", seconds_text(summary.seconds), inside)
@@ -81,7 +85,10 @@ def _progress(summary: Summary) -> Iterator[Tile]:
     else:
         yield Tile("Steps", MISSING, "none seen")
     detail = f"{count_text(summary.samples)} samples" if summary.samples else "not told"
-    yield Tile(THROUGHPUT, rate_text(samples_per_second(epochs)), detail)
+    if steady_rate is not None:
+        yield Tile("Samples/s", rate_text(steady_rate), "over the steady steps")
+    else:
+        yield Tile("Samples/s", rate_text(samples_per_second(epochs)), detail)
 
 
 def _resources(summary: Summary) -> Iterator[Tile]:

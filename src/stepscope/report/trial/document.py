@@ -213,8 +213,8 @@ def _setting_rows(view: TrialView) -> Rows:
         split = f"{each} per rank × {accumulated} accumulated × {ranks}"
         yield "Global batch", f"{count_text(batch)}  ({split})"
     optimizer, lr = view.workload.get("optimizer"), view.workload.get("lr")
-    is_own = optimizer == "the user's"
-    yield "Optimizer", f"{optimizer or ''}" + ("" if lr is None or is_own else f", lr {lr:g}")
+    # An optimizer of the user's own is recorded without a learning rate.
+    yield "Optimizer", f"{optimizer or ''}" + ("" if lr is None else f", lr {lr:g}")
     data = view.record.first.data
     yield from _labelled("Data", tuple(filter(None, dict.fromkeys((data.note, *data.notes)))))
     yield from _labelled("Limits", _limit_texts(view.record.limits))
