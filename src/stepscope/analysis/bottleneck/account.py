@@ -55,25 +55,17 @@ class Account:
     trainer: Trainer
     stretch: Window
     steps: int
-    lengths: Floats
-    """Of each step in it, in seconds."""
-    own: Floats
-    """Of each step without the waits for data in it."""
-    before: Floats
-    """Of the steps before the stretch, the warm-up, without their waits."""
-    batches: Records
-    """Those of training loaders, in the stretch."""
-    passes: tuple[Pass, ...]
-    """Over training loaders, that began in the stretch."""
-    waited: float
-    """For batches of training loaders, starting workers included."""
-    starting: float
-    """Of that: for workers that had just been started."""
+    lengths: Floats  # of each step in it, in seconds
+    own: Floats  # of each step without the waits for data in it
+    before: Floats  # of the steps before the stretch, the warm-up, without their waits
+    batches: Records  # those of training loaders, in the stretch
+    passes: tuple[Pass, ...]  # over training loaders, that began in the stretch
+    waited: float  # for batches of training loaders, starting workers included
+    starting: float  # of that: for workers that had just been started
     evaluated: float
     spent: Mapping[str, Spent] = field(default_factory=dict)
     """The training thread's own time by kind: "save", "sync", "copy", "backward", …"""
-    sampled: float = 0.0
-    """Seconds that the stack samples account for."""
+    sampled: float = 0.0  # seconds that the stack samples account for
 
     @property
     def seconds(self) -> float:

@@ -20,19 +20,14 @@ from stepscope.records import Confidence, Evidence, Finding, FindingValue, Recom
 class Cores:
     """CPU cores over the stretch, means; None where not known."""
 
-    used: float | None
-    """By the run."""
-    wanted: float | None
-    """Threads of the run that computed or were ready to."""
+    used: float | None  # by the run
+    wanted: float | None  # threads of the run that computed or were ready to
     allowed: float | None
     machine: int | None
-    others: float | None
-    """By everybody else."""
+    others: float | None  # by everybody else
     throttled: float | None
-    main: float | None
-    """By the training processes."""
-    wait_main: float | None
-    """Threads of the training processes that were ready and had no core."""
+    main: float | None  # by the training processes
+    wait_main: float | None  # threads of the training processes that were ready and had no core
 
     @property
     def idle(self) -> float | None:
@@ -61,8 +56,7 @@ class Device:
     fp32: float | None
     dram: float | None
     utilization: float | None
-    received: float | None
-    """Bytes a second to the device."""
+    received: float | None  # bytes a second to the device
     others: float | None
     slowed_power: float | None
     slowed_heat: float | None
@@ -73,8 +67,7 @@ class Device:
     """Share of measured steps that were all queued before the device began them."""
     span: float | None = None
     """Seconds on the device from the batch to the end of the step, mean of the usual ones."""
-    queueing: float | None = None
-    """Seconds that the host takes to queue a step, median."""
+    queueing: float | None = None  # seconds that the host takes to queue a step, median
 
     @property
     def busy(self) -> float | None:

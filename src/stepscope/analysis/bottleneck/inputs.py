@@ -20,8 +20,7 @@ class Batches:
     collation: float
     cpu: float
     blocked: float
-    busy: float
-    """Share of the workers' time in which they prepared anything."""
+    busy: float  # share of the workers' time in which they prepared anything
 
     @property
     def whole(self) -> float:

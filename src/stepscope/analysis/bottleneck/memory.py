@@ -15,10 +15,8 @@ from stepscope.records import Confidence, Finding, Recommendation
 
 _BUCKETS = 24
 _LEAST_BUCKETS = 8
-_SURE = 3.3
-"""Standard deviations of Mann and Kendall's count: chance does it once in a thousand."""
-_FIRST_STEPS = 5
-"""They allocate, compile and autotune: no step is like them."""
+_SURE = 3.3  # standard deviations of Mann and Kendall's count: chance does it once in a thousand
+_FIRST_STEPS = 5  # they allocate, compile and autotune: no step is like them
 
 
 def growth(series: Series, stretch: Window) -> tuple[float, float] | None:

@@ -11,8 +11,7 @@ from stepscope.report.kit.outcomes import Tone
 
 _Row = TypeVar("_Row")
 
-_LEAST_SENTENCE = 28
-"""Characters that a sentence needs beside other columns to be read."""
+_LEAST_SENTENCE = 28  # characters that a sentence needs beside other columns to be read
 _GOOD_NAME, _LEAST_NAME = 30, 12
 """Characters of a name that are worth a column, and that the narrowest terminal leaves."""
 
@@ -25,16 +24,11 @@ class Column:
 
     title: str
     number: bool = True
-    extra: bool = False
-    """Left out in a terminal."""
-    spare: int = 0
-    """Left out in a terminal that is too narrow, the highest first; 0 always stays."""
-    gpu: bool = False
-    """Whether it is about GPUs, in a table of other things too."""
-    wide: bool = False
-    """Whether it holds sentences, which need some space to be read."""
-    cut: bool = False
-    """Whether it holds long names, of which a narrow terminal shows both ends."""
+    extra: bool = False  # left out in a terminal
+    spare: int = 0  # left out in a terminal that is too narrow, the highest first; 0 always stays
+    gpu: bool = False  # whether it is about GPUs, in a table of other things too
+    wide: bool = False  # whether it holds sentences, which need some space to be read
+    cut: bool = False  # whether it holds long names, of which a narrow terminal shows both ends
     toned: bool = False
     """Whether it takes the tone of its row. Without such a column the whole row does."""
 
@@ -45,8 +39,7 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    tones: tuple[RowTone, ...] = ()
-    """One for each row, or none at all."""
+    tones: tuple[RowTone, ...] = ()  # one for each row, or none at all
 
     @classmethod
     def of(

@@ -20,10 +20,8 @@ from stepscope.runs.events import read_folder
 from stepscope.runs.tail import RunTail
 from stepscope.runs.timelines import allocator_series, timeline_of
 
-_SHARE = 0.02
-"""Of the time, for looking at all events since the run began."""
-_PATIENCE_S = 0.05
-"""How long a frame waits for that; of a short run it is done by then."""
+_SHARE = 0.02  # of the time, for looking at all events since the run began
+_PATIENCE_S = 0.05  # how long a frame waits for that; of a short run it is done by then
 
 
 class Follower:

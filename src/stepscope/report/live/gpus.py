@@ -25,8 +25,7 @@ from stepscope.report.live.traces import (
     trace,
 )
 
-_SLOWED_S = 10.0
-"""Whether something held a GPU back is told over so many seconds."""
+_SLOWED_S = 10.0  # whether something held a GPU back is told over so many seconds
 
 
 def gpu_blocks(data: RunData) -> tuple[Block, ...]:

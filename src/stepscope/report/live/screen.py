@@ -45,18 +45,15 @@ _COLOURS = {
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans(_LEVELS + "━─–…�°", "_.,-=+*##--.? ")
-_VALUE, _NAME = 9, 7
-"""How wide "65.6 kB/s" and "written" are."""
+_VALUE, _NAME = 9, 7  # how wide "65.6 kB/s" and "written" are
 _DETAIL = 16
 _LEAST_SPAN_S = 60
 _BAR = 40
 _LONG_WAIT = 0.2
 
-_WITH_DETAILS, _PAIRED = 56, 72
-"""Widths from which on there is room for these."""
+_WITH_DETAILS, _PAIRED = 56, 72  # widths from which on there is room for these
 _TWO_COLUMNS = 2 * _PAIRED + 2
-_WITH_FOOT, _WITH_COMMAND = 6, 20
-"""The same for heights."""
+_WITH_FOOT, _WITH_COMMAND = 6, 20  # the same for heights
 
 
 @dataclass(frozen=True)
@@ -254,10 +251,8 @@ class _Layout:
 
     width: int
     label: int
-    spark: int
-    """Columns of a sparkline; one of two on a line has half of it, and the same span."""
-    seconds: int
-    """What a column stands for."""
+    spark: int  # columns of a sparkline; one of two on a line has half of it, and the same span
+    seconds: int  # what a column stands for
     end_ns: int
 
     @classmethod

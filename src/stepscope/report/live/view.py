@@ -29,8 +29,7 @@ from stepscope.report.live.traces import (
 )
 from stepscope.report.run.panels import network, roles_in_order
 
-_COST_S = 10.0
-"""What watching costs is a mean over so many seconds."""
+_COST_S = 10.0  # what watching costs is a mean over so many seconds
 
 
 @dataclass(frozen=True)
@@ -45,14 +44,10 @@ class Frame:
     seconds: float
     progress: ReportedProgress
     throughput: LiveThroughput
-    allocators: SeriesTable
-    """What PyTorch said of its GPU memory."""
-    hint: str
-    """What is known of the hook: it tells why there may be no epochs."""
-    watcher: float | None
-    """Cores that watching costs."""
-    end_ns: int
-    """The right edge of the sparklines."""
+    allocators: SeriesTable  # what PyTorch said of its GPU memory
+    hint: str  # what is known of the hook: it tells why there may be no epochs
+    watcher: float | None  # cores that watching costs
+    end_ns: int  # the right edge of the sparklines
     run: Block
     gpus: tuple[Block, ...]
 

@@ -12,8 +12,7 @@ MOST_POINTS = 4000
 """A line of more is drawn as buckets of time."""
 BUCKETS = 2000
 
-_GAP = 3.0
-"""A gap is so many times longer than the usual spacing, and than the spacings beside it."""
+_GAP = 3.0  # a gap is so many times longer than the usual spacing, and than the spacings beside it
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,8 @@ class RunView:
     overhead: str
     summary: Summary
     gpu_use: GpuUse
-    missing: Mapping[str, str]
-    """Metrics that could not be read here, with the reason."""
-    trial: TrialView | None
-    """What was measured, where the run is a trial."""
+    missing: Mapping[str, str]  # metrics that could not be read here, with the reason
+    trial: TrialView | None  # what was measured, where the run is a trial
     profile: Profile | None
     """Of the steps that a trial took under the profiler, where that was asked for."""
 
