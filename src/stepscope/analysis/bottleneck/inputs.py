@@ -50,8 +50,8 @@ def batches_of(case: Case, account: Account) -> Batches | None:
 
 def data_wait(case: Case) -> Finding | None:
     """The reason why batches are waited for."""
-    account = case.lead
-    if account is None or account.wait_share < limit("input_wait"):
+    account = case.account
+    if account.wait_share < limit("input_wait"):
         return None
     batches = batches_of(case, account)
     if batches is None:
@@ -169,10 +169,7 @@ def _preparation(case: Case, account: Account, batches: Batches) -> Finding:
             measured("workers_busy", batches.busy, "share", source="workers"),
             measured("cores_used", case.cores.used, "cores", source="/proc"),
         ],
-        recommendations=[
-            Recommendation("cheaper_transform"),
-            Recommendation("prepare_data_once"),
-        ],
+        recommendations=["cheaper_transform", "prepare_data_once"],
     )
 
 
@@ -208,14 +205,14 @@ def _fetch(case: Case, account: Account, batches: Batches) -> Finding:
             measured("network_received", network, "bytes/s", source="/proc"),
         ],
         recommendations=[
-            Recommendation("copy_data_near"),
+            "copy_data_near",
             Recommendation(
                 "more_reads_at_once",
                 "workers",
                 max(2, batches.workers * 2),
                 account.loader_location,
             ),
-            Recommendation("larger_files"),
+            "larger_files",
         ],
     )
 
