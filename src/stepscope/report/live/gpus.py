@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 from stepscope.analysis.run.data import RunData
 from stepscope.metrics import BY_KEY
 from stepscope.records import Gpu
@@ -25,6 +23,7 @@ from stepscope.report.live.traces import (
     trace,
 )
 
+_SLOWED = ("gpu_slowed_power", "gpu_slowed_heat", "gpu_slowed_other")
 _SLOWED_S = 10.0  # whether something held a GPU back is told over so many seconds
 
 
@@ -57,16 +56,24 @@ def _block(data: RunData, gpu: Gpu, used: bool) -> Block:
         Row("memory", (memory,), 4),
         Row("power", (power,), 8),
         Row("PCIe", (of("gpu_pcie_received", name="to"), of("gpu_pcie_sent", name="from")), 9),
-        *_allocator(data, gpu),
-        Row("SM clock", (of("gpu_sm_clock"),), DETAILS + 6),
     ]
+    known = ("allocated", "allocated_peak", "reserved", "alloc_retries", "alloc_ooms")
+    tensors, peak, reserved, retries, failed = (last(data.of(f"gpu_{m}", gpu.uuid)) for m in known)
+    if reserved is not None:  # PyTorch told of its memory
+        parts = [f"{bytes_text(tensors)} in tensors", f"peak {bytes_text(peak)}"]
+        parts.append(f"{bytes_text(reserved)} reserved")
+        parts += [f"{count_text(retries)} retries"] if retries else []
+        parts += [f"{count_text(failed)} failed"] if failed else []
+        rows.append(Row("allocator", (), 11, ", ".join(parts)))
     links = of("gpu_nvlink_received", name="to"), of("gpu_nvlink_sent", name="from")
     if any(link.series.value.any() for link in links):
-        rows.insert(-1, Row("NVLink", links, DETAILS + 5))
+        rows.append(Row("NVLink", links, DETAILS + 5))
+    rows.append(Row("SM clock", (of("gpu_sm_clock"),), DETAILS + 6))
     # A GPU before Hopper tells no SM activity: what it does not tell at all has no row.
     told = [row for row in rows if not row.traces or any(len(t.series) for t in row.traces)]
     heat = of("gpu_temperature")
-    slowed = list(_slowed(data, gpu))
+    held_back = {m: mean(data.of(m, gpu.uuid), _SLOWED_S) for m in _SLOWED}
+    slowed = [f"{BY_KEY[m].label} {share_text(part)}" for m, part in held_back.items() if part]
     remarks = [*([heat.text] if is_known(heat.now) else []), *slowed]
     busy = sm if len(sm.series) else utilisation
     word = "SM" if busy is sm else "utilised"
@@ -80,30 +87,3 @@ def _block(data: RunData, gpu: Gpu, used: bool) -> Block:
         used,
         bool(slowed),
     )
-
-
-def _allocator(data: RunData, gpu: Gpu) -> Iterator[Row]:
-    """What PyTorch last said of its memory; silent where it never did."""
-    told = {
-        metric: last(data.of(f"gpu_{metric}", gpu.uuid))
-        for metric in ("allocated", "allocated_peak", "reserved", "alloc_retries", "alloc_ooms")
-    }
-    if told["reserved"] is None:
-        return
-    parts = [
-        f"{bytes_text(told['allocated'])} in tensors",
-        f"peak {bytes_text(told['allocated_peak'])}",
-        f"{bytes_text(told['reserved'])} reserved",
-    ]
-    for metric, name in (("alloc_retries", "retries"), ("alloc_ooms", "failed")):
-        if told[metric]:
-            parts.append(f"{count_text(told[metric])} {name}")
-    yield Row("allocator", (), 11, ", ".join(parts))
-
-
-def _slowed(data: RunData, gpu: Gpu) -> Iterator[str]:
-    """What held the clocks down lately."""
-    for metric in ("gpu_slowed_power", "gpu_slowed_heat", "gpu_slowed_other"):
-        slowed = mean(data.of(metric, gpu.uuid), _SLOWED_S)
-        if slowed:
-            yield f"{BY_KEY[metric].label} {share_text(slowed)}"
