@@ -70,7 +70,7 @@ def diagnosis_dict(view: DiagnosisView) -> dict[str, Any]:
         }
         for each in view.findings
     ]
-    told: dict[str, Any] = to_json(
+    plain: dict[str, Any] = to_json(
         {
             **{key: findings[0][key] for key in _FIRST},
             "findings": findings,
@@ -80,4 +80,4 @@ def diagnosis_dict(view: DiagnosisView) -> dict[str, Any]:
             "weak": view.weak,
         }
     )
-    return told
+    return plain

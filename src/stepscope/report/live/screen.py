@@ -304,21 +304,18 @@ class _Layout:
                 line.append_text(self._spark(each, drawn)).append(" ")
             line.append(_cut(row.text, max(0, self.width - line.cell_len)))
         else:
-            self._add_single(line, row.traces[0])
+            (each,) = row.traces
+            drawn = columns(each.series, self.end_ns, self.spark, self.seconds)
+            line.append_text(self._spark(each, drawn)).append(f" {each.text:>{_VALUE}}", "bold")
+            details = [each.detail] if each.detail else []
+            if each.whole is None and np.isfinite(drawn).any():
+                most = max(float(np.nanmax(drawn)), each.now or 0.0)  # a column is a mean
+                details.append(f"max {value_text(most, BY_KEY[each.metric].unit)}")
+            while details and len(", ".join(details)) > self.width - line.cell_len - 1:
+                details.pop()
+            line.append(" ").append(", ".join(details), style="dim")
         line.truncate(self.width)
         return line
-
-    def _add_single(self, line: Text, each: LiveTrace) -> None:
-        drawn = columns(each.series, self.end_ns, self.spark, self.seconds)
-        line.append_text(self._spark(each, drawn)).append(f" {each.text:>{_VALUE}}", style="bold")
-        details = [each.detail] if each.detail else []
-        if each.whole is None and np.isfinite(drawn).any():
-            most = max(float(np.nanmax(drawn)), each.now or 0.0)  # a column is a mean
-            details.append(f"max {value_text(most, BY_KEY[each.metric].unit)}")
-        room = self.width - line.cell_len - 1
-        while details and len(", ".join(details)) > room:
-            details.pop()
-        line.append(" ").append(", ".join(details), style="dim")
 
     def _spark(self, each: LiveTrace, drawn: Floats) -> Text:
         known = np.isfinite(drawn)
