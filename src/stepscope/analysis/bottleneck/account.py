@@ -65,8 +65,8 @@ class Account:
         passes = find_passes(timeline)
         training = training_loaders(timeline, passes)
         whole, waits = Window(int(times[0]), int(times[-1])), np.zeros(len(lengths))
-        for told in (timeline.batches, timeline.loader_begins, timeline.loader_ends):
-            records = _inside(told, whole, training)
+        for waits_for in (timeline.batches, timeline.loader_begins, timeline.loader_ends):
+            records = _inside(waits_for, whole, training)
             places = np.searchsorted(times, records["t"], side="left") - 1
             np.add.at(waits, np.clip(places, 0, len(waits) - 1), records["a"] / 1e9)
         own = np.clip(lengths - waits, 0.0, None)
@@ -130,9 +130,9 @@ class Account:
 
     @cached_property
     def batch_size(self) -> int | None:
-        told = self.batches["b"][self.batches["b"] > 0]
-        if len(told):
-            return int(_median(told))
+        sizes = self.batches["b"][self.batches["b"] > 0]
+        if len(sizes):
+            return int(_median(sizes))
         return self.loader.batch_size if self.loader else None
 
     @property

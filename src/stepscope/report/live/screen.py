@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import ceil
 
 import numpy as np
@@ -172,11 +173,9 @@ def _two_columns(
     left, roles = _body(replace(frame, gpus=()), layout, room)
     right, gpus = _body(replace(frame, run=Block("", "", ())), layout, room)
     lines = []
-    for number in range(max(len(left), len(right))):
-        line = left[number].copy() if number < len(left) else Text()
-        if number < len(right):
-            line.append(" " * (layout.width + 2 - line.cell_len)).append_text(right[number])
-        lines.append(line)
+    for of_run, of_gpus in zip_longest(left, right, fillvalue=Text()):
+        gap = " " * (layout.width + 2 - of_run.cell_len)
+        lines.append(Text.assemble(of_run, gap, of_gpus))
     return lines, [*roles, *gpus]
 
 

@@ -45,9 +45,11 @@ def samples_per_second(epochs: Sequence[EpochRow]) -> float | None:
 
 def data_wait_share(epochs: Sequence[EpochRow]) -> float | None:
     """Share of the epochs' time in which training waited for a batch."""
-    told = [row for row in epochs if row.data_wait_share is not None]
-    seconds = sum(row.seconds for row in told)
-    waited = sum((row.data_wait_share or 0.0) * row.seconds for row in told)
+    known = [
+        (row.data_wait_share, row.seconds) for row in epochs if row.data_wait_share is not None
+    ]
+    seconds = sum(each for _, each in known)
+    waited = sum(share * each for share, each in known)
     return waited / seconds if seconds else None
 
 
@@ -57,8 +59,8 @@ def samples_per_joule(epochs: Sequence[EpochRow]) -> float | None:
 
 def _quotient(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
     """One sum over the other, of the epochs that tell both."""
-    told = [(above, below) for above, below in parts if above and below and below > 0]
-    return sum(above for above, _ in told) / sum(below for _, below in told) if told else None
+    known = [(above, below) for above, below in parts if above and below and below > 0]
+    return sum(above for above, _ in known) / sum(below for _, below in known) if known else None
 
 
 def of_tree(summary: Summary, metric: str) -> Statistic | None:
