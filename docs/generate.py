@@ -227,7 +227,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "thresholds": thresholds,
     "proofs": proofs,
     "explained-keys": lambda: plain_keys(bottleneck_json.KEYS),
-    "finding-keys": lambda: plain_keys(bottleneck_json.FINDING_KEYS),
+    "finding-keys": lambda: plain_keys(
+        (key, meaning) for key, _, meaning in bottleneck_json.FINDING_KEYS
+    ),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -12,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from stepscope.report.kit.document import (
     Block,
@@ -32,6 +34,7 @@ from stepscope.report.kit.document import (
 )
 from stepscope.report.kit.renderers import RENDERERS, Renderer
 from stepscope.report.kit.table import Column, Table
+from stepscope.report.kit.terminal import draw
 
 FOREIGN = (
     "<script>alert(1)</script>",
@@ -39,6 +42,9 @@ FOREIGN = (
     "</style></title><b>bold</b>",
     "\x1b[2J\x1b]0;title\x07",
     "[red]not markup[/red] [link=http://x]",
+    "[/] [bold :smile: \\[x] [[y]] http://x.example",
+    "file \udcff not in UTF-8",
+    '\\" \\u0041 null \u2028 \x7f',
     "{{ 7 * 7 }} {% raw %}",
     "a\nb\r\nc\x00",
     "long" * 200,
@@ -124,6 +130,8 @@ def read_back(name: str, drawn: str) -> str:
         return Elements(drawn).text
     if name == "json":
         return "\n".join(texts_in(json.loads(drawn)))
+    if name == "terminal":
+        return drawn
     return re.sub(r"\\(\W)", r"\1", unescape(drawn))  # as Markdown and the like escape
 
 
@@ -163,6 +171,7 @@ def test_what_is_empty_has_no_heading(name: str, render: Renderer) -> None:
 def test_recorded_texts_are_shown_and_not_obeyed(name: str, render: Renderer, text: str) -> None:
     drawn = render(document(text))
     assert "\x1b" not in drawn and "\x07" not in drawn
+    drawn.encode()  # it can be written, also where a text is not UTF-8
     shown = words(read_back(name, drawn))
     printable = "".join(
         c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
@@ -177,6 +186,36 @@ def test_a_page_has_no_element_of_a_text(text: str) -> None:
     assert foreign.tags == plain.tags
     assert foreign.attributes == plain.attributes
     assert not {"src", "onerror", "style", "onclick"} & foreign.attributes
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_a_terminal_gets_no_style_of_a_text(text: str) -> None:
+    """Rich would read markup, links and emoji codes in a text, and colour numbers and paths."""
+
+    def styles(text: str) -> set[str]:
+        out = io.StringIO()
+        options = {"force_terminal": True, "color_system": "truecolor", "legacy_windows": False}
+        draw(Console(file=out, width=80, **options), document(text))  # type: ignore[arg-type]
+        drawn = out.getvalue()
+        plain = re.sub(r"\x1b\[[\d;]*m", "", drawn)
+        assert words(plain) == words(RENDERERS["terminal"](document(text)))
+        return set(re.findall(r"\x1b\[[\d;]*m", drawn))
+
+    assert styles(text) == styles("plain")
+
+
+@pytest.mark.parametrize("text", FOREIGN)
+def test_json_gives_every_text_back_as_it_was(text: str) -> None:
+    def no_number(constant: str) -> None:
+        raise AssertionError(f"{constant} is not JSON")
+
+    drawn = RENDERERS["json"](document(text))
+    assert drawn.isascii() and drawn.count("\n") == 1, "one line, whatever it is sent through"
+    read = json.loads(drawn, parse_constant=no_number)
+    assert set(texts_in(document(text))) <= set(texts_in(read))
+    data = {text: [text, {"nested": text}]}
+    drawn = RENDERERS["json"](Document("a", "ok", "good", (), data=data))
+    assert json.loads(drawn) == data
 
 
 @pytest.mark.parametrize(("name", "render"), FORMS)

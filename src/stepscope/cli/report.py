@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -42,24 +43,14 @@ def report(
 
         study = read_view(run)
         return _write(replace(study_page_of(study), data=study_dict(study)), output)
-    from stepscope.report.bottleneck.document import closing_section
-    from stepscope.report.kit.terminal import draw, draw_blocks
     from stepscope.report.run.derive import derive
-    from stepscope.report.run.document import page_of, summary_of
-    from stepscope.report.run.json import summary_dict
-    from stepscope.report.trial.document import trials_document
-    from stepscope.report.trial.json import trial_dict
-    from stepscope.report.trial.profile import print_profile_of, profile_dict_of
-    from stepscope.report.trial.view import trial_view
-    from stepscope.runs.load import load
-    from stepscope.runs.trial import is_trial
+    from stepscope.report.run.document import page_of
+    from stepscope.report.run.result import run_result
 
     opened = open_or_latest(run)
     try:
         with reading(opened.path):
-            data = load(opened)
-            trial = trial_view(opened, data=data) if is_trial(opened) else None
-            view = derive(opened, data, trial)
+            view = derive(opened)
     except OSError as error:
         raise StepscopeError(
             f"The report cannot be written in {opened.path}: {error.strerror}",
@@ -67,21 +58,21 @@ def report(
         ) from None
     if output is not None:
         return _write(page_of(view), output)
-    if as_json:
-        told = summary_dict(view)
-        if trial:
-            told |= {"trial": trial_dict(trial), "profile": profile_dict_of(opened)}
-        return write_json(told)
-    from rich.console import Console
+    show(run_result(view, near(opened.path)), quiet=as_json, as_json=as_json, stderr=False)
 
-    console = Console()
-    if trial:
-        draw(console, trials_document([trial]))
-        print_profile_of(console, opened)
-        console.print("\nAll of the run, from the start of its processes to their end:")
-    draw(console, summary_of(view, near(opened.paths.report_html)))
-    if view.finding:
-        draw_blocks(console, [closing_section(view.finding, near(opened.path))])
+
+def show(documents: Sequence[Document], *, quiet: bool, as_json: bool, stderr: bool = True) -> None:
+    """What ends `run`, `watch`, `trial` and `report`: documents for people, data for programs."""
+    if as_json:
+        write_json(documents[-1].data)
+    if not quiet:
+        from rich.console import Console
+
+        from stepscope.report.kit.terminal import draw
+
+        console = Console(stderr=stderr)
+        for document in documents:
+            draw(console, document)
 
 
 def _write(document: Document, output: str) -> None:

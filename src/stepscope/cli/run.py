@@ -19,8 +19,8 @@ from stepscope.cli.console import (
     name_of,
     near,
     say,
-    write_json,
 )
+from stepscope.cli.report import show
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 
@@ -95,7 +95,11 @@ def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]
     """
     try:
         begin()
-        _derive_and_print(folder, quiet, as_json)
+        from stepscope.report.run.derive import derive
+        from stepscope.report.run.result import run_result
+        from stepscope.runs.reader import open_run
+
+        show(run_result(derive(open_run(folder)), near(folder)), quiet=quiet, as_json=as_json)
     except KeyboardInterrupt:
         say(f"the report was interrupted; later: stepscope report {near(folder)}")
     except (Exception, SystemExit) as error:  # rich leaves the program when nobody reads it
@@ -104,25 +108,3 @@ def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]
         say(f"the report could not be made ({why}); later: stepscope report {near(folder)}")
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _derive_and_print(folder: Path, quiet: bool, as_json: bool) -> None:
-    from stepscope.report.kit.terminal import draw, draw_blocks
-    from stepscope.report.run.derive import derive
-    from stepscope.report.run.document import summary_of
-    from stepscope.report.run.json import summary_dict
-    from stepscope.runs.reader import open_run
-
-    run = open_run(folder)
-    view = derive(run)
-    if as_json:
-        write_json(summary_dict(view))
-    if not quiet:
-        from rich.console import Console
-
-        from stepscope.report.bottleneck.document import closing_section
-
-        console = Console(stderr=True)
-        draw(console, summary_of(view, near(run.paths.report_html)))
-        if view.finding:
-            draw_blocks(console, [closing_section(view.finding, near(run.path))])

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import shutil
 import signal
 import sys
+import termios
 import time
+import tty
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,12 +24,12 @@ from stepscope.records import Outcome
 if TYPE_CHECKING:
     from rich.live import Live
 
-    from stepscope.cli.screen import Terminal
     from stepscope.report.live.follow import Follower
     from stepscope.report.live.view import Frame
 
 _DUMB = ("", "dumb", "unknown")
 _LEAVE = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGTSTP)
+_READ_BYTES = 1024
 
 
 def top(
@@ -44,28 +49,22 @@ def top(
     Ctrl-C leaves. When the run ends, it says how. Where the output is no terminal, and for a run
     that has ended, it prints one frame.
     """
-    try:
-        _top(run, interval, once, as_json)
-    except KeyboardInterrupt:
-        pass
-
-
-def _top(run: Path | None, interval: float, once: bool, as_json: bool) -> None:
     from stepscope.report.live.follow import Follower
     from stepscope.report.live.view import frame_dict
     from stepscope.runs.reader import open_run
 
-    follower = Follower(open_run(run if run is not None else _latest(runs_folder())).path)
-    frame = _frame(follower, wait=True)
-    on_screen = sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
-    if as_json:
-        write_json(frame_dict(frame))
-    elif once or not on_screen or frame.ending.outcome is not Outcome.RUNNING:
-        _print_plain(follower, frame)
-    else:
-        left_by = _show(follower, interval)
-        if left_by is not None and left_by != signal.SIGINT:
-            raise typer.Exit(128 + left_by)
+    with contextlib.suppress(KeyboardInterrupt):
+        follower = Follower(open_run(run if run is not None else _latest(runs_folder())).path)
+        frame = _frame(follower, wait=True)
+        on_screen = sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
+        if as_json:
+            write_json(frame_dict(frame))
+        elif once or not on_screen or frame.ending.outcome is not Outcome.RUNNING:
+            _print_plain(follower, frame)
+        else:
+            left_by = _show(follower, interval)
+            if left_by is not None and left_by != signal.SIGINT:
+                raise typer.Exit(128 + left_by)
 
 
 def _latest(runs: Path) -> Path:
@@ -74,12 +73,10 @@ def _latest(runs: Path) -> Path:
 
     running: dict[Path, int] = {}
     for stream in runs.glob("*/process.arrows"):
-        try:
+        with contextlib.suppress(RunFolderError):
             found = open_run(stream.parent)
             if found.ending.outcome is Outcome.RUNNING:
                 running[found.path] = found.begin_ns
-        except RunFolderError:
-            continue
     return max(running, key=running.__getitem__) if running else latest_run(runs)
 
 
@@ -114,7 +111,7 @@ def _show(follower: Follower, interval: float) -> int | None:
     from rich.console import Console
     from rich.live import Live
 
-    from stepscope.cli.screen import taken_terminal
+    from stepscope.capture.signals import signals_as_bytes
 
     console = Console()
     live = Live(
@@ -125,8 +122,10 @@ def _show(follower: Follower, interval: float) -> int | None:
         redirect_stderr=False,
     )
     while True:
-        with taken_terminal() as terminal, live:
-            left_by = _draw_frames(follower, interval, live, terminal)
+        # Signals wait: nothing interrupts the drawing of a frame.
+        awaited = signals_as_bytes((*_LEAVE, signal.SIGWINCH))
+        with awaited as signals, _single_keys() as keyboard, live:
+            left_by = _draw_frames(follower, interval, live, signals, keyboard)
             console.clear()  # what a terminal that grew would otherwise keep of it
         if left_by != signal.SIGTSTP:
             break
@@ -136,7 +135,25 @@ def _show(follower: Follower, interval: float) -> int | None:
     return left_by
 
 
-def _draw_frames(follower: Follower, interval: float, live: Live, terminal: Terminal) -> int | None:
+@contextlib.contextmanager
+def _single_keys() -> Iterator[int | None]:
+    """The keyboard, whose keys come one by one meanwhile; None where there is none."""
+    if sys.stdin is None or not sys.stdin.isatty():
+        yield None
+        return
+    keyboard = sys.stdin.fileno()
+    modes = termios.tcgetattr(keyboard)
+    tty.setcbreak(keyboard, termios.TCSADRAIN)
+    try:
+        yield keyboard
+    finally:
+        with contextlib.suppress(termios.error):  # the terminal may be gone
+            termios.tcsetattr(keyboard, termios.TCSADRAIN, modes)
+
+
+def _draw_frames(
+    follower: Follower, interval: float, live: Live, signals: int, keyboard: int | None
+) -> int | None:
     from stepscope.report.live.screen import LiveScreen
 
     def draw() -> None:
@@ -151,12 +168,19 @@ def _draw_frames(follower: Follower, interval: float, live: Live, terminal: Term
             return None
         draw()
         due = time.monotonic() + interval
-        while time.monotonic() < due:
-            keys, signals = terminal.wait(due)
-            if "q" in keys.lower():
-                return signal.SIGINT
+        while (left := due - time.monotonic()) > 0:
+            sources = [signals] if keyboard is None else [signals, keyboard]
+            ready, _, _ = select.select(sources, [], [], left)
+            if keyboard in ready:
+                typed = b""
+                with contextlib.suppress(OSError):
+                    typed = os.read(keyboard, _READ_BYTES)
+                if b"q" in typed.lower():
+                    return signal.SIGINT
+                keyboard = keyboard if typed else None  # nobody will type any more
+            came = os.read(signals, _READ_BYTES) if signals in ready else b""
             for number in _LEAVE:
-                if number in signals:
+                if number in came:
                     return number
-            if signal.SIGWINCH in signals:
+            if signal.SIGWINCH in came:
                 draw()

@@ -21,16 +21,14 @@ from stepscope.cli.console import (
     end_on_request,
     near,
     say,
-    write_json,
 )
+from stepscope.cli.report import show
 from stepscope.cli.workload_options import Model, with_settings
 from stepscope.records import Outcome
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
-    from stepscope.report.bottleneck.view import DiagnosisView
     from stepscope.report.trial.view import TrialView
-    from stepscope.runs.reader import Run
 
 _limit = functools.partial(typer.Option, rich_help_panel="What it may use")
 
@@ -110,44 +108,18 @@ def trial(
 
 
 def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
-    """The table and the finding for people, the JSON for programs, and the report of each run."""
-    from rich.console import Console
-
-    from stepscope.report.bottleneck.document import closing_section
-    from stepscope.report.bottleneck.json import diagnosis_dict
-    from stepscope.report.kit.terminal import draw, draw_blocks
-    from stepscope.report.trial.document import trials_document
-    from stepscope.report.trial.json import trials_dict
-    from stepscope.report.trial.profile import print_profile_of, profile_dict_of
+    """Write the report of each run; show the trials and their bottleneck."""
+    from stepscope.report.run.derive import write_derived
+    from stepscope.report.run.result import trials_result
+    from stepscope.report.run.view import run_view
     from stepscope.runs.reader import open_run
 
-    runs = [open_run(view.folder) for view in views]
-    findings = [_derived(run, view) for run, view in zip(runs, views, strict=True)]
-    # Repeats are held back by the same, and what failed has been told its cause.
-    good = [each for view, each in zip(views, findings, strict=True) if view.is_ok]
-    finding = good[-1] if good else None
-    if as_json:
-        told = trials_dict(views)
-        profiles = [profile for run in runs if (profile := profile_dict_of(run))]
-        if profiles:
-            told["profiles"] = profiles
-        told["explained"] = diagnosis_dict(finding) if finding else None
-        write_json(told)
-    if not quiet:
-        console = Console(stderr=True)
-        draw(console, trials_document(views))
-        for run in runs:
-            print_profile_of(console, run)
-        if finding:
-            draw_blocks(console, [closing_section(finding)])
-
-
-def _derived(run: Run, view: TrialView) -> DiagnosisView | None:
-    """Write the report of a run; what holds it back is shown with all others."""
-    from stepscope.report.run.derive import derive
-
-    try:
-        return derive(run, view.data, view).finding
-    except OSError as error:
-        say(f"the report could not be written: {error.strerror}; later: stepscope report")
-        return None
+    results = []
+    for view in views:
+        run = open_run(view.folder)
+        results.append(run_view(run, view.data, view))
+        try:
+            write_derived(run, results[-1])
+        except OSError as error:
+            say(f"the report could not be written: {error.strerror}; later: stepscope report")
+    show([trials_result(results)], quiet=quiet, as_json=as_json)

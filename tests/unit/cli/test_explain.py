@@ -70,7 +70,7 @@ def test_every_run_is_explained_by_the_real_command(
     told = json.loads(subprocess.check_output([*STEPSCOPE, "explain", "--json"]))
     assert list(told) == [key for key, _ in KEYS]
     assert [list(each) for each in told["findings"]] == [
-        [key for key, _ in FINDING_KEYS] for _ in told["findings"]
+        [key for key, _, _ in FINDING_KEYS] for _ in told["findings"]
     ]
     assert " ".join(told["says"].split()) in " ".join(done.stdout.split())
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -48,40 +48,46 @@ class Spent:
     location: CodeLocation | None = None
 
 
-@dataclass(frozen=True)
 class Account:
-    """What one training process did in the stretch that is judged."""
+    """What one training process did in the stretch that is judged: its steps after the warm-up."""
 
-    trainer: Trainer
-    stretch: Window
-    steps: int
-    lengths: Floats
-    """Of each step in it, in seconds."""
-    own: Floats
-    """Of each step without the waits for data in it."""
-    before: Floats
-    """Of the steps before the stretch, the warm-up, without their waits."""
-    batches: Records
-    """Those of training loaders, in the stretch."""
-    passes: tuple[Pass, ...]
-    """Over training loaders, that began in the stretch."""
-    waited: float
-    """For batches of training loaders, starting workers included."""
-    starting: float
-    """Of that: for workers that had just been started."""
-    evaluated: float
-    spent: Mapping[str, Spent] = field(default_factory=dict)
-    """The training thread's own time by kind: "save", "sync", "copy", "backward", …"""
-    sampled: float = 0.0
-    """Seconds that the stack samples account for."""
+    def __init__(self, trainer: Trainer, times: Ints) -> None:
+        """`times` are the ends of all steps, of which there are two at least."""
+        timeline = trainer.timeline
+        lengths = np.diff(times) / 1e9
+        workers = max((loader.workers for loader in trainer.loaders.values()), default=0)
+        self.warmup = warmup = find_steady(lengths, workers).warmup
+        self.trainer = trainer
+        self.stretch = stretch = Window(int(times[warmup]), int(times[-1]))
+        self.steps = len(lengths) - warmup
+        self.lengths = lengths[warmup:]  # of each step, in seconds
+
+        passes = find_passes(timeline)
+        training = training_loaders(timeline, passes)
+        whole, waits = Window(int(times[0]), int(times[-1])), np.zeros(len(lengths))
+        for waits_for in (timeline.batches, timeline.loader_begins, timeline.loader_ends):
+            records = _inside(waits_for, whole, training)
+            places = np.searchsorted(times, records["t"], side="left") - 1
+            np.add.at(waits, np.clip(places, 0, len(waits) - 1), records["a"] / 1e9)
+        own = np.clip(lengths - waits, 0.0, None)
+        self.own = own[warmup:]  # of each step without the waits for data in it
+        self.before = own[:warmup]  # the same of the warm-up
+
+        # Those of training loaders, in the stretch.
+        self.batches = _inside(timeline.batches, stretch, training)
+        self.passes = [p for p in passes if p.number in training and p.begin_ns >= stretch.begin_ns]
+        # For batches of training loaders, and the part of it for workers that were just started.
+        self.waited = float(waits[warmup:].sum())
+        self.starting = _starting(self.passes, self.batches, timeline.loader_begins)
+        self.evaluated = _covered([p for p in passes if p.number not in training], stretch)
+        # The training thread's own time by kind: "save", "sync", "copy", "backward", …
+        samples = trainer.stack_samples.between(stretch.begin_ns, stretch.end_ns)
+        self.spent = _by_kind(samples)
+        self.sampled = sum(samples.values())  # seconds that the stack samples account for
 
     @property
     def seconds(self) -> float:
         return self.stretch.seconds
-
-    @property
-    def warmup(self) -> int:
-        return len(self.before)
 
     @property
     def wait_share(self) -> float:
@@ -124,9 +130,9 @@ class Account:
 
     @cached_property
     def batch_size(self) -> int | None:
-        told = self.batches["b"][self.batches["b"] > 0]
-        if len(told):
-            return int(_median(told))
+        sizes = self.batches["b"][self.batches["b"] > 0]
+        if len(sizes):
+            return int(_median(sizes))
         return self.loader.batch_size if self.loader else None
 
     @property
@@ -138,42 +144,8 @@ class Account:
 
 def account_of(trainer: Trainer) -> Account | None:
     """The account of one process; None where it took no steps whose lengths are known."""
-    timeline = trainer.timeline
-    times = _step_times(timeline)
-    if len(times) < 2:
-        return None
-    lengths = np.diff(times) / 1e9
-    workers = max((loader.workers for loader in trainer.loaders.values()), default=0)
-    warmup = find_steady(lengths, workers).warmup
-    stretch = Window(int(times[warmup]), int(times[-1]))
-
-    passes = find_passes(timeline)
-    training = training_loaders(timeline, passes)
-    whole, waits = Window(int(times[0]), int(times[-1])), np.zeros(len(lengths))
-    for told in (timeline.batches, timeline.loader_begins, timeline.loader_ends):
-        records = _inside(told, whole, training)
-        places = np.searchsorted(times, records["t"], side="left") - 1
-        np.add.at(waits, np.clip(places, 0, len(waits) - 1), records["a"] / 1e9)
-    own = np.clip(lengths - waits, 0.0, None)
-
-    batches = _inside(timeline.batches, stretch, training)
-    begun = tuple(p for p in passes if p.number in training and p.begin_ns >= stretch.begin_ns)
-    samples = trainer.stack_samples.between(stretch.begin_ns, stretch.end_ns)
-    return Account(
-        trainer=trainer,
-        stretch=stretch,
-        steps=len(lengths) - warmup,
-        lengths=lengths[warmup:],
-        own=own[warmup:],
-        before=own[:warmup],
-        batches=batches,
-        passes=begun,
-        waited=float(waits[warmup:].sum()),
-        starting=_starting(begun, batches, timeline.loader_begins),
-        evaluated=_covered([p for p in passes if p.number not in training], stretch),
-        spent=_by_kind(samples),
-        sampled=sum(samples.values()),
-    )
+    times = _step_times(trainer.timeline)
+    return Account(trainer, times) if len(times) > 1 else None
 
 
 def _step_times(timeline: Timeline) -> Ints:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -13,26 +12,39 @@ from stepscope.analysis.bottleneck.causes import CAUSES
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.run.data import BatchTiming, RunData
 from stepscope.inject.events import HOST_AHEAD
-from stepscope.records import Confidence, Evidence, Finding, FindingValue, Recommendation
+from stepscope.records import (
+    CodeLocation,
+    Confidence,
+    Evidence,
+    Finding,
+    FindingValue,
+    Recommendation,
+)
 
 
-@dataclass(frozen=True)
 class Cores:
     """CPU cores over the stretch, means; None where not known."""
 
-    used: float | None
-    """By the run."""
-    wanted: float | None
-    """Threads of the run that computed or were ready to."""
-    allowed: float | None
-    machine: int | None
-    others: float | None
-    """By everybody else."""
-    throttled: float | None
-    main: float | None
-    """By the training processes."""
-    wait_main: float | None
-    """Threads of the training processes that were ready and had no core."""
+    def __init__(self, case: Case) -> None:
+        roles = [entity for metric, entity in case.data.series if metric == "cpu"]
+        training = [role for role in roles if role == "main" or role.startswith("rank")]
+        waiting = case.mean("cpu_wait")
+        host, watcher = case.mean("host_cpu", "host"), case.mean("watcher_cpu", "watcher")
+        self.used = case.mean("cpu")  # by the run
+        self.allowed = case.data.cpu_allowed
+        self.machine = case.machine.cpu.logical
+        self.throttled = case.mean("cgroup_throttled", "cgroup")
+        self.wanted: float | None = None  # threads of the run that computed or were ready to
+        if self.used is not None and waiting is not None:
+            self.wanted = self.used + waiting
+        self.others: float | None = None  # by everybody else
+        if host is not None and self.used is not None:
+            self.others = max(0.0, host - self.used - (watcher or 0.0))
+        self.main: float | None = None  # by the training processes
+        if training:
+            self.main = sum(case.mean("cpu", role) or 0.0 for role in training)
+        # Threads of the training processes that were ready and had no core.
+        self.wait_main = sum(case.mean("cpu_wait", role) or 0.0 for role in training)
 
     @property
     def idle(self) -> float | None:
@@ -51,35 +63,49 @@ class Cores:
         return bool(self.allowed and self.used is not None and self.used >= share * self.allowed)
 
 
-@dataclass(frozen=True)
 class Device:
     """What the GPUs of the run did over the stretch, means over time and over them."""
 
-    active: float | None
-    sm: float | None
-    tensor: float | None
-    fp32: float | None
-    dram: float | None
-    utilization: float | None
-    received: float | None
-    """Bytes a second to the device."""
-    others: float | None
-    slowed_power: float | None
-    slowed_heat: float | None
-    power: float | None
-    clock: float | None
-    clock_most: float | None
-    ahead: float | None = None
-    """Share of measured steps that were all queued before the device began them."""
-    span: float | None = None
-    """Seconds on the device from the batch to the end of the step, mean of the usual ones."""
-    queueing: float | None = None
-    """Seconds that the host takes to queue a step, median."""
+    def __init__(self, case: Case) -> None:
+        stretch, gpus = case.stretch, case.data.used_gpus
 
-    @property
-    def busy(self) -> float | None:
-        """Share of the time in which kernels ran: by GPM, else as NVML averages it."""
-        return self.active if self.active is not None else self.utilization
+        def rate(metric: str) -> float | None:
+            return _mean([mean_in(gpu.of(metric), stretch) for gpu in gpus])
+
+        def gauge(metric: str) -> float | None:
+            return _mean([reading_in(gpu.of(metric), stretch) for gpu in gpus])
+
+        self.active = rate("gpu_active")
+        self.sm = rate("gpu_sm")
+        self.tensor = rate("gpu_tensor")
+        self.fp32 = rate("gpu_fp32")
+        self.dram = rate("gpu_dram")
+        self.received = rate("gpu_pcie_received")
+        self.others = gauge("gpu_others")
+        self.slowed_power = gauge("gpu_slowed_power")
+        self.slowed_heat = gauge("gpu_slowed_heat")
+        self.power = gauge("gpu_power")
+        self.clock = gauge("gpu_sm_clock")
+        clocks = [clock for gpu in gpus if len(clock := gpu.of("gpu_sm_clock"))]
+        self.clock_most = max((float(clock.value.max()) for clock in clocks), default=None)
+        utilization = gauge("gpu_utilization")
+        # Share of the time in which kernels ran: by GPM, else as NVML averages it.
+        self.busy = self.active if self.active is not None else utilization
+
+        self.ahead: float | None = None  # share of steps all queued before the device began them
+        self.span: float | None = None  # seconds on it from batch to end of step, mean of the usual
+        self.queueing: float | None = None  # seconds that the host takes to queue a step, median
+        if case.lead is None:
+            return
+        steps = case.lead.trainer.device_steps
+        steps = steps[(steps["t"] > stretch.begin_ns) & (steps["t"] <= stretch.end_ns)]
+        if len(steps):
+            spans = steps["a"]
+            # A step with an evaluation in it is not like the others.
+            usual = spans[spans <= limit("far_longer") * np.median(spans)]
+            self.ahead = float((steps["flags"] & HOST_AHEAD).mean())
+            self.span = float(usual.mean()) / 1e9
+            self.queueing = float(np.median(steps["b"])) / 1e9
 
 
 class Case:
@@ -95,6 +121,16 @@ class Case:
     def lead(self) -> Account | None:
         """The process that took most steps; of several the one of the lowest rank."""
         return max(self.accounts, key=lambda account: account.steps, default=None)
+
+    @property
+    def account(self) -> Account:
+        """The same, for causes that are asked only where steps were seen."""
+        assert self.lead is not None
+        return self.lead
+
+    @property
+    def loader_location(self) -> CodeLocation | None:
+        return self.lead.loader_location if self.lead else None
 
     @cached_property
     def stretch(self) -> Window:
@@ -137,65 +173,11 @@ class Case:
 
     @cached_property
     def cores(self) -> Cores:
-        used, waiting = self.mean("cpu"), self.mean("cpu_wait")
-        host, watcher = self.mean("host_cpu", "host"), self.mean("watcher_cpu", "watcher")
-        roles = [entity for metric, entity in self.data.series if metric == "cpu"]
-        training = [role for role in roles if role == "main" or role.startswith("rank")]
-        others = None
-        if host is not None and used is not None:
-            others = max(0.0, host - used - (watcher or 0.0))
-        return Cores(
-            used=used,
-            wanted=None if used is None or waiting is None else used + waiting,
-            allowed=self.data.cpu_allowed,
-            machine=self.machine.cpu.logical,
-            others=others,
-            throttled=self.mean("cgroup_throttled", "cgroup"),
-            main=sum(self.mean("cpu", role) or 0.0 for role in training) if training else None,
-            wait_main=sum(self.mean("cpu_wait", role) or 0.0 for role in training),
-        )
+        return Cores(self)
 
     @cached_property
     def device(self) -> Device:
-        stretch, gpus = self.stretch, self.data.used_gpus
-
-        def rate(metric: str) -> float | None:
-            return _mean([mean_in(gpu.of(metric), stretch) for gpu in gpus])
-
-        def gauge(metric: str) -> float | None:
-            return _mean([reading_in(gpu.of(metric), stretch) for gpu in gpus])
-
-        clocks = [clock for gpu in gpus if len(clock := gpu.of("gpu_sm_clock"))]
-        device = Device(
-            active=rate("gpu_active"),
-            sm=rate("gpu_sm"),
-            tensor=rate("gpu_tensor"),
-            fp32=rate("gpu_fp32"),
-            dram=rate("gpu_dram"),
-            utilization=gauge("gpu_utilization"),
-            received=rate("gpu_pcie_received"),
-            others=gauge("gpu_others"),
-            slowed_power=gauge("gpu_slowed_power"),
-            slowed_heat=gauge("gpu_slowed_heat"),
-            power=gauge("gpu_power"),
-            clock=gauge("gpu_sm_clock"),
-            clock_most=max((float(clock.value.max()) for clock in clocks), default=None),
-        )
-        if self.lead is None:
-            return device
-        steps = self.lead.trainer.device_steps
-        steps = steps[(steps["t"] > stretch.begin_ns) & (steps["t"] <= stretch.end_ns)]
-        if not len(steps):
-            return device
-        spans = steps["a"]
-        # A step with an evaluation in it is not like the others.
-        usual = spans[spans <= limit("far_longer") * np.median(spans)]
-        return replace(
-            device,
-            ahead=float((steps["flags"] & HOST_AHEAD).mean()),
-            span=float(usual.mean()) / 1e9,
-            queueing=float(np.median(steps["b"])) / 1e9,
-        )
+        return Device(self)
 
 
 def _mean(values: Sequence[float | None]) -> float | None:
@@ -212,9 +194,12 @@ def finding(
     variant: str = "",
     reasons: Sequence[str] = (),
     evidence: Sequence[Evidence | None] = (),
-    recommendations: Sequence[Recommendation | None] = (),
+    recommendations: Sequence[Recommendation | str | None] = (),
 ) -> Finding:
-    """A finding without the evidence and recommendations that are None."""
+    """A finding without the evidence and recommendations that are None.
+
+    The key of an action alone is a recommendation, too.
+    """
     return Finding(
         cause=cause,
         confidence=confidence,
@@ -224,7 +209,11 @@ def finding(
         reasons=tuple(reasons),
         healthy=CAUSES[cause].kind == "healthy",
         evidence=tuple(each for each in evidence if each is not None),
-        recommendations=tuple(each for each in recommendations if each is not None),
+        recommendations=tuple(
+            Recommendation(each) if isinstance(each, str) else each
+            for each in recommendations
+            if each is not None
+        ),
     )
 
 

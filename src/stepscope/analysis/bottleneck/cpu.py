@@ -21,14 +21,10 @@ def cpu_shortage(case: Case) -> Finding | None:
 
 def small_batch(case: Case) -> Finding | None:
     """A batch so small that a step on the CPU is all overhead."""
-    account = case.lead
-    if account is None or case.on_gpu:
+    account, batch = case.account, case.account.batch_size
+    if case.on_gpu or batch is None or batch > limit("small_batch_cpu"):
         return None
-    batch = account.batch_size
-    waits = account.wait_share >= limit("input_wait_sure")
-    if batch is None or batch > limit("small_batch_cpu") or waits:
-        return None
-    if account.rest > limit("overhead_step"):
+    if account.wait_share >= limit("input_wait_sure") or account.rest > limit("overhead_step"):
         return None
     times = int(limit("safe_growth_cpu"))
     larger = batch * times
@@ -97,7 +93,7 @@ def cpu_interference(case: Case) -> Finding | None:
             _waiting(case),
             measured("stolen_cores", case.mean("host_steal", "host"), "cores", source="/proc"),
         ],
-        recommendations=[Recommendation("find_processes"), Recommendation("exclusive_cores")],
+        recommendations=["find_processes", "exclusive_cores"],
     )
 
 
@@ -116,7 +112,7 @@ def _quota(case: Case) -> Finding | None:
             _used(case),
             _waiting(case),
         ],
-        recommendations=[Recommendation("raise_quota")],
+        recommendations=["raise_quota"],
     )
 
 
@@ -190,17 +186,17 @@ def _few(case: Case) -> Finding | None:
         ],
         recommendations=[
             Recommendation("more_cores", "cpus", enough),
-            Recommendation("find_affinity"),
+            "find_affinity",
         ],
     )
 
 
 def serial_compute(case: Case) -> Finding | None:
     """The model is computed on the CPU by fewer threads than there are cores."""
-    lead, idle, allowed = case.lead, case.cores.idle, case.cores.allowed
-    if case.on_gpu or lead is None or len(case.ranks) > 1:
-        return None
+    lead, idle, allowed = case.account, case.cores.idle, case.cores.allowed
     threads = lead.threads
+    if case.on_gpu or len(case.ranks) > 1:
+        return None
     if threads is None or idle is None or allowed is None or threads >= allowed:
         return None
     if idle < 2 * limit("idle_cores") or lead.wait_share >= limit("input_wait"):

@@ -8,12 +8,47 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from stepscope.analysis.bottleneck import cpu, gpu, inputs, memory, outside, ranks, without_steps
+from stepscope.analysis.bottleneck import cpu, gpu, inputs, memory, outside, ranks
 from stepscope.analysis.bottleneck.case import Case, finding, measured
 from stepscope.analysis.bottleneck.causes import CAUSES
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.run.data import RunData
-from stepscope.records import Basis, Diagnosis, Finding, Recommendation
+from stepscope.records import Basis, Confidence, Diagnosis, Finding, Recommendation
+
+
+def _nearest_limit(case: Case) -> Finding | None:
+    """The part of the machine that is nearest to its limit, by the use of resources alone."""
+    device, cores = case.device, case.cores
+    cause, bound = "", None
+    confidence: Confidence = "low"
+    busy, waits = device.busy, case.mean("pressure_io", "host") or 0.0
+    if case.on_gpu and busy is not None:
+        if busy >= limit("gpu_busy"):
+            full = (device.dram or 0.0) >= limit("dram_bound")
+            cause, confidence = "gpu.bandwidth" if full else "gpu.compute", "medium"
+        else:
+            cause = "input.preparation" if cores.saturated else "gpu.idle"
+            bound = 1.0 / max(busy, 0.02)
+    elif not case.on_gpu and cores.saturated:
+        cause, confidence = "cpu.compute", "medium"
+    elif not case.on_gpu and waits >= limit("input_wait_sure"):
+        cause, bound = "io.bound", 1.0 / max(1.0 - waits, 0.05)
+    if not cause:
+        return None
+    ran = measured("kernels_ran", busy, "share", "gpu_busy", "GPM, NVML")
+    used = measured("cores_used", cores.used, "cores", source="/proc")
+    waited = measured("io_pressure", waits, "share", "input_wait_sure", "PSI")
+    return finding(
+        cause,
+        confidence,
+        bound,
+        variant="resources",
+        values={"allowed": cores.allowed},
+        reasons=["no_steps"],
+        evidence=[ran, used] if case.on_gpu else [used, waited],
+        recommendations=["mark_steps"],
+    )
+
 
 _WITH_STEPS: tuple[Callable[[Case], Finding | None], ...] = (
     inputs.data_wait,
@@ -41,7 +76,7 @@ _WITH_STEPS: tuple[Callable[[Case], Finding | None], ...] = (
 """A cause is a function of the case. To add one, write it, name it here, and give it a row in
 `causes`, in `report.bottleneck.words` and in the planted runs of the tests."""
 _WITHOUT_STEPS: tuple[Callable[[Case], Finding | None], ...] = (
-    without_steps.nearest_limit,
+    _nearest_limit,
     cpu.cpu_interference,
     cpu.cpu_shortage,
     memory.host_leak,
@@ -144,7 +179,7 @@ def _short(case: Case, steps: int) -> Finding:
             measured("steps", steps, "count", "least_steps", "steps"),
             measured("seconds", seconds, "s", "least_seconds", "steps"),
         ],
-        recommendations=[Recommendation("train_longer")],
+        recommendations=["train_longer"],
     )
 
 
@@ -175,5 +210,5 @@ def _otherwise(case: Case) -> Finding:
         "low",
         None,
         evidence=evidence,
-        recommendations=[Recommendation("look_at_panels")],
+        recommendations=["look_at_panels"],
     )

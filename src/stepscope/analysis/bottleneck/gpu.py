@@ -15,8 +15,8 @@ _LAUNCHING = ("forward", "backward", "optimizer", "other")
 
 def gpu_work(case: Case) -> Finding | None:
     """What the GPUs are busy with, or what they wait for besides data."""
-    account, busy = case.lead, case.device.busy
-    if account is None or busy is None:
+    account, busy = case.account, case.device.busy
+    if busy is None:
         return None
     return _bound(case, account) if _is_bound(case) else _waits(case, account, busy)
 
@@ -46,7 +46,7 @@ def gpu_interference(case: Case) -> Finding | None:
         "high" if others >= 2 * limit("others_gpu") else "medium",
         limit("takes_turns") if takes_turns else 1.0 / (1.0 - others),
         evidence=[measured("others_kernels", others, "share", "others_gpu", "NVML"), _ran(case)],
-        recommendations=[Recommendation("find_gpu_processes"), Recommendation("exclusive_gpu")],
+        recommendations=["find_gpu_processes", "exclusive_gpu"],
     )
 
 
@@ -146,7 +146,7 @@ def _waits(case: Case, account: Account, busy: float) -> Finding | None:
                 if pinned
                 else Recommendation("pin_memory", "pin", True, account.loader_location),
                 Recommendation("copy_ahead", location=account.location("copy")),
-                Recommendation("copy_fewer_bytes"),
+                "copy_fewer_bytes",
             ],
         )
     if syncs >= max(limit("sync_share"), part):
@@ -215,8 +215,8 @@ def _launch(case: Case, account: Account) -> Finding | None:
         ],
         recommendations=[
             Recommendation("compile_to_graphs", "compile", True),
-            Recommendation("graph_callables"),
-            None if account.trainer.settings.get("fused") else Recommendation("fused_optimizer"),
+            "graph_callables",
+            None if account.trainer.settings.get("fused") else "fused_optimizer",
         ],
     )
 
@@ -233,41 +233,37 @@ def _larger_batch(account: Account, times: int) -> Recommendation:
 
 
 def gpu_power(case: Case) -> Finding | None:
-    device = case.device
-    if not _is_bound(case) or device.busy is None or (device.slowed_power or 0.0) < limit("slowed"):
+    if not _is_bound(case):
         return None
-    return finding(
-        "throttle.power",
-        "medium",
-        _highest_clock(case),
-        evidence=[
-            measured("slowed", device.slowed_power, "share", "slowed", "NVML"),
-            measured("power", device.power, "W", source="NVML"),
-            measured("clock", device.clock, "MHz", source="NVML"),
-        ],
-        recommendations=[Recommendation("show_power_limit")],
-    )
+    power = measured("power", case.device.power, "W", source="NVML")
+    slowed = case.device.slowed_power
+    return _slowed(case, "throttle.power", "medium", slowed, power, "show_power_limit")
 
 
 def gpu_heat(case: Case) -> Finding | None:
+    return _slowed(case, "throttle.heat", "high", case.device.slowed_heat, None, "better_cooling")
+
+
+def _slowed(
+    case: Case,
+    cause: str,
+    confidence: Confidence,
+    slowed: float | None,
+    reading: Evidence | None,
+    action: str,
+) -> Finding | None:
+    """The clocks were held down: the bound is how many times as fast they were at their highest."""
     device = case.device
-    if device.busy is None or (device.slowed_heat or 0.0) < limit("slowed"):
+    if device.busy is None or (slowed or 0.0) < limit("slowed"):
         return None
     return finding(
-        "throttle.heat",
-        "high",
-        _highest_clock(case),
+        cause,
+        confidence,
+        device.clock_most / device.clock if device.clock and device.clock_most else None,
         evidence=[
-            measured("slowed", device.slowed_heat, "share", "slowed", "NVML"),
+            measured("slowed", slowed, "share", "slowed", "NVML"),
+            reading,
             measured("clock", device.clock, "MHz", source="NVML"),
         ],
-        recommendations=[Recommendation("better_cooling")],
+        recommendations=[action],
     )
-
-
-def _highest_clock(case: Case) -> float | None:
-    """How many times as fast the clocks were at their highest."""
-    device = case.device
-    if not device.clock or not device.clock_most:
-        return None
-    return device.clock_most / device.clock

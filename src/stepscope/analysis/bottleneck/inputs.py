@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from stepscope.analysis.bottleneck.account import Account
 from stepscope.analysis.bottleneck.case import Case, finding, measured
@@ -11,53 +10,34 @@ from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.records import Confidence, Evidence, Finding, Recommendation
 
 
-@dataclass(frozen=True)
 class Batches:
     """How batches of a run are made: seconds per batch, means over those that were timed."""
 
-    workers: int
-    samples: float
-    collation: float
-    cpu: float
-    blocked: float
-    busy: float
-    """Share of the workers' time in which they prepared anything."""
-
-    @property
-    def whole(self) -> float:
-        return self.samples + self.collation
+    def __init__(self, case: Case, account: Account) -> None:
+        samples, collation, count = case.samples, case.collation, len(case.samples)
+        trained = max(account.seconds - account.evaluated, 1e-6)
+        self.workers = account.workers
+        self.samples, self.collation = float(samples.wall.mean()), float(collation.wall.mean())
+        self.whole = self.samples + self.collation
+        self.cpu = float((samples.cpu.sum() + collation.cpu.sum()) / count)
+        self.blocked = float((samples.blocked.sum() + collation.blocked.sum()) / count)
+        # Share of the workers' time in which they prepared anything.
+        busy = self.whole * len(account.batches) / (max(1, self.workers) * trained)
+        self.busy = min(1.0, busy)
 
     def share(self, part: float) -> float:
         return part / self.whole if self.whole else 0.0
 
 
-def batches_of(case: Case, account: Account) -> Batches | None:
-    """What is known of the preparation of batches; None where nobody told."""
-    samples, collation = case.samples, case.collation
-    count = len(samples)
-    if not count:
-        return None
-    whole = float(samples.wall.mean() + collation.wall.mean())
-    trained = max(account.seconds - account.evaluated, 1e-6)
-    return Batches(
-        workers=account.workers,
-        samples=float(samples.wall.mean()),
-        collation=float(collation.wall.mean()),
-        cpu=float((samples.cpu.sum() + collation.cpu.sum()) / count),
-        blocked=float((samples.blocked.sum() + collation.blocked.sum()) / count),
-        busy=min(1.0, whole * len(account.batches) / (max(1, account.workers) * trained)),
-    )
-
-
 def data_wait(case: Case) -> Finding | None:
     """The reason why batches are waited for."""
-    account = case.lead
-    if account is None or account.wait_share < limit("input_wait"):
+    account = case.account
+    if account.wait_share < limit("input_wait"):
         return None
-    batches = batches_of(case, account)
-    if batches is None:
+    if not len(case.samples):
         return _unseen(case, account)
-    workers, most = batches.workers, limit("most_of_it")
+    batches, most = Batches(case, account), limit("most_of_it")
+    workers = batches.workers
     stay = account.loader is not None and account.loader.persists
     if account.starting > most * account.waited and account.passes and workers and not stay:
         return _startup(account)
@@ -170,10 +150,7 @@ def _preparation(case: Case, account: Account, batches: Batches) -> Finding:
             measured("workers_busy", batches.busy, "share", source="workers"),
             measured("cores_used", case.cores.used, "cores", source="/proc"),
         ],
-        recommendations=[
-            Recommendation("cheaper_transform"),
-            Recommendation("prepare_data_once"),
-        ],
+        recommendations=["cheaper_transform", "prepare_data_once"],
     )
 
 
@@ -209,14 +186,14 @@ def _fetch(case: Case, account: Account, batches: Batches) -> Finding:
             measured("network_received", network, "bytes/s", source="/proc"),
         ],
         recommendations=[
-            Recommendation("copy_data_near"),
+            "copy_data_near",
             Recommendation(
                 "more_reads_at_once",
                 "workers",
                 max(2, batches.workers * 2),
                 account.loader_location,
             ),
-            Recommendation("larger_files"),
+            "larger_files",
         ],
     )
 

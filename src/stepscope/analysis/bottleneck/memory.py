@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from stepscope.analysis.bottleneck.account import Window, reading_in
 from stepscope.analysis.bottleneck.case import Case, finding, measured
 from stepscope.analysis.bottleneck.thresholds import limit
-from stepscope.analysis.run.series import Series
+from stepscope.analysis.run.series import Floats, Series
 from stepscope.analysis.trial.steady import drift_of, trend
-from stepscope.records import Confidence, Finding, Recommendation
+from stepscope.records import Confidence, Finding, FindingValue, Recommendation
 
 _BUCKETS = 24
 _LEAST_BUCKETS = 8
-_SURE = 3.3
-"""Standard deviations of Mann and Kendall's count: chance does it once in a thousand."""
-_FIRST_STEPS = 5
-"""They allocate, compile and autotune: no step is like them."""
+_SURE = 3.3  # standard deviations of Mann and Kendall's count: chance does it once in a thousand
+_FIRST_STEPS = 5  # they allocate, compile and autotune: no step is like them
+
+
+def _last(values: Floats) -> float:
+    return float(values[-1])
 
 
 def growth(series: Series, stretch: Window) -> tuple[float, float] | None:
@@ -52,23 +55,20 @@ def growth(series: Series, stretch: Window) -> tuple[float, float] | None:
     return float(np.median(slopes)), float(values[0])
 
 
-def seconds_left(left: float | None, rate: float) -> float | None:
-    """Until memory that grows is gone."""
-    return None if left is None or rate <= 0 else max(0.0, left) / rate
-
-
 def leak_confidence(seconds_left: float | None) -> Confidence:
     """Growth that takes a week to matter is reported, but does not limit a run."""
     soon = seconds_left is None or seconds_left < limit("leak_horizon")
     return "high" if soon else "low"
 
 
+def seconds_left(left: float | None, rate: float) -> float | None:
+    """Until memory that grows is gone."""
+    return None if left is None or rate <= 0 else max(0.0, left) / rate
+
+
 def host_leak(case: Case) -> Finding | None:
     found = growth(case.data.of("memory"), case.stretch)
-    if found is None:
-        return None
-    rate, began = found
-    if not _is_lost(case, rate):
+    if found is None or not _is_lost(case, found[0]):
         return None
     rates = {
         role: grown[0]
@@ -77,33 +77,20 @@ def host_leak(case: Case) -> Finding | None:
         if (grown := growth(case.data.of("memory", role), case.stretch))
     }
     process = max(rates, key=lambda role: rates[role], default=None)
-
-    def last(metric: str, entity: str) -> float | None:
-        return case.reading(metric, entity, lambda values: float(values[-1]))
-
-    left = last("host_available", "host")
-    top, used = last("cgroup_memory_limit", "cgroup"), last("cgroup_memory", "cgroup")
+    left = case.reading("host_available", "host", _last)
+    top = case.reading("cgroup_memory_limit", "cgroup", _last)
+    used = case.reading("cgroup_memory", "cgroup", _last)
     if top is not None and used is not None:
         left = top - used if left is None else min(left, top - used)
-    remaining = seconds_left(left, rate)
-    return finding(
+    dataset = Recommendation("find_growth_in_dataset", location=case.loader_location)
+    return _leak(
+        case,
         "leak.host",
-        leak_confidence(remaining),
-        1.0,
-        values={"process": process, "seconds_left": remaining},
-        evidence=[
-            measured("growth", rate, "bytes/s", source="/proc"),
-            measured("grown", rate * case.stretch.seconds, "bytes", "growth_bytes", "/proc"),
-            measured("at_beginning", began, "bytes", source="/proc"),
-            measured("left", left, "bytes", source="/proc"),
-        ],
-        recommendations=[
-            Recommendation(
-                "find_growth_in_dataset", location=case.lead.loader_location if case.lead else None
-            )
-            if process == "worker"
-            else Recommendation("find_growth_in_loop")
-        ],
+        *found,
+        left,
+        ("/proc", "/proc"),
+        {"process": process},
+        [dataset if process == "worker" else "find_growth_in_loop"],
     )
 
 
@@ -121,37 +108,45 @@ def _is_lost(case: Case, rate: float) -> bool:
 
 def gpu_leak(case: Case) -> Finding | None:
     for gpu in case.data.used_gpus:
-        found = growth(gpu.of("gpu_allocated"), case.stretch)
-        if found is None:
-            continue
-        rate, began = found
-        held = reading_in(gpu.memory, case.stretch, lambda values: float(values[-1]))
-        size = gpu.gpu.memory_bytes
-        left = size - held if size is not None and held is not None else None
-        remaining = seconds_left(left, rate)
-        grown = rate * case.stretch.seconds
-        return finding(
-            "leak.gpu",
-            leak_confidence(remaining),
-            1.0,
-            values={"gpu": gpu.gpu.label, "seconds_left": remaining},
-            evidence=[
-                measured("growth", rate, "bytes/s", source="allocator"),
-                measured("grown", grown, "bytes", "growth_bytes", "allocator"),
-                measured("at_beginning", began, "bytes", source="allocator"),
-                measured("left", left, "bytes", source="NVML"),
-            ],
-            recommendations=[
-                Recommendation("detach_loss"),
-                Recommendation("find_kept_outputs"),
-            ],
-        )
+        if found := growth(gpu.of("gpu_allocated"), case.stretch):
+            held, size = reading_in(gpu.memory, case.stretch, _last), gpu.gpu.memory_bytes
+            left = size - held if size is not None and held is not None else None
+            values = {"gpu": gpu.gpu.label}
+            actions = ["detach_loss", "find_kept_outputs"]
+            return _leak(case, "leak.gpu", *found, left, ("allocator", "NVML"), values, actions)
     return None
 
 
+def _leak(
+    case: Case,
+    cause: str,
+    rate: float,
+    began: float,
+    left: float | None,
+    sources: tuple[str, str],
+    values: Mapping[str, FindingValue],
+    recommendations: Sequence[Recommendation | str],
+) -> Finding:
+    remaining = seconds_left(left, rate)
+    grown, (source, source_of_left) = rate * case.stretch.seconds, sources
+    return finding(
+        cause,
+        leak_confidence(remaining),
+        1.0,
+        values={**values, "seconds_left": remaining},
+        evidence=[
+            measured("growth", rate, "bytes/s", source=source),
+            measured("grown", grown, "bytes", "growth_bytes", source),
+            measured("at_beginning", began, "bytes", source=source),
+            measured("left", left, "bytes", source=source_of_left),
+        ],
+        recommendations=recommendations,
+    )
+
+
 def step_drift(case: Case) -> Finding | None:
-    account = case.lead
-    if account is None or account.seconds < limit("drift_seconds"):
+    account = case.account
+    if account.seconds < limit("drift_seconds"):
         return None
     lengths = np.concatenate([account.before, account.own])[_FIRST_STEPS:]
     drift = drift_of(lengths)
@@ -176,15 +171,13 @@ def step_drift(case: Case) -> Finding | None:
         recommendations=[
             Recommendation("find_what_is_kept", location=most.location)
             if most
-            else Recommendation("find_what_is_kept_somewhere")
+            else "find_what_is_kept_somewhere"
         ],
     )
 
 
 def allocator_retries(case: Case) -> Finding | None:
-    account = case.lead
-    if account is None:
-        return None
+    account = case.account
     for gpu in case.data.used_gpus:
         inside = gpu.of("gpu_alloc_retries").between(case.stretch.begin_ns, case.stretch.end_ns)
         count = float(inside.value[-1] - inside.value[0]) if len(inside) > 1 else 0.0
@@ -207,7 +200,7 @@ def allocator_retries(case: Case) -> Finding | None:
                 Recommendation("smaller_batch", "batch_size", int(batch * 0.85), location)
                 if batch and batch > 1
                 else Recommendation("some_smaller_batch", location=location),
-                Recommendation("expandable_segments"),
+                "expandable_segments",
             ],
         )
     return None
@@ -215,7 +208,7 @@ def allocator_retries(case: Case) -> Finding | None:
 
 def gpu_memory_full(case: Case) -> Finding | None:
     for gpu in case.data.used_gpus:
-        most = reading_in(gpu.of("gpu_memory"), case.stretch, lambda values: float(values.max()))
+        most = reading_in(gpu.of("gpu_memory"), case.stretch, np.max)
         size = gpu.gpu.memory_bytes
         if most is None or not size or most / size < limit("memory_full"):
             continue
@@ -226,14 +219,14 @@ def gpu_memory_full(case: Case) -> Finding | None:
             variant="full",
             values={"gpu": gpu.gpu.label, "left": size - most, "size": size},
             evidence=[measured("in_use", most / size, "share", "memory_full", "NVML")],
-            recommendations=[Recommendation("less_gpu_memory")],
+            recommendations=["less_gpu_memory"],
         )
     return None
 
 
 def host_memory_full(case: Case) -> Finding | None:
     total = case.machine.memory.total_bytes
-    left = case.reading("host_available", "host", lambda values: float(values.min()))
+    left = case.reading("host_available", "host", np.min)
     stalled = case.mean("pressure_memory", "host") or 0.0
     share = 1 - left / total if left is not None and total else 0.0
     if share < limit("memory_full") and stalled < limit("outside_share"):
@@ -247,16 +240,13 @@ def host_memory_full(case: Case) -> Finding | None:
             measured("memory_pressure", stalled, "share", "outside_share", "PSI"),
         ],
         recommendations=[
-            Recommendation(
-                "halve_workers_or_prefetch",
-                location=case.lead.loader_location if case.lead else None,
-            )
+            Recommendation("halve_workers_or_prefetch", location=case.loader_location)
         ],
     )
 
 
 def shm_full(case: Case) -> Finding | None:
-    used = case.reading("shm_used", "shm", lambda values: float(values.max()))
+    used = case.reading("shm_used", "shm", np.max)
     size = case.reading("shm_size", "shm")
     if used is None or not size or used / size < limit("memory_full"):
         return None
@@ -265,8 +255,5 @@ def shm_full(case: Case) -> Finding | None:
         "medium",
         1.0,
         evidence=[measured("in_use", used / size, "share", "memory_full", "statvfs")],
-        recommendations=[
-            Recommendation("larger_shm"),
-            Recommendation("share_through_files"),
-        ],
+        recommendations=["larger_shm", "share_through_files"],
     )

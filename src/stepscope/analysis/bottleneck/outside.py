@@ -15,9 +15,7 @@ def _without(account: Account, seconds: float) -> float:
 
 
 def evaluation(case: Case) -> Finding | None:
-    account = case.lead
-    if account is None:
-        return None
+    account = case.account
     share = account.evaluated / account.seconds
     if share < limit("outside_share"):
         return None
@@ -27,20 +25,13 @@ def evaluation(case: Case) -> Finding | None:
         _without(account, account.evaluated),
         values={"evaluated": account.evaluated},
         evidence=[measured("evaluation", share, "share", "outside_share", "loader")],
-        recommendations=[
-            Recommendation("evaluate_less_often"),
-            Recommendation("larger_validation_batch"),
-        ],
+        recommendations=["evaluate_less_often", "larger_validation_batch"],
     )
 
 
 def checkpoints(case: Case) -> Finding | None:
-    account = case.lead
-    if account is None:
-        return None
+    account = case.account
     sampled = account.share("save")
-    if sampled < limit("outside_share") / 2:
-        return None
     # Samples every few seconds miss short saves: steps far longer than usual have them all, but
     # may have other work too, so they count up to twice what the samples say.
     usual = float(np.median(account.own))
@@ -68,9 +59,7 @@ def checkpoints(case: Case) -> Finding | None:
 
 
 def logging(case: Case) -> Finding | None:
-    account = case.lead
-    if account is None:
-        return None
+    account = case.account
     share = account.share("logging")
     if share < limit("logging_share"):
         return None
@@ -84,11 +73,9 @@ def logging(case: Case) -> Finding | None:
 
 
 def sleeping(case: Case) -> Finding | None:
-    account = case.lead
-    if account is None or len(case.ranks) > 1:  # a rank that sleeps is a straggler
-        return None
+    account = case.account
     share = account.share("sleep")
-    if share < limit("outside_share"):
+    if share < limit("outside_share") or len(case.ranks) > 1:  # a rank that sleeps is a straggler
         return None
     return finding(
         "outside.other",

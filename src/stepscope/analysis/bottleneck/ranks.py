@@ -63,9 +63,9 @@ def _communication(case: Case, ranks: Sequence[Account]) -> Finding | None:
     forward = max(account.share("forward") for account in ranks)
     share = together - limit("backward_per_forward") * forward
     moved = case.highest_mean("loopback", "net_received", "gpu_nvlink_received")
-    if share < limit("communication") or moved is None or not case.lead:
+    if share < limit("communication") or moved is None:
         return None
-    parameters = case.lead.trainer.settings.get("parameters")
+    parameters = case.account.trainer.settings.get("parameters")
     sure = share >= 2 * limit("communication") and moved >= limit("rank_traffic")
     return finding(
         "ranks.communication",
@@ -76,9 +76,5 @@ def _communication(case: Case, ranks: Sequence[Account]) -> Finding | None:
             measured("communication", share, "share", "communication", "stack samples"),
             measured("rank_traffic", moved, "bytes/s", source="/proc"),
         ],
-        recommendations=[
-            Recommendation("accumulate_gradients"),
-            Recommendation("compress_gradients"),
-            Recommendation("larger_batch_per_rank"),
-        ],
+        recommendations=["accumulate_gradients", "compress_gradients", "larger_batch_per_rank"],
     )

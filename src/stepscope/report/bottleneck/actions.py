@@ -14,8 +14,7 @@ class ActionWords:
 
     change: str
     why: str = ""
-    option: str = ""
-    """Of `stepscope trial`; empty where a trial has none."""
+    option: str = ""  # of `stepscope trial`; empty where a trial has none
 
 
 def _workers(why: str = "") -> ActionWords:

@@ -12,6 +12,7 @@ from stepscope.report.bottleneck.view import DiagnosisView
 from stepscope.runs.reader import Run
 
 FORMAT = 1
+_CEILING = "how many times as fast it could be at most without it; null where not known"
 
 KEYS: tuple[tuple[str, str], ...] = (
     ("format", "of these keys"),
@@ -20,7 +21,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("cause", "of the first finding; all causes are listed in docs/explain.md"),
     ("says", "the first finding in a sentence"),
     ("confidence", "in it: high, medium, low"),
-    ("ceiling", "how many times as fast it could be at most without it; null where not known"),
+    ("ceiling", _CEILING),
     ("healthy", "whether that is how it should be"),
     ("findings", "all of them, what matters most first, each with the keys of the next table"),
     ("next", "what would hold it back once the first is fixed; null where nothing is known"),
@@ -28,18 +29,18 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("window", "that stretch, on the clock of the run: begin_s, end_s"),
     ("weak", "whether no steps were seen, so that it goes by the use of resources alone"),
 )
-FINDING_KEYS: tuple[tuple[str, str], ...] = (
-    ("cause", "one of the causes"),
-    ("title", "a few words"),
-    ("says", "one sentence with the numbers"),
-    ("confidence", "high, medium, low"),
-    ("because", "why that sure"),
-    ("ceiling", "how many times as fast it could be at most without it; null where not known"),
-    ("healthy", "whether this is how it should be"),
-    ("evidence", "numbers, each with what, value, unit, threshold, limit, source"),
-    ("advice", "what to change, each with change, why, where, line"),
+FINDING_KEYS: tuple[tuple[str, str, str], ...] = (
+    ("cause", "cause", "one of the causes"),
+    ("title", "title", "a few words"),
+    ("says", "summary", "one sentence with the numbers"),
+    ("confidence", "confidence", "high, medium, low"),
+    ("because", "reason", "why that sure"),
+    ("ceiling", "speedup_bound", _CEILING),
+    ("healthy", "healthy", "whether this is how it should be"),
+    ("evidence", "evidence", "numbers, each with what, value, unit, threshold, limit, source"),
+    ("advice", "recommendations", "what to change, each with change, why, where, line"),
 )
-
+"""Keys, where they stand in the view, and what they mean."""
 
 _FIRST = ("cause", "says", "confidence", "ceiling", "healthy")
 
@@ -57,20 +58,9 @@ def explained_dict(run: Run, view: DiagnosisView) -> dict[str, Any]:
 def diagnosis_dict(view: DiagnosisView) -> dict[str, Any]:
     """A diagnosis as plain values, the first finding also by itself."""
     findings = [
-        {
-            "cause": each.cause,
-            "title": each.title,
-            "says": each.summary,
-            "confidence": each.confidence,
-            "because": each.reason,
-            "ceiling": each.speedup_bound,
-            "healthy": each.healthy,
-            "evidence": each.evidence,
-            "advice": each.recommendations,
-        }
-        for each in view.findings
+        {key: getattr(each, name) for key, name, _ in FINDING_KEYS} for each in view.findings
     ]
-    told: dict[str, Any] = to_json(
+    plain: dict[str, Any] = to_json(
         {
             **{key: findings[0][key] for key in _FIRST},
             "findings": findings,
@@ -80,4 +70,4 @@ def diagnosis_dict(view: DiagnosisView) -> dict[str, Any]:
             "weak": view.weak,
         }
     )
-    return told
+    return plain

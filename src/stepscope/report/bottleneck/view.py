@@ -67,13 +67,10 @@ class EvidenceRow:
 class RecommendationView:
     """A recommendation in words."""
 
-    change: str
-    """The new code, setting or command: "num_workers=8"."""
+    change: str  # the new code, setting or command: "num_workers=8"
     why: str = ""
-    where: str | None = None
-    """"train.py:41", where it is known."""
-    line: str | None = None
-    """The code that is there now."""
+    where: str | None = None  # "train.py:41", where it is known
+    line: str | None = None  # the code that is there now
 
 
 @dataclass(frozen=True)
@@ -82,13 +79,10 @@ class FindingView:
 
     cause: str
     title: str
-    summary: str
-    """One sentence with the numbers."""
+    summary: str  # one sentence with the numbers
     tone: Tone
-    confidence: str
-    """"high"."""
-    reason: str
-    """Why that sure."""
+    confidence: str  # "high"
+    reason: str  # why that sure
     speedup_bound: float | None
     evidence: tuple[EvidenceRow, ...] = ()
     recommendations: tuple[RecommendationView, ...] = ()

@@ -26,8 +26,7 @@ class CauseWords:
     title: str
     meaning: str
     finding: Sentence
-    reason: Sentence = ""
-    """Nothing where findings of the cause name their reasons."""
+    reason: Sentence = ""  # nothing where findings of the cause name their reasons
 
 
 _WAITS = "Training waits for data {data_wait:pct} of the time"

@@ -26,8 +26,7 @@ class Paragraph:
 
     text: str
     emphasis: Emphasis = ""
-    tone: Tone | None = None
-    """The colour of the badge; without a badge, of the text."""
+    tone: Tone | None = None  # the colour of the badge; without a badge, of the text
     label: str = ""
     badge: str = ""
 
@@ -45,10 +44,8 @@ class Item:
     """A point of a list; a recommendation also has its place in the code and a reason."""
 
     text: str
-    where: str = ""
-    """`train.py:41`."""
-    code: str = ""
-    """What stands there now."""
+    where: str = ""  # `train.py:41`
+    code: str = ""  # what stands there now
     why: str = ""
 
 
@@ -92,8 +89,7 @@ class Figure:
     """A static picture. `svg` is markup that `kit.svg` made, with all texts escaped."""
 
     svg: str
-    description: str
-    """What it shows, for formats without pictures."""
+    description: str  # what it shows, for formats without pictures
     title: str = ""
     caption: str = ""
 
@@ -106,15 +102,13 @@ class PlotLine:
     """
 
     label: str
-    colour: str
-    """A name of the palette: ink, blue, orange, green, purple, sky, olive, grey."""
+    colour: str  # a name of the palette: ink, blue, orange, green, purple, sky, olive, grey
     x: Floats
     y: Floats
     style: LineStyle
     low: Floats | None = None
     high: Floats | None = None
-    shown: bool = True
-    """Whether it is drawn before anybody clicks on it."""
+    shown: bool = True  # whether it is drawn before anybody clicks on it
 
 
 @dataclass(frozen=True)
@@ -124,12 +118,9 @@ class Panel:
     title: str
     unit: str
     lines: tuple[PlotLine, ...]
-    detail: str = ""
-    """What bounds it, in a few words: "limit 4.00 GB"."""
-    whole: float | None = None
-    """What 100 % is, where the panel has a scale of shares."""
-    top: float | None = None
-    """Where its scale ends; at the highest value if None."""
+    detail: str = ""  # what bounds it, in a few words: "limit 4.00 GB"
+    whole: float | None = None  # what 100 % is, where the panel has a scale of shares
+    top: float | None = None  # where its scale ends; at the highest value if None
 
 
 @dataclass(frozen=True)
@@ -139,10 +130,8 @@ class Charts:
     title: str
     panels: tuple[Panel, ...]
     seconds: float
-    epochs: tuple[tuple[float, int], ...] = ()
-    """When each begins, and its number."""
-    phases: tuple[tuple[str, float, float], ...] = ()
-    """Name, begin, end."""
+    epochs: tuple[tuple[float, int], ...] = ()  # when each begins, and its number
+    phases: tuple[tuple[str, float, float], ...] = ()  # name, begin, end
 
     @property
     def phase_names(self) -> list[str]:
@@ -156,8 +145,7 @@ class Section:
     title: str
     blocks: tuple[Block, ...]
     tone: Tone | None = None
-    folded: bool = False
-    """Whether a page shows it only when asked to."""
+    folded: bool = False  # whether a page shows it only when asked to
 
 
 @dataclass(frozen=True)
@@ -177,16 +165,13 @@ class Document:
     """All that is shown of one artefact, in the order in which it is read."""
 
     name: str
-    state: str
-    """How it ended or where it stands, in a word or two: `ok`, `running`."""
+    state: str  # how it ended or where it stands, in a word or two: `ok`, `running`
     tone: Tone
     blocks: tuple[Block, ...]
     reason: str = ""
-    header: tuple[Block, ...] = ()
-    """Below the name, before anything else."""
+    header: tuple[Block, ...] = ()  # below the name, before anything else
     footer: str = ""
-    data: Mapping[str, Any] | None = None
-    """The same for programs, with keys that never change."""
+    data: Mapping[str, Any] | None = None  # the same for programs, with keys that never change
 
 
 def is_empty(block: Block) -> bool:

@@ -22,9 +22,10 @@ from stepscope.report.kit.format import MISSING
 _FOLDER = files("stepscope.report")
 _CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
-    for code in (*range(32), *range(127, 160))
+    for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))
     if chr(code) not in "\t\n\r"
 }
+"""Also lone surrogates, by which Python names files that are not UTF-8: they cannot be written."""
 _X_DECIMALS = 3
 _Y_DIGITS = 4
 

@@ -16,8 +16,7 @@ from stepscope.report.kit.document import Figure
 WIDTH = 400
 SERIES = 6
 """So many lines have a colour of their own."""
-_LETTER = 6.3
-"""How wide a letter is, on average, and a little more."""
+_LETTER = 6.3  # how wide a letter is, on average, and a little more
 _TEXT_HEIGHT = 14
 
 Texter = Callable[[float], str]

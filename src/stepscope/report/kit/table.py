@@ -11,8 +11,9 @@ from stepscope.report.kit.outcomes import Tone
 
 _Row = TypeVar("_Row")
 
-_LEAST_SENTENCE = 28
-"""Characters that a sentence needs beside other columns to be read."""
+_LEAST_SENTENCE = 28  # characters that a sentence needs beside other columns to be read
+_GOOD_NAME, _LEAST_NAME = 30, 12
+"""Characters of a name that are worth a column, and that the narrowest terminal leaves."""
 
 RowTone = Tone | Literal["weak", ""]
 
@@ -23,14 +24,11 @@ class Column:
 
     title: str
     number: bool = True
-    extra: bool = False
-    """Left out in a terminal."""
-    spare: int = 0
-    """Left out in a terminal that is too narrow, the highest first; 0 always stays."""
-    gpu: bool = False
-    """Whether it is about GPUs, in a table of other things too."""
-    wide: bool = False
-    """Whether it holds sentences, which need some space to be read."""
+    extra: bool = False  # left out in a terminal
+    spare: int = 0  # left out in a terminal that is too narrow, the highest first; 0 always stays
+    gpu: bool = False  # whether it is about GPUs, in a table of other things too
+    wide: bool = False  # whether it holds sentences, which need some space to be read
+    cut: bool = False  # whether it holds long names, of which a narrow terminal shows both ends
     toned: bool = False
     """Whether it takes the tone of its row. Without such a column the whole row does."""
 
@@ -41,8 +39,7 @@ class Table:
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    tones: tuple[RowTone, ...] = ()
-    """One for each row, or none at all."""
+    tones: tuple[RowTone, ...] = ()  # one for each row, or none at all
 
     @classmethod
     def of(
@@ -73,6 +70,11 @@ class Table:
             if not any(spares):
                 break
             table = table.without([spares.index(max(spares))])
+        for i, column in enumerate(table.columns):
+            if column.cut and (excess := table.width - width) > 0:
+                most = max(_LEAST_NAME, table._widths[i] - excess)
+                rows = ((*row[:i], _both_ends(row[i], most), *row[i + 1 :]) for row in table.rows)
+                table = replace(table, rows=tuple(rows))
         return table
 
     def split_gpus(self) -> tuple[Table, Table]:
@@ -104,9 +106,15 @@ class Table:
 
     @property
     def _least_width(self) -> int:
-        """The same where sentences that cannot be spared are wrapped."""
-        wrapped = (
-            min(width, _LEAST_SENTENCE) if column.wide and not column.spare else width
-            for column, width in zip(self.columns, self._widths, strict=True)
-        )
-        return sum(wrapped) + 2 * (len(self.columns) - 1)
+        """The same where sentences that cannot be spared are wrapped, and long names cut."""
+        total = 2 * (len(self.columns) - 1)
+        for column, width in zip(self.columns, self._widths, strict=True):
+            least = _LEAST_SENTENCE if column.wide and not column.spare else width
+            total += min(width, _GOOD_NAME if column.cut else least)
+        return total
+
+
+def _both_ends(name: str, width: int) -> str:
+    """Both ends of a name tell: `autograd::engine…ConvolutionBackward0`."""
+    begin = (width - 1) // 2
+    return name if len(name) <= width else f"{name[:begin]}…{name[begin + 1 - width :]}"

@@ -20,10 +20,8 @@ from stepscope.runs.events import read_folder
 from stepscope.runs.tail import RunTail
 from stepscope.runs.timelines import allocator_series, timeline_of
 
-_SHARE = 0.02
-"""Of the time, for looking at all events since the run began."""
-_PATIENCE_S = 0.05
-"""How long a frame waits for that; of a short run it is done by then."""
+_SHARE = 0.02  # of the time, for looking at all events since the run began
+_PATIENCE_S = 0.05  # how long a frame waits for that; of a short run it is done by then
 
 
 class Follower:
@@ -34,32 +32,32 @@ class Follower:
         self._reported = ReportedProgress()
         self._allocators: SeriesTable = {}
         self._outdated = True
-        self._look: _Look | None = None
+        self._reading: _EventsReading | None = None
         self._affordable_at = 0.0
 
     def frame(self, wait: bool = False) -> Frame:
         """The run as it is now. With `wait`, when all events were looked at."""
         self._outdated = self.tail.poll() or self._outdated
         data, now_ns = self.tail.data(), self.tail.now_ns
-        if self._look is None and self._outdated and time.monotonic() >= self._affordable_at:
+        if self._reading is None and self._outdated and time.monotonic() >= self._affordable_at:
             self._outdated = False
-            self._look = _Look(self.tail.paths.events, data, now_ns)
-            self._look.start()
-        if self._look is not None:
-            self._look.join(None if wait else _PATIENCE_S)
-            if not self._look.is_alive():
-                if self._look.error is not None:
-                    raise self._look.error
-                self._reported, self._allocators = self._look.reported, self._look.allocators
-                self._affordable_at = time.monotonic() + self._look.seconds / _SHARE
-                self._look = None
+            self._reading = _EventsReading(self.tail.paths.events, data, now_ns)
+            self._reading.start()
+        if self._reading is not None:
+            self._reading.join(None if wait else _PATIENCE_S)
+            if not self._reading.is_alive():
+                if self._reading.error is not None:
+                    raise self._reading.error
+                self._reported, self._allocators = self._reading.reported, self._reading.allocators
+                self._affordable_at = time.monotonic() + self._reading.seconds / _SHARE
+                self._reading = None
         progress = counted_on(self._reported, data.timelines)
         throughput = throughput_of(data.timelines, progress.loaders, now_ns)
         return frame_of(data, self._allocators, progress, throughput, now_ns)
 
 
-class _Look(threading.Thread):
-    """Looks at all events in the background, so that a long run does not stop the screen."""
+class _EventsReading(threading.Thread):
+    """Reads all events in the background, so that a long run does not stop the screen."""
 
     def __init__(self, events: Path, data: RunData, now_ns: int) -> None:
         super().__init__(daemon=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from math import ceil
 
 import numpy as np
@@ -45,18 +46,15 @@ _COLOURS = {
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans(_LEVELS + "━─–…�°", "_.,-=+*##--.? ")
-_VALUE, _NAME = 9, 7
-"""How wide "65.6 kB/s" and "written" are."""
+_VALUE, _NAME = 9, 7  # how wide "65.6 kB/s" and "written" are
 _DETAIL = 16
 _LEAST_SPAN_S = 60
 _BAR = 40
 _LONG_WAIT = 0.2
 
-_WITH_DETAILS, _PAIRED = 56, 72
-"""Widths from which on there is room for these."""
+_WITH_DETAILS, _PAIRED = 56, 72  # widths from which on there is room for these
 _TWO_COLUMNS = 2 * _PAIRED + 2
-_WITH_FOOT, _WITH_COMMAND = 6, 20
-"""The same for heights."""
+_WITH_FOOT, _WITH_COMMAND = 6, 20  # the same for heights
 
 
 @dataclass(frozen=True)
@@ -175,11 +173,9 @@ def _two_columns(
     left, roles = _body(replace(frame, gpus=()), layout, room)
     right, gpus = _body(replace(frame, run=Block("", "", ())), layout, room)
     lines = []
-    for number in range(max(len(left), len(right))):
-        line = left[number].copy() if number < len(left) else Text()
-        if number < len(right):
-            line.append(" " * (layout.width + 2 - line.cell_len)).append_text(right[number])
-        lines.append(line)
+    for of_run, of_gpus in zip_longest(left, right, fillvalue=Text()):
+        gap = " " * (layout.width + 2 - of_run.cell_len)
+        lines.append(Text.assemble(of_run, gap, of_gpus))
     return lines, [*roles, *gpus]
 
 
@@ -254,10 +250,8 @@ class _Layout:
 
     width: int
     label: int
-    spark: int
-    """Columns of a sparkline; one of two on a line has half of it, and the same span."""
-    seconds: int
-    """What a column stands for."""
+    spark: int  # columns of a sparkline; one of two on a line has half of it, and the same span
+    seconds: int  # what a column stands for
     end_ns: int
 
     @classmethod
@@ -309,21 +303,18 @@ class _Layout:
                 line.append_text(self._spark(each, drawn)).append(" ")
             line.append(_cut(row.text, max(0, self.width - line.cell_len)))
         else:
-            self._add_single(line, row.traces[0])
+            (each,) = row.traces
+            drawn = columns(each.series, self.end_ns, self.spark, self.seconds)
+            line.append_text(self._spark(each, drawn)).append(f" {each.text:>{_VALUE}}", "bold")
+            details = [each.detail] if each.detail else []
+            if each.whole is None and np.isfinite(drawn).any():
+                most = max(float(np.nanmax(drawn)), each.now or 0.0)  # a column is a mean
+                details.append(f"max {value_text(most, BY_KEY[each.metric].unit)}")
+            while details and len(", ".join(details)) > self.width - line.cell_len - 1:
+                details.pop()
+            line.append(" ").append(", ".join(details), style="dim")
         line.truncate(self.width)
         return line
-
-    def _add_single(self, line: Text, each: LiveTrace) -> None:
-        drawn = columns(each.series, self.end_ns, self.spark, self.seconds)
-        line.append_text(self._spark(each, drawn)).append(f" {each.text:>{_VALUE}}", style="bold")
-        details = [each.detail] if each.detail else []
-        if each.whole is None and np.isfinite(drawn).any():
-            most = max(float(np.nanmax(drawn)), each.now or 0.0)  # a column is a mean
-            details.append(f"max {value_text(most, BY_KEY[each.metric].unit)}")
-        room = self.width - line.cell_len - 1
-        while details and len(", ".join(details)) > room:
-            details.pop()
-        line.append(" ").append(", ".join(details), style="dim")
 
     def _spark(self, each: LiveTrace, drawn: Floats) -> Text:
         known = np.isfinite(drawn)

@@ -18,14 +18,11 @@ SECONDS_BACK = 120
 ESSENTIAL, DETAILS = 20, 40
 """Rows of a lower rank belong to any screen; those of a higher one are for tall screens."""
 
-_NOW_S = 1.0
-"""A rate of now is a mean over so many seconds: single samples jump."""
+_NOW_S = 1.0  # a rate of now is a mean over so many seconds: single samples jump
 _STALE_S, _STALE_WINDOWS = 2.0, 3.0
 """A value that is older, and older than so many of its windows, is not of now: its role is gone."""
-_LEAST_COVERED_S = 0.05
-"""A column of a sparkline of which less is known stays empty."""
-_NOTHING_TO_SHOW = 100
-"""Added to the rank of rows without any value."""
+_LEAST_COVERED_S = 0.05  # a column of a sparkline of which less is known stays empty
+_NOTHING_TO_SHOW = 100  # added to the rank of rows without any value
 
 
 @dataclass(frozen=True)
@@ -36,12 +33,9 @@ class LiveTrace:
     entity: str
     series: Series
     now: float | None
-    whole: float | None = None
-    """What a full column stands for; the highest value in sight if None."""
-    name: str = ""
-    """Which way it goes, where there are two: "read", "written"."""
-    detail: str = ""
-    """What follows the value: "of 2 cores"."""
+    whole: float | None = None  # what a full column stands for; the highest value in sight if None
+    name: str = ""  # which way it goes, where there are two: "read", "written"
+    detail: str = ""  # what follows the value: "of 2 cores"
 
     @property
     def text(self) -> str:
@@ -54,12 +48,9 @@ class Row:
 
     label: str
     traces: tuple[LiveTrace, ...]
-    rank: int
-    """Rows with a high one are left out first."""
-    text: str = ""
-    """What is said instead of the value."""
-    part: bool = False
-    """Whether it is a part of the row above."""
+    rank: int  # rows with a high one are left out first
+    text: str = ""  # what is said instead of the value
+    part: bool = False  # whether it is a part of the row above
 
 
 @dataclass(frozen=True)
@@ -70,10 +61,8 @@ class Block:
     remark: str
     rows: tuple[Row, ...]
     brief: Row | None = None
-    used: bool = True
-    """Whether it is about something that the run uses."""
-    slowed: bool = False
-    """Whether something holds it back, so that the remark is a warning."""
+    used: bool = True  # whether it is about something that the run uses
+    slowed: bool = False  # whether something holds it back, so that the remark is a warning
 
 
 def trace(

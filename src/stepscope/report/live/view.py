@@ -11,16 +11,23 @@ from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.progress import LiveThroughput, ReportedProgress
 from stepscope.analysis.run.series import SeriesTable
 from stepscope.metrics import BY_KEY
-from stepscope.records import Ending
+from stepscope.records import Ending, Gpu
 from stepscope.records.codec import to_json
-from stepscope.report.kit.format import allowed_text, bytes_text
+from stepscope.report.kit.format import (
+    allowed_text,
+    bytes_text,
+    count_text,
+    is_known,
+    share_text,
+    value_text,
+)
 from stepscope.report.kit.outcomes import OUTCOMES, Tone
-from stepscope.report.live.gpus import gpu_blocks
 from stepscope.report.live.traces import (
     DETAILS,
     ESSENTIAL,
     SECONDS_BACK,
     Block,
+    LiveTrace,
     Row,
     last,
     mean,
@@ -29,8 +36,9 @@ from stepscope.report.live.traces import (
 )
 from stepscope.report.run.panels import network, roles_in_order
 
-_COST_S = 10.0
-"""What watching costs is a mean over so many seconds."""
+_COST_S = 10.0  # what watching costs is a mean over so many seconds
+_SLOWED = ("gpu_slowed_power", "gpu_slowed_heat", "gpu_slowed_other")
+_SLOWED_S = 10.0  # whether something held a GPU back is told over so many seconds
 
 
 @dataclass(frozen=True)
@@ -45,14 +53,10 @@ class Frame:
     seconds: float
     progress: ReportedProgress
     throughput: LiveThroughput
-    allocators: SeriesTable
-    """What PyTorch said of its GPU memory."""
-    hint: str
-    """What is known of the hook: it tells why there may be no epochs."""
-    watcher: float | None
-    """Cores that watching costs."""
-    end_ns: int
-    """The right edge of the sparklines."""
+    allocators: SeriesTable  # what PyTorch said of its GPU memory
+    hint: str  # what is known of the hook: it tells why there may be no epochs
+    watcher: float | None  # cores that watching costs
+    end_ns: int  # the right edge of the sparklines
     run: Block
     gpus: tuple[Block, ...]
 
@@ -83,7 +87,7 @@ def frame_of(
         watcher=mean(data.of("watcher_cpu", "watcher"), _COST_S),
         end_ns=data.end_ns,
         run=Block("", "", ranked(_run_rows(data))),
-        gpus=gpu_blocks(data),
+        gpus=_gpu_blocks(data),
     )
 
 
@@ -155,3 +159,65 @@ def _of_cores(cores: float | None) -> str:
 
 def _of_bytes(whole: float | None) -> str:
     return f"of {bytes_text(whole)}" if whole else ""
+
+
+def _gpu_blocks(data: RunData) -> tuple[Block, ...]:
+    """A block for every GPU of which anything was read, those that the run uses first."""
+    read = [each.gpu for each in data.all_gpus if each.series]
+    used = {each.gpu.uuid for each in data.used_gpus} or {gpu.uuid for gpu in read}
+    blocks = [_gpu_block(data, gpu, gpu.uuid in used) for gpu in read]
+    return tuple(sorted(blocks, key=lambda block: not block.used))
+
+
+def _gpu_block(data: RunData, gpu: Gpu, used: bool) -> Block:
+    def of(metric: str, whole: float | None = None, detail: str = "", name: str = "") -> LiveTrace:
+        return trace(data, metric, gpu.uuid, whole=whole, detail=detail, name=name)
+
+    limit = gpu.power_limit_watts
+    of_total = [f"of {bytes_text(gpu.memory_bytes)}"] if gpu.memory_bytes else []
+    own = of("gpu_memory_tree")
+    if is_known(own.now):
+        about = "~" if "gpu_memory_tree" in data.facts.sensors.estimated else ""
+        of_total.append(f"run {about}{own.text}")
+    sm, utilisation = of("gpu_sm", 1.0), of("gpu_utilization", 1.0)
+    memory = of("gpu_memory", gpu.memory_bytes, ", ".join(of_total))
+    power = of("gpu_power", limit, f"of {value_text(limit, 'W')}" if limit else "")
+    rows = [
+        Row("SM activity", (sm,), 3),
+        Row("tensor", (of("gpu_tensor", 1.0),), 6),
+        Row("DRAM", (of("gpu_dram", 1.0),), 7),
+        Row("utilisation", (utilisation,), 5),
+        Row("memory", (memory,), 4),
+        Row("power", (power,), 8),
+        Row("PCIe", (of("gpu_pcie_received", name="to"), of("gpu_pcie_sent", name="from")), 9),
+    ]
+    known = ("allocated", "allocated_peak", "reserved", "alloc_retries", "alloc_ooms")
+    tensors, peak, reserved, retries, failed = (last(data.of(f"gpu_{m}", gpu.uuid)) for m in known)
+    if reserved is not None:  # PyTorch told of its memory
+        parts = [f"{bytes_text(tensors)} in tensors", f"peak {bytes_text(peak)}"]
+        parts.append(f"{bytes_text(reserved)} reserved")
+        parts += [f"{count_text(retries)} retries"] if retries else []
+        parts += [f"{count_text(failed)} failed"] if failed else []
+        rows.append(Row("allocator", (), 11, ", ".join(parts)))
+    links = of("gpu_nvlink_received", name="to"), of("gpu_nvlink_sent", name="from")
+    if any(link.series.value.any() for link in links):
+        rows.append(Row("NVLink", links, DETAILS + 5))
+    rows.append(Row("SM clock", (of("gpu_sm_clock"),), DETAILS + 6))
+    # A GPU before Hopper tells no SM activity: what it does not tell at all has no row.
+    told = [row for row in rows if not row.traces or any(len(t.series) for t in row.traces)]
+    heat = of("gpu_temperature")
+    held_back = {m: mean(data.of(m, gpu.uuid), _SLOWED_S) for m in _SLOWED}
+    slowed = [f"{BY_KEY[m].label} {share_text(part)}" for m, part in held_back.items() if part]
+    remarks = [*([heat.text] if is_known(heat.now) else []), *slowed]
+    busy = sm if len(sm.series) else utilisation
+    word = "SM" if busy is sm else "utilised"
+    brief = "  ".join([f"{word} {busy.text:>5}", f"{memory.text:>7}", f"{power.text:>5}", *remarks])
+    short_name, rank = gpu.label.replace(" slice ", "/"), 3 if used else DETAILS - 1
+    return Block(
+        f"{gpu.label}  {gpu.name}".rstrip(),
+        ", ".join(remarks),
+        tuple(told),
+        Row(short_name, (busy,), rank, brief),
+        used,
+        bool(slowed),
+    )

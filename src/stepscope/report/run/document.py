@@ -18,6 +18,7 @@ from stepscope.report.kit.document import (
 from stepscope.report.run import tables
 from stepscope.report.run.json import summary_dict
 from stepscope.report.run.view import RunView, flattened
+from stepscope.report.trial.document import trial_rows
 
 _MOST_COMMAND = 240
 
@@ -27,7 +28,7 @@ def page_of(view: RunView) -> Document:
     epochs, of_gpus = view.ledger.split_gpus()
     gpu_epochs = (of_gpus,) if len(of_gpus.columns) > 1 else ()
     sections = (
-        Section("Trial", (Facts(view.trial),)),
+        Section("Trial", (Facts(tuple(trial_rows(view.trial) if view.trial else ())),)),
         Section("Epochs", (epochs, Section("On the GPUs of the run", gpu_epochs))),
         Section("GPUs", (view.gpus,)),
         Section("Processes by role", (view.roles,)),

@@ -20,7 +20,6 @@ from stepscope.report.kit.format import (
     share_text,
 )
 
-THROUGHPUT = "Samples/s"
 _SOURCES = {
     "marks": "from the script's marks",
     "pattern": "from the output",
@@ -29,9 +28,14 @@ _SOURCES = {
 }
 
 
-def headline_of(summary: Summary, gpus: GpuUse | None = None) -> tuple[Tile, ...]:
-    """What a reader looks for first; one that is not known says so. Four more where GPUs ran."""
-    tiles = (*_progress(summary), *_resources(summary))
+def headline_of(
+    summary: Summary, gpus: GpuUse | None = None, steady_rate: float | None = None
+) -> tuple[Tile, ...]:
+    """What a reader looks for first; one that is not known says so. Four more where GPUs ran.
+
+    Of a trial, the rate is that of its steady steps, not that of all of the run.
+    """
+    tiles = (*_progress(summary, steady_rate), *_resources(summary))
     return (*tiles, *_gpus(summary, gpus)) if gpus and gpus.used else tiles
 
 
@@ -41,9 +45,11 @@ def samples_per_second(epochs: Sequence[EpochRow]) -> float | None:
 
 def data_wait_share(epochs: Sequence[EpochRow]) -> float | None:
     """Share of the epochs' time in which training waited for a batch."""
-    told = [row for row in epochs if row.data_wait_share is not None]
-    seconds = sum(row.seconds for row in told)
-    waited = sum((row.data_wait_share or 0.0) * row.seconds for row in told)
+    known = [
+        (row.data_wait_share, row.seconds) for row in epochs if row.data_wait_share is not None
+    ]
+    seconds = sum(each for _, each in known)
+    waited = sum(share * each for share, each in known)
     return waited / seconds if seconds else None
 
 
@@ -53,8 +59,8 @@ def samples_per_joule(epochs: Sequence[EpochRow]) -> float | None:
 
 def _quotient(parts: Iterable[tuple[float | None, float | None]]) -> float | None:
     """One sum over the other, of the epochs that tell both."""
-    told = [(above, below) for above, below in parts if above and below and below > 0]
-    return sum(above for above, _ in told) / sum(below for _, below in told) if told else None
+    known = [(above, below) for above, below in parts if above and below and below > 0]
+    return sum(above for above, _ in known) / sum(below for _, below in known) if known else None
 
 
 def of_tree(summary: Summary, metric: str) -> Statistic | None:
@@ -63,7 +69,7 @@ def of_tree(summary: Summary, metric: str) -> Statistic | None:
     return next(found, None)
 
 
-def _progress(summary: Summary) -> Iterator[Tile]:
+def _progress(summary: Summary, steady_rate: float | None) -> Iterator[Tile]:
     epochs = summary.epochs
     inside = f"{seconds_text(sum(row.seconds for row in epochs))} in epochs" if epochs else ""
     yield Tile("Duration", seconds_text(summary.seconds), inside)
@@ -81,7 +87,10 @@ def _progress(summary: Summary) -> Iterator[Tile]:
     else:
         yield Tile("Steps", MISSING, "none seen")
     detail = f"{count_text(summary.samples)} samples" if summary.samples else "not told"
-    yield Tile(THROUGHPUT, rate_text(samples_per_second(epochs)), detail)
+    if steady_rate is not None:
+        yield Tile("Samples/s", rate_text(steady_rate), "over the steady steps")
+    else:
+        yield Tile("Samples/s", rate_text(samples_per_second(epochs)), detail)
 
 
 def _resources(summary: Summary) -> Iterator[Tile]:

@@ -40,7 +40,7 @@ def summary_dict(view: RunView) -> dict[str, Any]:
         }
         for row in view.gpu_use.each
     ]
-    told: dict[str, Any] = to_json(
+    plain: dict[str, Any] = to_json(
         {
             "format": FORMAT,
             "name": view.name,
@@ -77,4 +77,4 @@ def summary_dict(view: RunView) -> dict[str, Any]:
             "watcher": summary.watcher,
         }
     )
-    return told
+    return plain

@@ -35,15 +35,9 @@ def panels_of(recorded: RunData, end: float) -> tuple[Panel, ...]:
     draw = _LineMaker(recorded, end)
     roles = drawn_roles(recorded)
     panels = [_memory(draw, roles), _transfers(draw), _cpu(draw, roles)]
-    if recorded.used_gpus:
-        gpus = recorded.used_gpus
-        parts = (
-            _gpu_use(draw, gpus),
-            _gpu_memory(draw, gpus),
-            _gpu_transfers(draw, gpus),
-            _gpu_power(draw, gpus),
-        )
-        panels += [panel for panel in parts if panel.lines]
+    if gpus := recorded.used_gpus:
+        of_gpus = (_gpu_use, _gpu_memory, _gpu_transfers, _gpu_power)
+        panels += [panel for make in of_gpus if (panel := make(draw, gpus)).lines]
     return tuple(
         replace(panel, lines=tuple(_thinned(line, end) for line in panel.lines)) for panel in panels
     )
@@ -129,11 +123,10 @@ def _with_surroundings(own: Sequence[PlotLine], around: Sequence[PlotLine]) -> t
 
 def _thinned(line: PlotLine, end: float) -> PlotLine:
     """Fewer points; the range of each only for what is looked at first, to keep the page small."""
-    points = drawn_points(line.x, line.y, end)
-    thinned = replace(line, x=points.x, y=points.y)
+    x, y, low, high = drawn_points(line.x, line.y, end)
     if line.style == "dashed" or not line.shown:
-        return thinned
-    return replace(thinned, low=points.low, high=points.high)
+        return replace(line, x=x, y=y)
+    return replace(line, x=x, y=y, low=low, high=high)
 
 
 def _role_colour(role: str) -> str:

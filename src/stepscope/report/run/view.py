@@ -12,6 +12,7 @@ from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.epochs import find_phases
 from stepscope.analysis.run.gpus import GpuUse
 from stepscope.analysis.run.summary import summarise
+from stepscope.analysis.trial.profile import Profile, profile_of
 from stepscope.records import Ending, Summary
 from stepscope.report.bottleneck.view import DiagnosisView, explained
 from stepscope.report.kit.document import Charts, Tile
@@ -22,8 +23,10 @@ from stepscope.report.run import tables
 from stepscope.report.run.headline import headline_of
 from stepscope.report.run.notes import notes_of
 from stepscope.report.run.panels import panels_of
+from stepscope.report.trial.view import TrialView, trial_view
 from stepscope.runs.load import load
 from stepscope.runs.reader import Run
+from stepscope.runs.trial import read_profiles
 
 
 @dataclass(frozen=True)
@@ -51,15 +54,18 @@ class RunView:
     overhead: str
     summary: Summary
     gpu_use: GpuUse
-    missing: Mapping[str, str]
-    """Metrics that could not be read here, with the reason."""
-    trial: tuple[tuple[str, str], ...] = ()
-    """What was measured, where the run is a trial."""
+    missing: Mapping[str, str]  # metrics that could not be read here, with the reason
+    trial: TrialView | None  # what was measured, where the run is a trial
+    profile: Profile | None
+    """Of the steps that a trial took under the profiler, where that was asked for."""
 
 
-def run_view(run: Run, data: RunData | None = None) -> RunView:
+def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = None) -> RunView:
     """All that a report shows of a run, which is read unless it was before."""
     recorded = load(run) if data is None else data
+    if trial is None and recorded.is_trial:
+        trial = trial_view(run, data=recorded)
+    profiled = read_profiles(run) if trial else {}
     summary = summarise(recorded)
     # The clock of the charts ends with the run, or with its samples where those go on a little.
     ends = [recorded.end_ns, *(int(s.t[-1]) for s in recorded.series.values() if len(s))]
@@ -79,7 +85,9 @@ def run_view(run: Run, data: RunData | None = None) -> RunView:
         outcome=label,
         tone=tone,
         finding=finding,
-        headline=headline_of(summary, recorded.gpu_use),
+        headline=headline_of(
+            summary, recorded.gpu_use, trial.samples_per_second if trial else None
+        ),
         charts=Charts(
             "Over time",
             panels_of(recorded, seconds),
@@ -99,6 +107,8 @@ def run_view(run: Run, data: RunData | None = None) -> RunView:
         summary=summary,
         gpu_use=recorded.gpu_use,
         missing=run.facts.sensors.missing,
+        trial=trial,
+        profile=profile_of(profiled) if profiled else None,
     )
 
 

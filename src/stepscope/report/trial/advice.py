@@ -86,22 +86,22 @@ def advice_for(
         if hint := next((error.hint for error in errors if error and error.hint), ""):
             return TrialAdvice(AdviceKind.HINT, hint=hint)
         return _after_failure(ending, record, measured, paths)
-    rate, spread = measured.rate, measured.spread
+    rate, noise = measured.rate, measured.spread
     if measured.is_disturbed:
         return TrialAdvice(AdviceKind.IDLE_MACHINE)
     if rate is None or not measured.steady.steady:
         return _longer(AdviceKind.LONGER_TO_JUDGE, record, measured)
-    if spread is None or record.trial.repeats > 1:
+    if noise is None or record.trial.repeats > 1:
         return TrialAdvice()
-    if rate.within > spread.cv:
+    if rate.within > noise.cv:
         return _longer(AdviceKind.LONGER, record, measured)
-    return repeat_advice(spread)
+    return repeat_advice(noise)
 
 
-def repeat_advice(spread: ProcessNoise, repeats: int = 0) -> TrialAdvice:
+def repeat_advice(noise: ProcessNoise, repeats: int = 0) -> TrialAdvice:
     """More repeats than one, or than so many, and how sure they would be."""
     more = max(_REPEATS, 2 * repeats)
-    half = students_t(max(spread.dof, LEARNT_FROM)) * spread.cv / math.sqrt(more)
+    half = students_t(max(noise.dof, LEARNT_FROM)) * noise.cv / math.sqrt(more)
     return TrialAdvice(AdviceKind.REPEAT, "repeat", more, half_width=half)
 
 

@@ -14,8 +14,7 @@ from stepscope.trials.limits.spec import size_text
 _STDERR_LINES = 5
 _FROM_OUTSIDE = (Outcome.TIMEOUT, Outcome.HOST_OOM)
 """What was printed last has nothing to do with such an end."""
-_MARKERS = re.compile(r"[\s^~]*")
-"""Lines by which a traceback points at a part of the line above."""
+_MARKERS = re.compile(r"[\s^~]*")  # lines by which a traceback points at a part of the line above
 _WARNING = re.compile(r".*:\d+: \w*Warning: ")
 _FATAL = re.compile("Fatal Python error")  # by which faulthandler begins
 

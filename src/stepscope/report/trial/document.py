@@ -76,7 +76,7 @@ def _repeats(views: Sequence[TrialView]) -> Document:
         note = f"{_others_text(most)} in {trials}: these are the rates of a busy machine"
     rows = [
         ("Mean samples/s", _with_interval(mean.mean, mean.interval) if mean else ""),
-        ("", _spread_text(mean.spread) if mean else ""),
+        ("", _noise_text(mean.spread) if mean else ""),
         ("Note", note),
         *_setting_rows(first),
     ]
@@ -154,13 +154,13 @@ def _labelled(label: str, texts: Sequence[str]) -> Rows:
 
 def _measured_rows(view: TrialView) -> Rows:
     measured = view.measured
-    rate, spread, step = measured.rate, measured.spread, measured.step
+    rate, noise, step = measured.rate, measured.spread, measured.step
     if rate is None:
         yield "Samples/s", f"{MISSING}  {measured.why_no_rate}"
     else:
         yield "Samples/s", _with_interval(rate.per_second, measured.interval)
-    if rate and spread:
-        yield "", f"{_spread_text(spread)}, {share_text(rate.within)} within this one"
+    if rate and noise:
+        yield "", f"{_noise_text(noise)}, {share_text(rate.within)} within this one"
     if measured.is_disturbed:
         yield "Note", f"{_others_text(view)} meanwhile: this is the rate of a busy machine"
     yield "Step", f"{_short(step.median)}, p95 {_short(step.p95)}" if step else ""
@@ -213,8 +213,8 @@ def _setting_rows(view: TrialView) -> Rows:
         split = f"{each} per rank × {accumulated} accumulated × {ranks}"
         yield "Global batch", f"{count_text(batch)}  ({split})"
     optimizer, lr = view.workload.get("optimizer"), view.workload.get("lr")
-    is_own = optimizer == "the user's"
-    yield "Optimizer", f"{optimizer or ''}" + ("" if lr is None or is_own else f", lr {lr:g}")
+    # An optimizer of the user's own is recorded without a learning rate.
+    yield "Optimizer", f"{optimizer or ''}" + ("" if lr is None else f", lr {lr:g}")
     data = view.record.first.data
     yield from _labelled("Data", tuple(filter(None, dict.fromkeys((data.note, *data.notes)))))
     yield from _labelled("Limits", _limit_texts(view.record.limits))
@@ -257,19 +257,19 @@ def _with_interval(rate: float, interval: Interval | None) -> str:
     return f"{rate_text(rate)} ± {half}  ({low} to {high}, {share_text(interval.confidence)} sure)"
 
 
-def _spread_text(spread: ProcessNoise) -> str:
-    trials = count_text(spread.trials)
-    if spread.source == "learnt":
+def _noise_text(noise: ProcessNoise) -> str:
+    trials = count_text(noise.trials)
+    if noise.source == "learnt":
         source = f"learnt from {trials} trials"
-    elif spread.source == "others" and spread.assumed is None:
+    elif noise.source == "others" and noise.assumed is None:
         source = "as the noisier of other workloads here: this one was not repeated"
-    elif not spread.trials:
+    elif not noise.trials:
         source = "assumed: no repeats were seen here"
-    elif spread.assumed is None:
+    elif noise.assumed is None:
         source = f"from {trials} repeats and an assumption"
     else:
-        source = f"from {trials} repeats and an assumed {share_text(spread.assumed)}"
-    return f"processes differ by {share_text(spread.cv)} ({source})"
+        source = f"from {trials} repeats and an assumed {share_text(noise.assumed)}"
+    return f"processes differ by {share_text(noise.cv)} ({source})"
 
 
 def _short(seconds: float | None) -> str:

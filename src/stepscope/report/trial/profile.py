@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from rich.console import Console
 
 from stepscope.analysis.trial import profile as profiles
 from stepscope.analysis.trial.profile import Profile, ProfiledAmount, RankProfile
@@ -23,16 +21,11 @@ from stepscope.report.kit.format import (
     share_text,
 )
 from stepscope.report.kit.table import Column, Table
-from stepscope.report.kit.terminal import draw_blocks
-from stepscope.runs.reader import Run
-from stepscope.runs.trial import read_profiles
 
 VIEWER = "ui.perfetto.dev"
 
 _MOST_OPERATORS = 12
 _MOST_KERNELS = 5
-_GOOD_NAME, _LEAST_NAME = 30, 12
-"""Characters of a name that are worth a column, and that the narrowest terminal leaves."""
 _DIRECTIONS = {
     "to_device": "to the device",
     "from_device": "from it",
@@ -43,19 +36,8 @@ _DIRECTIONS = {
 }
 
 
-def print_profile_of(console: Console, run: Run) -> None:
-    """Write the profile of a trial; nothing where none was asked for."""
-    if stored := read_profiles(run):
-        print_profile(console, profiles.profile_of(stored), run.paths.trial)
-
-
-def profile_dict_of(run: Run) -> dict[str, Any] | None:
-    stored = read_profiles(run)
-    return profile_dict(profiles.profile_of(stored)) if stored else None
-
-
-def print_profile(console: Console, profile: Profile, folder: Path) -> None:
-    """Write the profile of a trial, whose traces are in `folder`."""
+def profile_blocks(profile: Profile, folder: Path) -> list[Block]:
+    """The profile of a trial, whose traces are in `folder`."""
     tables = [operators_table(profile), kernels_table(profile), ranks_table(profile)]
     blocks: list[Block] = []
     if profile.ranks:
@@ -68,7 +50,7 @@ def print_profile(console: Console, profile: Profile, folder: Path) -> None:
             epochs = f"epochs of {count_text(span.steps_per_epoch)} steps"
             head = f"{head}; {epochs} are scaled from them"
         blocks = [Paragraph(head, "note")]
-    blocks += [Section("", (fitted(table, console.width),)) for table in tables if table.rows]
+    blocks += [Section("", (table,)) for table in tables if table.rows]
     notes = [("Note", note) for note in notes_text(profile)]
     remarks: list[Block] = [Facts((*figures_text(profile), *notes))]
     for rank in profile.ranks:
@@ -76,7 +58,7 @@ def print_profile(console: Console, profile: Profile, folder: Path) -> None:
         remarks.append(Verbatim(f"{folder / rank.trace.file}  ({sizes})", "Trace"))
     if profile.ranks:
         remarks.append(Paragraph(f"Open a trace at {VIEWER}", "note"))
-    draw_blocks(console, [*blocks, Section("", tuple(remarks))])
+    return [*blocks, Section("", tuple(remarks))]
 
 
 def profile_dict(profile: Profile) -> dict[str, Any]:
@@ -125,7 +107,7 @@ def operators_table(profile: Profile) -> Table:
         return seconds_text(us / 1e6 if is_known(us) else None)
 
     columns: list[tuple[Column, Callable[[_Line], str]]] = [
-        (Column("Operator", number=False), lambda line: line.name),
+        (Column("Operator", number=False, cut=True), lambda line: line.name),
         (Column("Calls"), lambda line: count_text(line.sum("calls"))),
         (Column("CPU ms"), lambda line: _ms(line.sum("self_cpu_us"))),
         (Column("CPU ms, total", spare=3), lambda line: _ms(line.alone("cpu_us"))),
@@ -143,7 +125,7 @@ def kernels_table(profile: Profile) -> Table:
     return Table.of(
         profile.kernels[:_MOST_KERNELS],
         [
-            (Column("Kernel", number=False), lambda row: row.name),
+            (Column("Kernel", number=False, cut=True), lambda row: row.name),
             (Column("Calls"), lambda row: count_text(row.calls.per_step)),
             (Column("CUDA ms"), lambda row: _ms(row.us.per_step)),
             (Column("Share"), lambda row: _share(row.us.per_step, whole)),
@@ -225,23 +207,6 @@ def figures_text(profile: Profile) -> tuple[tuple[str, str], ...]:
 def notes_text(profile: Profile) -> tuple[str, ...]:
     missing = [f"rank {rank.rank}: {rank.missing}" for rank in profile.ranks if rank.missing]
     return (*missing, *(f"rank {rank}: {why}" for rank, why in profile.failed.items()))
-
-
-def fitted(table: Table, width: int) -> Table:
-    """The table in so many characters: names are cut, then columns left out, then names again."""
-
-    def cut(name: str, width: int) -> str:
-        """Both ends tell: `autograd::engine…ConvolutionBackward0`."""
-        begin = (width - 1) // 2
-        return name if len(name) <= width else f"{name[:begin]}…{name[begin + 1 - width :]}"
-
-    def named(table: Table, longest: int) -> Table:
-        return replace(table, rows=tuple((cut(row[0], longest), *row[1:]) for row in table.rows))
-
-    kept = named(table, _GOOD_NAME).compact(width).columns
-    table = table.without(i for i, column in enumerate(table.columns) if column not in kept)
-    longest = max((len(row[0]) for row in table.rows), default=0)
-    return named(table, max(_LEAST_NAME, longest - max(0, table.width - width)))
 
 
 def _per_step(figure: ProfiledAmount | None) -> float | None:

@@ -12,8 +12,13 @@ from stepscope.analysis.trial.measurement import Measurement, TrialRecord, measu
 from stepscope.analysis.trial.throughput import Combined, combined
 from stepscope.records import Ending, Outcome
 from stepscope.report.kit.outcomes import OUTCOMES, Tone
-from stepscope.report.trial import advice as advising
-from stepscope.report.trial.advice import AdviceKind, TrialAdvice, advice_text
+from stepscope.report.trial.advice import (
+    AdviceKind,
+    TrialAdvice,
+    advice_for,
+    advice_text,
+    repeat_advice,
+)
 from stepscope.report.trial.causes import causes
 from stepscope.runs.load import load
 from stepscope.runs.reader import Run, open_run
@@ -84,7 +89,7 @@ def trial_view(
         record=record,
         measured=measured,
         cause=() if run.ending.outcome is Outcome.OK else tuple(causes(run.ending, record)),
-        recommendation=advising.advice_for(run.ending, record, measured, run.paths),
+        recommendation=advice_for(run.ending, record, measured, run.paths),
         data=data,
     )
 
@@ -106,5 +111,5 @@ def advice_of(views: Sequence[TrialView]) -> str:
     elif unsteady := next((view for view in views if not view.measured.steady.steady), None):
         return unsteady.advice
     elif mean := mean_of(views):
-        recommendation = advising.repeat_advice(mean.spread, len(views))
+        recommendation = repeat_advice(mean.spread, len(views))
     return advice_text(recommendation, views[0].record.trial.command)

@@ -3,16 +3,18 @@ and not where it is just too small."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from stepscope.analysis.bottleneck.case import Case
 from stepscope.analysis.bottleneck.causes import CAUSES
-from stepscope.analysis.bottleneck.explain import explain
+from stepscope.analysis.bottleneck.explain import METRICS, explain
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.run.data import Floats, RunData
+from stepscope.analysis.run.gpus import RecordedGpu
 from stepscope.records import Diagnosis, Finding
 from stepscope.report.bottleneck.view import diagnosis_view
 from synthetic_cases import (
@@ -95,6 +97,8 @@ def edge_of_shm(used: float) -> RunData:
 COPIES: dict[str, Any] = {**HALF_IDLE, "gpu_pcie_received": 5e9}
 PREPARES = {"samples": (0.35, 0.34, 0.0)}
 READS = (0.4, 0.05, 0.0)
+ALLOCATOR_METRICS = {"gpu_allocated", "gpu_reserved", "gpu_alloc_retries"}
+"""Told by events, not sampled: they are always loaded."""
 
 PLANTED = (
     Planted(
@@ -332,6 +336,37 @@ def test_nothing_else_is_named_with_high_confidence(planted: Planted) -> None:
 
 def test_every_cause_was_planted() -> None:
     assert {planted.cause for planted in PLANTED} == set(CAUSES)
+
+
+def test_the_metrics_that_are_loaded_are_those_that_causes_read(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """`stepscope explain` loads METRICS alone: any other that a cause asks for would be empty."""
+    read: set[str] = set()
+
+    def record(owner: type, name: str) -> None:
+        reading = getattr(owner, name)
+
+        def recorded(self: Any, *names: str) -> Any:
+            read.update(names if name == "highest_mean" else names[:1])
+            return reading(self, *names)
+
+        monkeypatch.setattr(owner, name, recorded)
+
+    record(RunData, "of")
+    record(RecordedGpu, "of")
+    record(Case, "highest_mean")
+    for planted in PLANTED:
+        for run in (planted.run, planted.nearly):
+            explain(replace(run))  # a copy: what was computed once is not read again
+    assert read - ALLOCATOR_METRICS == METRICS
+
+
+@pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.cause)
+def test_the_metrics_that_are_loaded_are_enough(planted: Planted) -> None:
+    loaded = METRICS | ALLOCATOR_METRICS
+    series = {key: values for key, values in planted.run.series.items() if key[0] in loaded}
+    assert explain(replace(planted.run, series=series)) == explain(planted.run)
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.cause)

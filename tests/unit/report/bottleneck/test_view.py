@@ -211,7 +211,7 @@ def test_keys_of_the_json_are_those_that_are_documented(tmp_path: Path) -> None:
     run = open_run(write_empty_run(tmp_path / "run").folder)
     plain = explained_dict(run, diagnosis_view(BAD))
     assert list(plain) == [key for key, _ in KEYS]
-    assert list(plain["findings"][0]) == [key for key, _ in FINDING_KEYS]
+    assert list(plain["findings"][0]) == [key for key, _, _ in FINDING_KEYS]
     assert (plain["run"], plain["outcome"]) == (run.name, "ok")
     assert (plain["cause"], plain["ceiling"], plain["weak"]) == ("input.workers", 2.63, False)
     assert plain["window"] == {"begin_s": 14.2, "end_s": 88.0}

@@ -11,11 +11,11 @@ import pytest
 from rich.console import Console
 
 from stepscope.analysis.trial.profile import Profile, profile_of
+from stepscope.report.kit.terminal import draw_blocks
 from stepscope.report.trial.profile import (
-    fitted,
     notes_text,
     operators_table,
-    print_profile,
+    profile_blocks,
     profile_dict,
     ranks_table,
 )
@@ -81,7 +81,7 @@ RANKS = profile_of({0: stored(0), 1: stored(1), 2: {"error": "The PyTorch profil
 
 def printed(profile: Profile, width: int) -> str:
     out = io.StringIO()
-    print_profile(Console(file=out, width=width), profile, FOLDER)
+    draw_blocks(Console(file=out, width=width), profile_blocks(profile, FOLDER))
     return out.getvalue()
 
 
@@ -144,9 +144,9 @@ def test_an_epoch_that_was_seen_whole_is_called_measured() -> None:
 
 
 def test_narrow_tables_keep_what_matters_and_both_ends_of_a_name() -> None:
-    titles = [column.title for column in fitted(operators_table(ONE_GPU), 80).columns]
+    titles = [column.title for column in operators_table(ONE_GPU).compact(80).columns]
     assert titles == ["Operator", "Calls", "CPU ms", "CUDA ms", "Share", "Epoch, scaled"]
-    narrow = fitted(operators_table(ONE_GPU), 50)
+    narrow = operators_table(ONE_GPU).compact(50)
     assert [column.title for column in narrow.columns][:4] == titles[:4]
     assert narrow.rows[1][0].startswith("autograd") and narrow.rows[1][0].endswith("Backward0")
     assert operators_table(ONE_GPU).rows[1][0] == LONG

@@ -151,7 +151,7 @@ def test_memory_beside_its_limit(tmp_path: Path) -> None:
 def test_notes_and_the_optimizer_of_a_user(tmp_path: Path) -> None:
     told = {
         "data": {"name": "own", "note": "one", "notes": ["two", "three"]},
-        "knobs": {"optimizer": "the user's", "lr": 0.1},
+        "knobs": {"optimizer": "the user's", "lr": None},
     }
     text = " ".join(one(tmp_path, replace(SHORT, rank_facts=lambda rank: told)).split())
     assert "Optimizer the user's Data one two three Run folder" in text
