@@ -86,10 +86,9 @@ def trial(
     from stepscope.trials.limits.spec import Limits
     from stepscope.trials.request import TrialRequest, workload_of
 
-    gpu_names = None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
     request = TrialRequest(
         workload_of(model, knobs),
-        Limits.of(cpus, memory, gpu_memory, gpu_names, timeout, hang),
+        Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
         repeat,
         profile,
         name,

@@ -8,7 +8,6 @@ one from starting.
 from __future__ import annotations
 
 import os
-import select
 import shutil
 import signal
 import sys
@@ -22,7 +21,7 @@ from typing import Any
 from stepscope.capture.command import Reaper
 from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.request import RunRequest
-from stepscope.capture.schedule import next_tick
+from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
 from stepscope.capture.spawn import adoption, allow_many_descriptors, environment_of
 from stepscope.errors import BadWorkload, CannotTry, CannotWatch, StepscopeError, TooFewSamples
@@ -108,15 +107,9 @@ def run_trial(
         paths = _make_folder(request, run, fence)
         run = replace(run, command=[*run.command, str(paths.trial_spec)])
         with adoption, runner_process.own_descriptors():
-            completed = _Trial(request, run, paths, fence, token, tell, show).run()
+            return _Trial(request, run, paths, fence, token, tell, show).run()
     finally:
         fence.close()
-    error = completed.ending.evidence.get("bad_workload")
-    if error:  # a model that does not exist is not a result: nothing is kept of it
-        shutil.rmtree(paths.folder, ignore_errors=True)
-        kind = TooFewSamples if error["type"] == TooFewSamples.__name__ else BadWorkload
-        raise kind(error["message"], error["hint"])
-    return completed
 
 
 def run_repeats(
@@ -206,8 +199,7 @@ class _Trial:
                 pid = self._begin(born_ns)
             if signals:
                 raise KeyboardInterrupt
-            with runner_process.end_of(pid) as end:
-                self._monitor(end)
+            self._monitor(pid)
         except KeyboardInterrupt:
             self._stopped = Stopped(Outcome.INTERRUPTED, "it was interrupted")
         except BaseException as error:
@@ -256,49 +248,41 @@ class _Trial:
         self._session.begin(pid, os.getpid(), born_ns, tuple(others), is_orphan)
         return pid
 
-    def _monitor(self, end: select.poll) -> None:
+    def _monitor(self, pid: int) -> None:
         """Sample, and check limits and progress, until the main process has ended or must end."""
-        planned = time.monotonic()
-        while not self._reaper.root_has_ended():
-            now = time.monotonic()
-            if now >= planned:
-                self._tick(now - planned)
-                planned = next_tick(planned, self.request.interval)
-            if self._stopped:
-                return
-            end.poll(max(0.0, planned - time.monotonic()) * 1e3)
+        with runner_process.end_of(pid) as end:
+            for next_sample in sample_times(self._reaper.tick, self.request.interval):
+                if self._reaper.root_has_ended():
+                    return
+                pids = [p.pid for p in self._session.tree if p.state != "Z"]
+                self._seen.add(pids)
+                self._stopped = self.fence.inspect(pids) or self._check_progress(pids)
+                if self._stopped:
+                    return
+                end.poll(max(0.0, next_sample - time.monotonic()) * 1e3)
 
-    def _tick(self, late_s: float) -> None:
-        self._reaper.safely(self._session.tick, late_s)
-        self._reaper.safely(self._reaper.reap_orphans)
-        pids = [p.pid for p in self._session.tree if p.state != "Z"]
-        self._seen.add(pids)
-        self._stopped = self.fence.inspect(pids)
-        progress = self._heartbeat.read()
+    def _check_progress(self, pids: list[int]) -> Stopped | None:
+        """Why the trial must end, where it takes too long. Every Python process dumps its stacks
+        then: one may show what the others wait for."""
+        progress, limits = self._heartbeat.read(), self.request.limits
         self.show(progress)
         if progress.steps and not self._stepped:
             self._stepped = True
             self._session.read_memory()
-        limits, limit = self.request.limits, ""
         if limits.timeout_s is not None and progress.elapsed_s > limits.timeout_s:
             limit, reason = "timeout", f"it was not done after {limits.timeout_s:g} s"
         elif progress.silent_s > limits.stall_timeout_s:
             limit, reason = "hang", f"nothing was heard of it for {limits.stall_timeout_s:g} s"
-        if limit and not self._stopped:
-            evidence = {"limit": limit, "phase": progress.phase, **self._stack_evidence(pids)}
-            self._stopped = Stopped(Outcome.TIMEOUT, reason, evidence)
-
-    def _stack_evidence(self, pids: list[int]) -> dict[str, str]:
-        """Every Python process dumps its stacks; one may show what the others wait for."""
+        else:
+            return None
+        evidence = {"limit": limit, "phase": progress.phase}
         file, workload = self.paths.trial_stacks, self.request.workload
-        if not stacks.dump(pids, file, _STACKS_PATIENCE_S):
-            return {}
-        evidence = {"stacks": "trial/stacks.txt"}
-        if workload.is_own:
+        if stacks.dump(pids, file, _STACKS_PATIENCE_S):
+            evidence["stacks"] = "trial/stacks.txt"
             own_file = Path(workload.model.rpartition(":")[0]).name
-            if place := stacks.stood_at(file, own_file):
+            if workload.is_own and (place := stacks.stood_at(file, own_file)):
                 evidence["stood_at"] = place
-        return evidence
+        return Stopped(Outcome.TIMEOUT, reason, evidence)
 
     def _end_processes(self) -> None:
         trial_processes.end_all(self.token, self._seen, _END_PATIENCE_S)
@@ -317,7 +301,8 @@ class _Trial:
         reaper.safely(reaper.reap_orphans)
         session.mark_end_time(time.monotonic_ns())
         reaper.safely(session.last_sample)
-        ending = self._judge()
+        bad_workload = self._bad_workload()
+        ending = Ending(Outcome.CRASHED, bad_workload.message) if bad_workload else self._judge()
         if not tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self.token, self._seen)
@@ -336,16 +321,23 @@ class _Trial:
             unclaimed=left.unclaimed,
         )
         reaper.safely(session.end, ending, [])
+        if bad_workload:  # a model that does not exist is not a result: nothing is kept of it
+            shutil.rmtree(self.paths.folder, ignore_errors=True)
+            raise bad_workload
         interrupted = ending.outcome is Outcome.INTERRUPTED
         return CompletedTrial(self.paths, ending, left.describe(), interrupted)
 
+    def _bad_workload(self) -> BadWorkload | None:
+        """What a rank found wrong with the workload before its first step."""
+        errors = [rank.error for rank in self._heartbeat.ranks() if rank.error]
+        bad = next((error for error in errors if error.kind == "workload"), None)
+        if bad is None or self._stopped or self._stepped:
+            return None
+        kind = TooFewSamples if bad.type == TooFewSamples.__name__ else BadWorkload
+        return kind(bad.message, bad.hint)
+
     def _judge(self) -> Ending:
         session, ranks = self._session, self._heartbeat.ranks()
-        errors = [rank.error for rank in ranks if rank.error]
-        bad = next((error for error in errors if error.kind == "workload"), None)
-        if bad and not self._stopped and not self._stepped:
-            said = {"type": bad.type, "message": bad.message, "hint": bad.hint}
-            return Ending(Outcome.CRASHED, bad.message, evidence={"bad_workload": said})
         progress, counts = self._heartbeat.read(now=True), self.fence.counts()
         ending = judge_trial(
             TrialEvidence(
