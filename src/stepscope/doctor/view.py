@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.doctor.checks import NOT_TRIED, CheckResult
-from stepscope.doctor.examine import DoctorReport
-from stepscope.doctor.sensors import SensorState, labels
+from stepscope.doctor.examine import DoctorReport, SensorState
+from stepscope.metrics import BY_KEY
 from stepscope.report.kit.document import Block, Paragraph, Section, Verbatim
 from stepscope.report.kit.outcomes import Tone
 from stepscope.report.kit.table import Column, Table
@@ -54,12 +54,15 @@ def _table(titles: Sequence[str], rows: Sequence[Row], numbers: bool = False) ->
 
 def _costs(sensors: Sequence[SensorState]) -> Table:
     """The sensors that were read, with what that took."""
-    rows: list[Row] = []
-    for sensor in sensors:
-        if sensor.cost_s is not None and sensor.period_s and sensor.state != "missing":
-            every, cost = f"{sensor.period_s:.2g} s", f"{sensor.cost_s * 1e6:,.0f} µs"
-            share = f"{sensor.cost_s / sensor.period_s * 100:.2f} %"
-            rows.append(([sensor.name], sensor.state, (every, cost, share)))
+    rows: list[Row] = [
+        (
+            [each.name],
+            each.state,
+            (f"{each.period_s:.2g} s", f"{each.cost_s * 1e6:,.0f} µs", f"{each.share * 100:.2f} %"),
+        )
+        for each in sensors
+        if each.cost_s is not None and each.share is not None and each.state != "missing"
+    ]
     titles = ("sensor", "", "every", "CPU time a reading", "of one core")
     return _table(titles, rows, numbers=True)
 
@@ -81,9 +84,9 @@ def _losses(sensors: Sequence[SensorState]) -> Table:
     for names, sensor in alike:
         by_reason: dict[str, list[str]] = {}
         for metric, reason in sensor.missing.items():
-            by_reason.setdefault(reason, []).append(metric)
+            by_reason.setdefault(reason, []).append(BY_KEY[metric].label)
         lines = [
-            reason if sensor.state == "missing" else f"{labels(metrics)}: {reason}"
+            reason if sensor.state == "missing" else f"{', '.join(metrics)}: {reason}"
             for reason, metrics in by_reason.items()
         ]
         lines += [f"→ {hint}" for hint in sensor.hints]
