@@ -7,10 +7,14 @@ one from starting.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
+import select
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -37,10 +41,9 @@ from stepscope.trials.heartbeat import Heartbeat, Progress
 from stepscope.trials.limits.fence import Fence
 from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
 from stepscope.trials.outcome import Stopped, TrialEvidence, judge_trial
-from stepscope.trials.processes import runner_process, stacks, trial_processes
+from stepscope.trials.processes import stacks, trial_processes
 from stepscope.trials.processes.guard import Guard
 from stepscope.trials.processes.leftovers import Snapshot, check_clean, leftovers
-from stepscope.trials.processes.runner_process import tail_of, uninterrupted, wait_until
 from stepscope.trials.request import TrialRequest
 from stepscope.workloads.datasets.locate import locate
 
@@ -54,6 +57,10 @@ _BURIAL_S = 10.0
 _MEMORY_BURST_S = 0.5
 """The peak of host memory is a result here: reading it exactly may cost more than elsewhere."""
 _WORTH_TELLING_S = 2.0
+_TAIL_BYTES = 65536
+_FULL_BYTES = 16384
+"""With less than a few blocks left not even a small file can be replaced."""
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -86,6 +93,7 @@ def run_trial(
     started_ns = time.monotonic_ns()  # generated data is not part of the trial
     for text in check_clean():
         tell(text)
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     fence = Fence(request.limits, token, workload.ranks, workload.workers)
     try:
         for path in fence.group_paths():
@@ -106,10 +114,13 @@ def run_trial(
         )
         paths = _make_folder(request, run, fence)
         run = replace(run, command=[*run.command, str(paths.trial_spec)])
-        with adoption, runner_process.own_descriptors():
+        with adoption:
             return _Trial(request, run, paths, fence, token, tell, show).run()
     finally:
         fence.close()
+        # Monitoring raises the limit of open files; the next trial gets the one that this one got.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
 
 def run_repeats(
@@ -142,6 +153,26 @@ def run_repeats(
         raise
     finally:
         end_guard()
+
+
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[list[int]]:
+    """Collect signals that ask us to end instead of obeying: neither a second Ctrl-C nor a closed
+    terminal cuts cleaning up short. Python delivers signals to the main thread only."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in _END_SIGNALS}
+    for number in _END_SIGNALS:
+        if before[number] not in (signal.SIG_IGN, None):
+            signal.signal(number, lambda number, frame: received.append(number))
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPaths:
@@ -250,7 +281,13 @@ class _Trial:
 
     def _monitor(self, pid: int) -> None:
         """Sample, and check limits and progress, until the main process has ended or must end."""
-        with runner_process.end_of(pid) as end:
+        end = select.poll()
+        with contextlib.ExitStack() as opened:
+            # Without pidfd (Linux 5.3) only its timeout wakes the poll up.
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(pid)
+                opened.callback(os.close, pidfd)
+                end.register(pidfd, select.POLLIN)
             for next_sample in sample_times(self._reaper.tick, self.request.interval):
                 if self._reaper.root_has_ended():
                     return
@@ -295,15 +332,15 @@ class _Trial:
 
         if not all_left():
             # Workers notice by themselves that their main process is gone, a moment later.
-            wait_until(all_left, _ORPHAN_PATIENCE_S)
+            _wait_until(all_left, _ORPHAN_PATIENCE_S)
             self._end_processes()
-        wait_until(reaper.root_has_ended, _BURIAL_S)
+        _wait_until(reaper.root_has_ended, _BURIAL_S)
         reaper.safely(reaper.reap_orphans)
         session.mark_end_time(time.monotonic_ns())
         reaper.safely(session.last_sample)
         bad_workload = self._bad_workload()
         ending = Ending(Outcome.CRASHED, bad_workload.message) if bad_workload else self._judge()
-        if not tail_of(self.paths.trial_stacks):
+        if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self.token, self._seen)
         limits = self.fence.facts()
@@ -339,6 +376,10 @@ class _Trial:
     def _judge(self) -> Ending:
         session, ranks = self._session, self._heartbeat.ranks()
         progress, counts = self._heartbeat.read(now=True), self.fence.counts()
+        disk_is_full = False
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.paths.folder)
+            disk_is_full = disk.f_bavail * disk.f_frsize < _FULL_BYTES
         ending = judge_trial(
             TrialEvidence(
                 status=self._reaper.status or 0,
@@ -350,11 +391,26 @@ class _Trial:
                 before=session.evidence,
                 after=KernelEvidence.now(session.cgroup),
                 shm_share=session.shm_share(),
-                stderr=mask_text(tail_of(self.paths.stderr_log)),
-                disk_is_full=runner_process.is_full(self.paths.folder),
+                stderr=mask_text(_tail_of(self.paths.stderr_log)),
+                disk_is_full=disk_is_full,
             )
         )
         if ending.outcome is Outcome.OK:
             return ending
         where = {"phase": progress.phase, "steps": progress.steps}
         return replace(ending, evidence={**where, **ending.evidence})
+
+
+def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _tail_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

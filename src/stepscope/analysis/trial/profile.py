@@ -92,8 +92,7 @@ class Peak:
     """Most that was held at once; of the host, beyond what was held when the profiling began."""
 
     allocated: int
-    reserved: int | None
-    """By the allocator; the host has none that reserves."""
+    reserved: int | None  # by the allocator; the host has none that reserves
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,7 @@ class RankProfile:
     rank: int
     device: str
     stretch: ProfiledSpan
-    step_us: tuple[float, ...]
-    """How long the host took for each step, slowed by the profiler."""
+    step_us: tuple[float, ...]  # how long the host took for each step, slowed by the profiler
     operators: tuple[OperatorRow, ...]
     kernels: tuple[KernelRow, ...]  # those that took longest
     sums: Mapping[str, ProfiledAmount | None]

@@ -29,6 +29,7 @@ SHM = Path("/dev/shm")
 
 _DRIVER_S = 3.0
 """How long a driver may take to let go of the memory of a process that has ended."""
+_STRAY_PATIENCE_S = 1.0
 _FRAMEWORKS = re.compile(
     r"torch_(?P<torch>\d+)_\w+"  # PyTorch, sharing by file name
     r"|__KMP_REGISTERED_LIB_(?P<openmp>\d+)_\d+"
@@ -53,17 +54,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What is left. `clean` tells whether another trial can start."""
+    """What is left of a trial, removed or not."""
 
     processes: tuple[TrialProcess, ...] = ()
     shm: tuple[str, ...] = ()  # files of the trial that could not be removed
     gpu: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()  # files of the trial that were removed
     unclaimed: tuple[str, ...] = ()  # what is new and may be the trial's or anybody's
-
-    @property
-    def clean(self) -> bool:
-        return not (self.processes or self.shm or self.gpu)
 
     def describe(self) -> list[str]:
         """What is in the way of another trial, a line each."""
@@ -114,8 +111,8 @@ def leftovers(
 
 def check_clean() -> list[str]:
     """End what dead runners left behind, and tell it; CannotTry if some of it will not go."""
-    found, stay = trial_processes.end_strays()
-    if stay:
+    found = trial_processes.strays()
+    if stay := trial_processes.end_all(None, found, _STRAY_PATIENCE_S) if found else []:
         hint = "Wait until they have, or restart the machine: one in state D is stuck in the kernel"
         names = ", ".join(map(str, stay))
         raise CannotTry(f"Processes of an earlier trial do not end: {names}", hint)
