@@ -271,7 +271,11 @@ def judge(observed: MeasuredLoad) -> tuple[CheckResult, ...]:
         else result
         for result in results(GPU_CHECKS)
     ]
-    return (*results(HOST_CHECKS), _check_phases(observed), _check_hook(observed), *of_gpu)
+    hook = CheckResult("Python hook", "loaded", "loaded", "ok")
+    if not observed.hook_loaded:
+        detail = "this Python does not read PYTHONPATH: epochs and steps need marks"
+        hook = replace(hook, seen="not loaded", state="wrong", detail=detail)
+    return (*results(HOST_CHECKS), _check_phases(observed), hook, *of_gpu)
 
 
 def _check_phases(observed: MeasuredLoad) -> CheckResult:
@@ -284,14 +288,6 @@ def _check_phases(observed: MeasuredLoad) -> CheckResult:
     count = sum(task.name != tasks.LOAD and task.was_done for task in observed.tasks.values())
     state: State = "ok" if told == count else "wrong"
     return CheckResult(name, f"{told} phases", f"{count} phases", state)
-
-
-def _check_hook(observed: MeasuredLoad) -> CheckResult:
-    """The import hook must have been loaded into the Python that ran."""
-    if observed.hook_loaded:
-        return CheckResult("Python hook", "loaded", "loaded", "ok")
-    detail = "this Python does not read PYTHONPATH: epochs and steps need marks"
-    return CheckResult("Python hook", "loaded", "not loaded", "wrong", detail)
 
 
 def _amount(found: Sequence[Series], task: Task, lag_s: float) -> float | None:

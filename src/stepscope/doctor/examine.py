@@ -27,7 +27,7 @@ from stepscope.records import Outcome
 from stepscope.records.facts import SensorFacts
 from stepscope.report.run.derive import derive
 from stepscope.runs.load import load
-from stepscope.runs.reader import Run, open_run
+from stepscope.runs.reader import open_run
 from stepscope.sensors import procfs
 from stepscope.sensors.contract import Sensor
 
@@ -91,7 +91,21 @@ class Examination:
 def examine(asked: Examination, signals: Signals) -> DoctorReport:
     """Run the load under watch and judge what the sensors saw."""
     with _run_folder(asked) as out:
-        run = _run_load(asked, out, signals)
+        home = os.environ.get("HOME", "/")  # a container's user may have none
+        disk, filesystem = disk_folder([asked.destination, out, Path(home), Path("/var/tmp")])
+        where = {"disk": str(disk) if disk else None, "filesystem": filesystem}
+        spec = json.dumps({**where, "gpu": asked.gpu, "quick": asked.quick})
+        package = str(Path(stepscope.__file__).parent.parent)
+        request = RunRequest("doctor", [sys.executable, "-c", _BEGIN, package, spec], out=out)
+        finished = monitor_command(request, lambda text: None, signals)
+        if finished.ending.outcome is Outcome.INTERRUPTED:
+            raise KeyboardInterrupt
+        if finished.ending.outcome is not Outcome.OK:
+            raise CannotWatch(
+                f"The self-test did not come to its end: {finished.ending.reason}",
+                "What it says above tells why; --no-gpu leaves the GPU out",
+            )
+        run = open_run(finished.paths.folder)
         data, facts = load(run), run.facts
         if asked.keep:
             derive(run, data)
@@ -148,24 +162,6 @@ def sensor_metrics() -> dict[str, tuple[str, ...]]:
             yield from below(child)
 
     return {sensor.name: sensor.metrics for sensor in below(Sensor) if hasattr(sensor, "name")}
-
-
-def _run_load(asked: Examination, out: Path, signals: Signals) -> Run:
-    home = os.environ.get("HOME", "/")  # a container's user may have none
-    disk, filesystem = disk_folder([asked.destination, out, Path(home), Path("/var/tmp")])
-    where = {"disk": str(disk) if disk else None, "filesystem": filesystem}
-    spec = {**where, "gpu": asked.gpu, "quick": asked.quick}
-    package = str(Path(stepscope.__file__).parent.parent)
-    command = [sys.executable, "-c", _BEGIN, package, json.dumps(spec)]
-    finished = monitor_command(RunRequest("doctor", command, out=out), lambda text: None, signals)
-    if finished.ending.outcome is Outcome.INTERRUPTED:
-        raise KeyboardInterrupt
-    if finished.ending.outcome is not Outcome.OK:
-        raise CannotWatch(
-            f"The self-test did not come to its end: {finished.ending.reason}",
-            "What it says above tells why; --no-gpu leaves the GPU out",
-        )
-    return open_run(finished.paths.folder)
 
 
 @contextlib.contextmanager

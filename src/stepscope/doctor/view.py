@@ -27,11 +27,19 @@ def blocks_of(report: DoctorReport, run: str) -> list[Block]:
         ([each.topic], each.level, ("\n→ ".join(filter(None, (each.text, each.hint))),))
         for each in report.surroundings
     ]
+    if wrong := [result.name for result in report.verdicts if result.state == "wrong"]:
+        conclusion = f"Do not trust: {', '.join(wrong)}."
+    elif report.verdicts:
+        conclusion = "What was tested tells the truth."
+    else:
+        conclusion = "Whether they tell the truth was not tested (--quick)."
+    if report.watcher_cores is not None:
+        conclusion += f" Watching took {report.watcher_cores * 100:.1f} % of one core."
     return [
         Section("Sensors", (_costs(report.sensors), _losses(report.sensors))),
         Section("Self-test", (_results(report.verdicts),)),
         Section("Surroundings", (_table(("", "", ""), remarks),)),
-        Paragraph(_conclusion(report)),
+        Paragraph(conclusion),
         Verbatim(run, "Run:"),
     ]
 
@@ -106,14 +114,3 @@ def _results(results: Sequence[CheckResult]) -> Table:
             rows.append(([result.name], result.state, (result.expected, seen)))
     rows += [(names, NOT_TRIED, ("", reason)) for reason, names in skipped.items()]
     return _table(("check", "", "expected", "seen"), rows)
-
-
-def _conclusion(report: DoctorReport) -> str:
-    wrong = [result.name for result in report.verdicts if result.state == "wrong"]
-    cost = report.watcher_cores
-    watching = f" Watching took {cost * 100:.1f} % of one core." if cost is not None else ""
-    if wrong:
-        return f"Do not trust: {', '.join(wrong)}.{watching}"
-    if not report.verdicts:
-        return f"Whether they tell the truth was not tested (--quick).{watching}"
-    return f"What was tested tells the truth.{watching}"

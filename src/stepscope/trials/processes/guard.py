@@ -96,17 +96,6 @@ def stand_guard(runner: str) -> None:
     """The guard's side: wait for the end of the runner, and clean up after it."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    lines = _listen(runner)
-    if _GOODBYE in lines:
-        return
-    groups = [os.fsdecode(path) for path in lines]
-    inside = [member for group in groups for member in trial_processes.members(group)]
-    trial_processes.end_all(runner, inside, _PATIENCE_S)
-    for group in groups:
-        trial_processes.remove_group(group)
-
-
-def _listen(runner: str) -> list[bytes]:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     sees_end = False
@@ -120,8 +109,14 @@ def _listen(runner: str) -> list[bytes]:
         if any(descriptor == 0 for descriptor, _ in ready):
             data = os.read(0, 65536)
             received += data
-            if not data or received.endswith(_GOODBYE + b"\n"):
+            if received.endswith(_GOODBYE + b"\n"):
+                return
+            if not data:
                 break
         elif not trial_processes.runner_lives(runner):
             break
-    return received.splitlines()
+    groups = [os.fsdecode(path) for path in received.splitlines()]
+    inside = [member for group in groups for member in trial_processes.members(group)]
+    trial_processes.end_all(runner, inside, _PATIENCE_S)
+    for group in groups:
+        trial_processes.remove_group(group)
