@@ -72,17 +72,70 @@ class CompletedTrial:
     """Whether a Ctrl-C came, perhaps when it was over already: no other should follow."""
 
 
+class TrialSeries:
+    """`with TrialSeries() as series`: trials one after the other, under one guard."""
+
+    def __init__(self) -> None:
+        self.token = trial_processes.new_token()
+        self._count = 0
+        self._is_clean = True
+
+    def __enter__(self) -> TrialSeries:
+        self._guard = Guard.start(self.token)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_clean:
+            self._guard.dismiss()
+        else:
+            self._guard.leave()
+
+    def run(
+        self,
+        request: TrialRequest,
+        tell: Callable[[str], None],
+        show: Callable[[Progress], None] = lambda progress: None,
+    ) -> CompletedTrial:
+        """One trial, from nothing to nothing. BadWorkload if the workload cannot be used."""
+        self._count += 1
+        self._is_clean = False  # until the trial was cleaned up after, that is the guard's job
+        try:
+            completed = run_trial(request, f"{self.token}.{self._count}", self._guard, tell, show)
+        except StepscopeError:
+            self._is_clean = True
+            raise
+        self._is_clean = True
+        return completed
+
+
+def run_repeats(
+    request: TrialRequest,
+    tell: Callable[[str], None],
+    show: Callable[[int, Progress], None] = lambda number, progress: None,
+) -> Iterator[CompletedTrial]:
+    """The same trial several times in fresh processes, as they end. Stops where one was
+    interrupted, or left something behind."""
+    repeats = request.repeats
+    with TrialSeries() as series:
+        for number in range(1, repeats + 1):
+            facts = {**request.facts, "repeat": number, "repeats": repeats}
+            completed = series.run(replace(request, facts=facts), tell, partial(show, number))
+            yield completed
+            if completed.asked_to_end:
+                return
+            if completed.leftovers and number < repeats:
+                left = f"{'; '.join(completed.leftovers)} is left of this one"
+                raise CannotTry(f"The next trial was not started: {left}", "End it, then try again")
+
+
 def run_trial(
     request: TrialRequest,
     token: str,
     guard: Guard,
     tell: Callable[[str], None],
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Callable[[Progress], None],
 ) -> CompletedTrial:
-    """One trial, from nothing to nothing. BadWorkload if the workload cannot be used.
-
-    `token` begins with that of the guard, and no other trial has it.
-    """
+    """One trial of a series: `token` begins with that of the guard, and no other trial has it."""
     workload = request.workload
     show(Progress("making data"))
     began = time.monotonic()
@@ -105,38 +158,6 @@ def run_trial(
         # Monitoring raises the limit of open files; the next trial gets the one that this one got.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
-
-
-def run_repeats(
-    request: TrialRequest,
-    tell: Callable[[str], None],
-    show: Callable[[int, Progress], None] = lambda number, progress: None,
-) -> Iterator[CompletedTrial]:
-    """The same trial several times in fresh processes, as they end. Stops where one was
-    interrupted, or left something behind."""
-    series = trial_processes.new_token()
-    guard = Guard.start(series)
-    # Until a trial is over and cleaned up after, its end is the guard's job.
-    end_guard = guard.leave
-    repeats = request.repeats
-    try:
-        for number in range(1, repeats + 1):
-            facts = {**request.facts, "repeat": number, "repeats": repeats}
-            token, end_guard = f"{series}.{number}", guard.leave
-            each = replace(request, facts=facts)
-            completed = run_trial(each, token, guard, tell, partial(show, number))
-            end_guard = guard.dismiss
-            yield completed
-            if completed.asked_to_end:
-                return
-            if completed.leftovers and number < repeats:
-                left = f"{'; '.join(completed.leftovers)} is left of this one"
-                raise CannotTry(f"The next trial was not started: {left}", "End it, then try again")
-    except StepscopeError:
-        end_guard = guard.dismiss
-        raise
-    finally:
-        end_guard()
 
 
 @contextlib.contextmanager
