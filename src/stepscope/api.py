@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import BadWorkload, StepscopeError
+from stepscope.capture.request import check_interval
+from stepscope.errors import BadWorkload, CannotTry, StepscopeError
 from stepscope.fit.answer import Fit
 from stepscope.fit.request import FitRequest, parse_headroom
 from stepscope.fit.run import FitListener, run_fit
@@ -25,7 +26,7 @@ from stepscope.studies.study import Study, find_folder
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits, parse_size
 from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
-from stepscope.trials.request import TrialRequest, check_interval, workload_of
+from stepscope.trials.request import TrialRequest, workload_of
 from stepscope.trials.runner import CompletedTrial, run_repeats
 from stepscope.workloads.spec import NOT_FOR_FIT, option_name
 
@@ -182,7 +183,7 @@ def study(
     It goes on where it was, like `stepscope study run`; `onlooker` hears how it goes. `.analysis`
     of the view has effects, knees and fronts as records, `.contents.results` every trial.
     """
-    check_interval(interval)
+    check_interval(interval, CannotTry)
     planned = Study.of(design, out).to_run()
     listener = onlooker or SilentListener()
     launcher = LocalLauncher(listener.tell, interval, planned.here)
