@@ -65,7 +65,7 @@ class MeasuredLoad:
         """The series of a metric at a place: of all network namespaces, of the GPU that worked."""
         if place == _GPU:
             idle = self.tasks.get(tasks.GPU_IDLE)
-            place = str(idle.told.get(tasks.UUID)) if idle else ""
+            place = str(idle.uuid) if idle else ""
         return [
             series
             for (key, entity), series in self.series.items()
@@ -140,7 +140,7 @@ class AmountCheck:
 
     def _wrong(self, task: Task, seen: float | None, stray: float) -> str:
         """What is wrong, and what it looks like; nothing if all is well."""
-        where = f" (on {task.told[tasks.PLACE]})" if tasks.PLACE in task.told else ""
+        where = f" (on {task.place})" if task.place else ""
         if seen is None:
             return f"nothing was recorded, and no reason given{where}"
         if stray > max(seen, task.amount / 2):
@@ -282,12 +282,11 @@ def _check_phases(observed: MeasuredLoad) -> CheckResult:
     """Every task must be there as a phase: nothing that was reported is lost."""
     name = "Phases and marks"
     load = observed.tasks.get(tasks.LOAD)
-    told = load.told.get(tasks.COUNT) if load else None
-    if told is None:
+    if load is None or load.tasks is None:
         return CheckResult(name, "the load's last word", "nothing", "wrong", "it did not arrive")
     count = sum(task.name != tasks.LOAD and task.was_done for task in observed.tasks.values())
-    state: State = "ok" if told == count else "wrong"
-    return CheckResult(name, f"{told} phases", f"{count} phases", state)
+    state: State = "ok" if load.tasks == count else "wrong"
+    return CheckResult(name, f"{load.tasks} phases", f"{count} phases", state)
 
 
 def _amount(found: Sequence[Series], task: Task, lag_s: float) -> float | None:

@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from stepscope.doctor import tasks
-from stepscope.doctor.tasks import Told
+from stepscope.doctor.tasks import MarkValue
 from stepscope.marks import mark, phase
 from stepscope.sensors import procfs
 
@@ -45,7 +45,7 @@ _SHM_FOLDER = "/dev/shm"
 _WORKER_NAME = "pt_data_worker"
 """What PyTorch calls its loader workers: by this name they are given their role."""
 
-Act = Callable[[], "dict[str, Told] | float | None"]
+Act = Callable[[], "dict[str, MarkValue] | float | None"]
 
 
 class Skip(Exception):
@@ -58,7 +58,7 @@ def main() -> None:
         _do(tasks.IDLE, lambda: time.sleep(1.2))
         _do(tasks.BURN, lambda: burn(0.2))
         return
-    disk, place = spec["disk"], {tasks.PLACE: spec["filesystem"]}
+    disk, place = spec["disk"], {"place": spec["filesystem"]}
     with contextlib.ExitStack() as kept:
         file = kept.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0)) if disk else None
         # Tasks that one sensor could mix up do not follow each other. What is read rarely is not
@@ -69,9 +69,9 @@ def main() -> None:
             (tasks.SHM, fill_shm, _REST_S),
             (tasks.LOOPBACK, send_to_self, _REST_S),
             (tasks.MEMORY, hold_memory, _REST_S),
-            (tasks.WRITE, lambda: {tasks.AMOUNT: write(file), **place}, _LONG_REST_S),
+            (tasks.WRITE, lambda: {"amount": write(file), **place}, _LONG_REST_S),
             (tasks.WORKER, burn_in_worker, _LONG_REST_S),
-            (tasks.READ, lambda: {tasks.AMOUNT: read_back(file), **place}, _REST_S),
+            (tasks.READ, lambda: {"amount": read_back(file), **place}, _REST_S),
         ]
         for name, act, rest_s in plan:
             _do(name, act, rest_s)
@@ -88,10 +88,10 @@ def main() -> None:
             for name, act in gpu.tasks().items():
                 _do(name, act, _GPU_REST_S)
             done += len(tasks.GPU_TASKS)
-            mark(f"{tasks.GPU_IDLE}.{tasks.UUID}", gpu.uuid)
+            mark(f"{tasks.GPU_IDLE}.uuid", gpu.uuid)
     for name in tasks.GPU_TASKS if reason else ():
-        mark(f"{name}.{tasks.SKIPPED}", reason)
-    mark(f"{tasks.LOAD}.{tasks.COUNT}", done)
+        mark(f"{name}.skipped", reason)
+    mark(f"{tasks.LOAD}.tasks", done)
 
 
 def _do(name: str, act: Act, rest_s: float = _REST_S) -> None:
@@ -100,9 +100,9 @@ def _do(name: str, act: Act, rest_s: float = _REST_S) -> None:
         with phase(name):
             told = act()
     except (Skip, RuntimeError) as reason:  # the latter of a framework, out of memory perhaps
-        told = {tasks.SKIPPED: str(reason)}
+        told = {"skipped": str(reason)}
     if isinstance(told, float | int):
-        told = {tasks.AMOUNT: told}
+        told = {"amount": told}
     for what, value in (told or {}).items():
         mark(f"{name}.{what}", value)
     time.sleep(rest_s)

@@ -81,7 +81,7 @@ class TrialSeries:
         self._is_clean = True
 
     def __enter__(self) -> TrialSeries:
-        self._guard = Guard.start(self.token)
+        self._guard = Guard(self.token)
         return self
 
     def __exit__(self, *_: object) -> None:
