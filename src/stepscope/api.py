@@ -47,17 +47,17 @@ def trial(
     out: str | Path = DEFAULT_FOLDER,
     tell: Callable[[str], None] = lambda text: None,
     show: Callable[[int, Progress], None] = lambda number, progress: None,
-    **knobs: Any,
+    **settings: Any,
 ) -> list[TrialView]:
     """Train a workload in processes of its own, within limits; one view for each repeat.
 
-    `knobs` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A trial
-    that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets what
-    the user should know meanwhile, `show` which repeat it is and how far. An error in a later
+    `settings` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A
+    trial that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets
+    what the user should know meanwhile, `show` which repeat it is and how far. An error in a later
     repeat has the views of those before as `views`.
     """
     request = TrialRequest(
-        workload_of(model, knobs),
+        workload_of(model, settings),
         Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
         repeat,
         profile,
@@ -123,7 +123,7 @@ def fit(
     hang: float = 300.0,
     tell: Callable[[str], None] = lambda text: None,
     show: Callable[[str], None] = lambda text: None,
-    **knobs: Any,
+    **settings: Any,
 ) -> Fit:
     """The max batch size, and the recommended one: `.batch_size` to use.
 
@@ -134,11 +134,11 @@ def fit(
     is a result: see `.verdict` and `.summary`.
     """
     for name in NOT_FOR_FIT:
-        if name in knobs:
+        if name in settings:
             raise BadWorkload(f"{option_name(name)} is not for a fit to be told", "Leave it out")
     free, share = parse_headroom(headroom)
     request = FitRequest(
-        workload_of(model if isinstance(model, str) else _place_of(model), knobs),
+        workload_of(model if isinstance(model, str) else _place_of(model), settings),
         Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=hang),
         headroom=free,
         headroom_share=share,

@@ -69,7 +69,7 @@ def trial(
     as_json: Annotated[
         bool, typer.Option("--json", help="End with the result as JSON on standard output.")
     ] = False,
-    **knobs: Any,
+    **settings: Any,
 ) -> None:
     """Train a workload once, in its own processes, within limits, watched; say how fast it was.
 
@@ -85,7 +85,7 @@ def trial(
     from stepscope.trials.request import TrialRequest, workload_of
 
     request = TrialRequest(
-        workload_of(model, knobs),
+        workload_of(model, settings),
         Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
         repeat,
         profile,

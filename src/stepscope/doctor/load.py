@@ -95,15 +95,15 @@ def main() -> None:
 
 
 def _do(name: str, act: Act, rest_s: float = _REST_S) -> None:
-    """One task as a phase; what `act` returns is told, a number as its amount."""
+    """One task as a phase; what `act` returns becomes marks, a number is its amount."""
     try:
         with phase(name):
-            told = act()
+            facts = act()
     except (Skip, RuntimeError) as reason:  # the latter of a framework, out of memory perhaps
-        told = {"skipped": str(reason)}
-    if isinstance(told, float | int):
-        told = {"amount": told}
-    for what, value in (told or {}).items():
+        facts = {"skipped": str(reason)}
+    if isinstance(facts, float | int):
+        facts = {"amount": facts}
+    for what, value in (facts or {}).items():
         mark(f"{name}.{what}", value)
     time.sleep(rest_s)
 
@@ -127,8 +127,8 @@ def burn_in_worker() -> float:
         os._exit(0)
     os.close(sink)
     os.waitpid(child, 0)
-    with os.fdopen(source) as told:
-        return float(told.read())
+    with os.fdopen(source) as seconds:
+        return float(seconds.read())
 
 
 def hold_memory() -> int:

@@ -67,11 +67,11 @@ class MachineResources:
         return cls(allowed_cpus(os.getpid(), own), min(machine, own.memory_limit() or machine))
 
 
-def check_limits(limits: Limits, room: MachineResources) -> None:
+def check_limits(limits: Limits, available: MachineResources) -> None:
     """CannotTry unless the limits make sense and are within what there is."""
     for option, value, least, most, text in (
-        ("--cpus", limits.cpus, LEAST_CPUS, room.cpus, "{:g}".format),
-        ("--memory", limits.memory, LEAST_MEMORY, room.memory, size_text),
+        ("--cpus", limits.cpus, LEAST_CPUS, available.cpus, "{:g}".format),
+        ("--memory", limits.memory, LEAST_MEMORY, available.memory, size_text),
         ("--gpu-memory", limits.gpu_memory, 1, math.inf, size_text),
     ):
         if value is None:
