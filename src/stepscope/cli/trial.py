@@ -28,7 +28,9 @@ from stepscope.records import Outcome
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
+    from stepscope.report.bottleneck.view import DiagnosisView
     from stepscope.report.trial.view import TrialView
+    from stepscope.runs.reader import Run
 
 _limit = functools.partial(typer.Option, rich_help_panel="What it may use")
 
@@ -113,22 +115,16 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
     from stepscope.report.bottleneck.document import closing_section
     from stepscope.report.bottleneck.json import diagnosis_dict
     from stepscope.report.kit.terminal import draw, draw_blocks
-    from stepscope.report.run.derive import derive
     from stepscope.report.trial.document import trials_document
     from stepscope.report.trial.json import trials_dict
     from stepscope.report.trial.profile import print_profile_of, profile_dict_of
     from stepscope.runs.reader import open_run
 
     runs = [open_run(view.folder) for view in views]
-    finding = None
-    for run, view in zip(runs, views, strict=True):
-        try:
-            found = derive(run, view.data, view).finding
-        except OSError as error:
-            say(f"the report could not be written: {error.strerror}; later: stepscope report")
-            found = None
-        # Repeats are held back by the same, and what failed has been told its cause.
-        finding = found if view.is_ok else finding
+    findings = [_derived(run, view) for run, view in zip(runs, views, strict=True)]
+    # Repeats are held back by the same, and what failed has been told its cause.
+    good = [each for view, each in zip(views, findings, strict=True) if view.is_ok]
+    finding = good[-1] if good else None
     if as_json:
         told = trials_dict(views)
         profiles = [profile for run in runs if (profile := profile_dict_of(run))]
@@ -143,3 +139,14 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
             print_profile_of(console, run)
         if finding:
             draw_blocks(console, [closing_section(finding)])
+
+
+def _derived(run: Run, view: TrialView) -> DiagnosisView | None:
+    """Write the report of a run; what holds it back is shown with all others."""
+    from stepscope.report.run.derive import derive
+
+    try:
+        return derive(run, view.data, view).finding
+    except OSError as error:
+        say(f"the report could not be written: {error.strerror}; later: stepscope report")
+        return None

@@ -151,8 +151,24 @@ def run_trial(
     try:
         for path in fence.group_paths():
             guard.tell_group(path)
+        trial = {**request.facts, "started_ns": started_ns}
+        facts: dict[str, Any] = {"workload": to_json(workload), "limits": {}, "trial": trial}
+        if "command" in request.facts:  # what the user typed says more than what we start
+            facts["command"] = request.facts["command"]
+        run = RunRequest(
+            request.name or workload.short_name,
+            [sys.executable, "-m", child.__name__],
+            request.interval,
+            request.out,
+            announce_hook=False,
+            facts=facts,
+            memory_burst_s=_MEMORY_BURST_S,
+            folder=request.folder,
+        )
+        paths = _make_folder(request, run, fence)
+        run = replace(run, command=[*run.command, str(paths.trial_spec)])
         with adoption:
-            return _Trial(request, token, started_ns, fence, tell, show).run()
+            return _Trial(request, run, paths, fence, token, tell, show).run()
     finally:
         fence.close()
         # Monitoring raises the limit of open files; the next trial gets the one that this one got.
@@ -180,65 +196,52 @@ def uninterrupted() -> Iterator[list[int]]:
                 signal.signal(number, handler)
 
 
+def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPaths:
+    """The run folder with the specification that the trial's processes read, or nothing at all."""
+    try:
+        paths = run.make_folder()
+    except CannotWatch as error:
+        raise CannotTry(error.message, error.hint) from None
+    spec = child.ChildSpec(
+        workload=to_json(request.workload),
+        threads=fence.threads,
+        gpu_memory=request.limits.gpu_memory,
+        profiled_steps=PROFILED_STEPS if request.profile else 0,
+        cycle=request.cycle,
+    )
+    try:
+        paths.trial.mkdir()
+        replace_atomically(paths.trial_spec, dumps(spec, indent=1) + "\n")
+    except OSError as error:
+        shutil.rmtree(paths.folder, ignore_errors=True)
+        problem = f"The run folder cannot be written in {request.out}: {error.strerror}"
+        raise CannotTry(problem, "Choose another place with --out DIR") from None
+    return paths
+
+
+@dataclass
 class _Trial:
-    def __init__(
-        self,
-        request: TrialRequest,
-        token: str,
-        started_ns: int,
-        fence: Fence,
-        tell: Callable[[str], None],
-        show: Callable[[Progress], None],
-    ) -> None:
-        """Make the run folder, with the specification that the trial's processes read, and open
-        the sensors; CannotTry leaves nothing behind."""
-        self.request, self.token, self.fence = request, token, fence
-        self.tell, self.show = tell, show
+    request: TrialRequest
+    run_request: RunRequest
+    paths: RunPaths
+    fence: Fence
+    token: str
+    tell: Callable[[str], None]
+    show: Callable[[Progress], None]
+
+    def __post_init__(self) -> None:
+        self._heartbeat = Heartbeat(self.paths, self.request.workload)
         self._seen = trial_processes.SeenProcesses()
         self._pid: int | None = None
         self._stopped: Stopped | None = None
         self._stepped = False
-        workload = request.workload
-        facts: dict[str, Any] = {
-            "workload": to_json(workload),
-            "limits": {},
-            "trial": {**request.facts, "started_ns": started_ns},
-        }
-        if "command" in request.facts:  # what the user typed says more than what we start
-            facts["command"] = request.facts["command"]
-        run = RunRequest(
-            request.name or workload.short_name,
-            [sys.executable, "-m", child.__name__],
-            request.interval,
-            request.out,
-            announce_hook=False,
-            facts=facts,
-            memory_burst_s=_MEMORY_BURST_S,
-            folder=request.folder,
-        )
+        self._environment = self.fence.environment(environment_of(self.run_request, self.paths))
+        self._before = Snapshot.take()
         try:
-            self.paths = paths = run.make_folder()
-        except CannotWatch as error:
-            raise CannotTry(error.message, error.hint) from None
-        spec = child.ChildSpec(
-            workload=to_json(workload),
-            threads=fence.threads,
-            gpu_memory=request.limits.gpu_memory,
-            profiled_steps=PROFILED_STEPS if request.profile else 0,
-            cycle=request.cycle,
-        )
-        try:
-            paths.trial.mkdir()
-            replace_atomically(paths.trial_spec, dumps(spec, indent=1) + "\n")
-            self._heartbeat = Heartbeat(paths, workload)
-            self._environment = fence.environment(environment_of(run, paths))
-            self._before = Snapshot.take()
-            run = replace(run, command=[*run.command, str(paths.trial_spec)])
-            self._session = Session(run, paths, tell, self._environment)
-        except OSError as error:
-            shutil.rmtree(paths.folder, ignore_errors=True)
-            hint = "Choose another place with --out DIR"
-            raise CannotTry(f"The trial cannot be watched: {error}", hint) from None
+            self._session = Session(self.run_request, self.paths, self.tell, self._environment)
+        except (OSError, CannotWatch) as error:
+            shutil.rmtree(self.paths.folder, ignore_errors=True)
+            raise CannotTry(f"The trial cannot be watched: {error}") from None
 
     def run(self) -> CompletedTrial:
         self._session.restart_clock()
@@ -368,7 +371,7 @@ class _Trial:
         limits = self.fence.facts()
         times = to_json(limits.time)
         session.facts["limits"] = {**to_json(limits, omit_defaults=True), "time": times}
-        device = device_kind(next(iter(ranks), RankFacts()))
+        device = device_kind(next(iter(self._heartbeat.ranks()), RankFacts()))
         environment = parse_environment(session.facts["environment"])
         machine = MachineKind.of(environment, device, self.request.noise_key)
         session.facts["trial"].update(
