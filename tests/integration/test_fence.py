@@ -116,6 +116,7 @@ def test_only_the_worker_that_eats_is_killed_and_counted(build: Build, start: St
     folders = fence.group_paths()
     assert fence.close() == [] and not any(folder.exists() for folder in folders)
     assert process.wait(5) == -9  # nobody stays in a group that is removed
+    assert fence.counts().kills == 1 and fence.counts().counters == counters
 
 
 GRANDCHILDREN = f"""

@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import CannotWatch, StepscopeError
+from stepscope.errors import CannotWatch
 from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths, make_run_folder, new_run_folder
 
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.02, 60.0
 
 
-def check_interval(seconds: float, kind: type[StepscopeError] = CannotWatch) -> None:
+def check_interval(seconds: float, kind: type[Exception] = CannotWatch) -> None:
     """An error of this kind unless one can sample at this pace."""
     if not SHORTEST_INTERVAL_S <= seconds <= LONGEST_INTERVAL_S:
         raise kind(f"An interval of {seconds} s is not possible", "Give 0.02 to 60 seconds")

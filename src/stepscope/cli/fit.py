@@ -87,8 +87,8 @@ def fit(
     from stepscope.report.fit.view import fit_document
     from stepscope.report.kit.terminal import draw
 
-    sizes = [size.strip() for size in (cards or "").split(",") if size.strip()]
-    if cards is not None and not sizes:
+    listed_cards = _listed(cards) or []
+    if cards is not None and not listed_cards:
         raise CannotTry(f"--cards {cards} names no size", "For example: --cards 10GiB,23GiB")
     end_on_request()
     try:
@@ -99,7 +99,7 @@ def fit(
                 memory=memory,
                 headroom=headroom,
                 gpus=gpus,
-                cards=sizes,
+                cards=listed_cards,
                 method=method,
                 prove=prove,
                 estimate=estimate,
@@ -126,3 +126,7 @@ def exit_code(found: Fit) -> int:
         outcome = Outcome.GPU_OOM if found.budget.device == "gpu" else Outcome.HOST_OOM
         return EXIT_CODES[outcome]
     return EXIT_CODES[Outcome.CRASHED if found.verdict == "cannot tell" else Outcome.OK]
+
+
+def _listed(text: str | None) -> list[str] | None:
+    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]

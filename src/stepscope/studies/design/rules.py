@@ -24,7 +24,7 @@ from typing import Any, Literal
 from stepscope.analysis.study.records import Level
 from stepscope.errors import BadDesign, StepscopeError
 from stepscope.studies.trial_spec import DEFAULTS, NAMES, SIZES
-from stepscope.trials.limits.spec import parse_gpus, parse_size
+from stepscope.trials.limits.spec import parse_size
 from stepscope.workloads.spec import DATA, PARTS, SETTINGS, nearest, setting_type
 
 MOST_CHARACTERS = 1000
@@ -322,7 +322,7 @@ def _getter(name: str) -> Value:
 
     def count(settings: Settings) -> Level:
         gpus = settings.get(name, default)
-        return len(parse_gpus(gpus)) if isinstance(gpus, str) else gpus
+        return len(gpus.split(",")) if isinstance(gpus, str) else gpus
 
     return count
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from stepscope.errors import StepscopeError
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
@@ -41,12 +40,7 @@ class LocalLauncher:
         self._trials.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._trials.__exit__()
 
     def start(self, job: Job) -> None:

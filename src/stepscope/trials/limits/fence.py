@@ -92,6 +92,7 @@ class Fence:
         """That the framework is told to use in each rank; None is as many as it likes."""
         self._gpus = _gpu_facts(limits)
         self._group: TrialGroup | None = None
+        self._counts = GroupCounts()
         self._affinity: Affinity | None = None
         self._watchdog: Watchdog | None = None
         self._cpus: CpuLimit | None = None
@@ -178,13 +179,16 @@ class Fence:
         return self._watchdog.inspect(pids) if self._watchdog else None
 
     def counts(self) -> GroupCounts:
-        """What the control group counted so far."""
-        return self._group.counts() if self._group else GroupCounts()
+        """What the control group counted, also once it is removed."""
+        if self._group is not None:
+            self._counts = self._group.counts()
+        return self._counts
 
     def close(self) -> list[str]:
         """Remove the groups, with all processes that are still in them; returns those that stay."""
         if self._group is None:
             return []
+        self.counts()
         group, self._group = self._group, None
         group.kill_all()
         return group.remove()

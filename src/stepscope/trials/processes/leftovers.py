@@ -29,7 +29,6 @@ SHM = Path("/dev/shm")
 
 _DRIVER_S = 3.0
 """How long a driver may take to let go of the memory of a process that has ended."""
-_STRAY_PATIENCE_S = 1.0
 _FRAMEWORKS = re.compile(
     r"torch_(?P<torch>\d+)_\w+"  # PyTorch, sharing by file name
     r"|__KMP_REGISTERED_LIB_(?P<openmp>\d+)_\d+"
@@ -111,8 +110,8 @@ def leftovers(
 
 def check_clean() -> list[str]:
     """End what dead runners left behind, and tell it; CannotTry if some of it will not go."""
-    found = trial_processes.strays()
-    if stay := trial_processes.end_all(None, found, _STRAY_PATIENCE_S) if found else []:
+    found, stay = trial_processes.end_strays()
+    if stay:
         hint = "Wait until they have, or restart the machine: one in state D is stuck in the kernel"
         names = ", ".join(map(str, stay))
         raise CannotTry(f"Processes of an earlier trial do not end: {names}", hint)

@@ -165,6 +165,12 @@ def end_all(
     return remaining
 
 
+def end_strays(patience_s: float = 1.0) -> tuple[list[TrialProcess], list[TrialProcess]]:
+    """End the processes of trials whose runner is dead: those there were, and those that stay."""
+    found = strays()
+    return found, end_all(None, found, patience_s) if found else []
+
+
 def send(process: TrialProcess, number: int) -> bool:
     """Signal a process if it still is the one that was meant."""
     descriptor = None

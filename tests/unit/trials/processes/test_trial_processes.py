@@ -186,9 +186,9 @@ def test_strays_are_those_of_dead_runners_only(spawn: Spawn) -> None:
     ours = ready(spawn(SLEEPS, trial_processes.new_token()))
     foreign = ready(spawn(SLEEPS, "1.2.00000000.ab"))
     stray = ready(spawn(SLEEPS, f"{dead_runner()}.ab"))
-    found = trial_processes.strays()
-    assert stray.pid in {each.pid for each in found}
-    assert trial_processes.end_all(None, found, patience_s=1) == []
+    assert stray.pid in {each.pid for each in trial_processes.strays()}
+    found, stay = trial_processes.end_strays()
+    assert stray.pid in {each.pid for each in found} and stay == []
     assert stray.wait(1) == -signal.SIGTERM
     assert ours.poll() is None and foreign.poll() is None
 
