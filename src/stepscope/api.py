@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import BadWorkload, StepscopeError
+from stepscope.capture.request import check_interval
+from stepscope.errors import BadWorkload, CannotTry, StepscopeError
 from stepscope.fit.answer import Fit
 from stepscope.fit.request import FitRequest, parse_headroom
 from stepscope.fit.run import FitListener, run_fit
@@ -25,7 +26,7 @@ from stepscope.studies.study import Study, find_folder
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits, parse_size
 from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
-from stepscope.trials.request import TrialRequest, check_interval, workload_of
+from stepscope.trials.request import TrialRequest, workload_of
 from stepscope.trials.runner import CompletedTrial, run_repeats
 from stepscope.workloads.spec import NOT_FOR_FIT, option_name
 
@@ -36,7 +37,7 @@ def trial(
     cpus: float | None = None,
     memory: int | str | None = None,
     gpu_memory: int | str | None = None,
-    gpus: Sequence[str] | None = None,
+    gpus: str | Sequence[str] | None = None,
     timeout: float | None = None,
     hang: float = 300.0,
     repeat: int = 1,
@@ -46,17 +47,17 @@ def trial(
     out: str | Path = DEFAULT_FOLDER,
     tell: Callable[[str], None] = lambda text: None,
     show: Callable[[int, Progress], None] = lambda number, progress: None,
-    **knobs: Any,
+    **settings: Any,
 ) -> list[TrialView]:
     """Train a workload in processes of its own, within limits; one view for each repeat.
 
-    `knobs` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A trial
-    that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets what
-    the user should know meanwhile, `show` which repeat it is and how far. An error in a later
+    `settings` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A
+    trial that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets
+    what the user should know meanwhile, `show` which repeat it is and how far. An error in a later
     repeat has the views of those before as `views`.
     """
     request = TrialRequest(
-        workload_of(model, knobs),
+        workload_of(model, settings),
         Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
         repeat,
         profile,
@@ -113,7 +114,7 @@ def fit(
     gpu_memory: int | str | None = None,
     memory: int | str | None = None,
     headroom: int | str = 0,
-    gpus: Sequence[str] | None = None,
+    gpus: str | Sequence[str] | None = None,
     cards: Sequence[int | str] = (),
     method: str = "auto",
     prove: bool = False,
@@ -122,7 +123,7 @@ def fit(
     hang: float = 300.0,
     tell: Callable[[str], None] = lambda text: None,
     show: Callable[[str], None] = lambda text: None,
-    **knobs: Any,
+    **settings: Any,
 ) -> Fit:
     """The max batch size, and the recommended one: `.batch_size` to use.
 
@@ -133,11 +134,11 @@ def fit(
     is a result: see `.verdict` and `.summary`.
     """
     for name in NOT_FOR_FIT:
-        if name in knobs:
+        if name in settings:
             raise BadWorkload(f"{option_name(name)} is not for a fit to be told", "Leave it out")
     free, share = parse_headroom(headroom)
     request = FitRequest(
-        workload_of(model if isinstance(model, str) else _place_of(model), knobs),
+        workload_of(model if isinstance(model, str) else _place_of(model), settings),
         Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=hang),
         headroom=free,
         headroom_share=share,
@@ -182,7 +183,7 @@ def study(
     It goes on where it was, like `stepscope study run`; `onlooker` hears how it goes. `.analysis`
     of the view has effects, knees and fronts as records, `.contents.results` every trial.
     """
-    check_interval(interval)
+    check_interval(interval, CannotTry)
     planned = Study.of(design, out).to_run()
     listener = onlooker or SilentListener()
     launcher = LocalLauncher(listener.tell, interval, planned.here)

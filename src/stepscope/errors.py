@@ -29,8 +29,7 @@ class StepscopeError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.views: Sequence[Any] = ()
-        """What had been done, of several trials, before this one."""
+        self.views: Sequence[Any] = ()  # what had been done, of several trials, before this one
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message

@@ -86,7 +86,7 @@ def _work(pipe: Connection, job: Job, token: str) -> None:
         os.environ[_FORMULA] = f"({os.environ[_FORMULA]}) / 3"
     lock = machine_lock()
     launcher = LocalLauncher(pipe.send, turns=lock.with_name(f"{job.machine}-{lock.name}"))
-    launcher._series = token  # what names the process that uses us, not this one
+    launcher._trials.token = token  # what names the process that uses us, not this one
     try:
         with launcher:
             launcher.start(job)

@@ -21,8 +21,8 @@ import json, os, signal, subprocess, sys, time
 sys.path.insert(0, {SOURCE!r})
 from stepscope.trials.processes import trial_processes
 from stepscope.trials.processes.guard import Guard
-guard = Guard.start(trial_processes.runner_name())
-print(trial_processes.runner_name(), guard.pid, flush=True)
+guard = Guard(trial_processes.runner_name())
+print(trial_processes.runner_name(), guard.process.pid, flush=True)
 groups, holds_pipe, ending = json.loads(sys.argv[1])
 for group in groups: guard.tell_group(group)
 def start(code, **more):
@@ -42,8 +42,8 @@ if holds_pipe and os.fork() == 0:
 for group in groups: open(group + "/cgroup.procs", "w").write(str(plain))
 print(plain, elsewhere, deaf, stopped, flush=True)
 if ending == "killed":
-    os.kill(guard.pid, signal.SIGKILL)
-    os.waitid(os.P_PID, guard.pid, os.WEXITED | os.WNOWAIT)
+    os.kill(guard.process.pid, signal.SIGKILL)
+    os.waitid(os.P_PID, guard.process.pid, os.WEXITED | os.WNOWAIT)
     guard.tell_group("/nowhere")
 if ending:
     guard.dismiss()

@@ -22,21 +22,7 @@ def t_quantile(probability: float, dof: float) -> float:
         return 0.0
     if dof >= _AS_NORMAL:
         return NormalDist().inv_cdf(probability)
-    if dof == 1:
-        return math.tan(math.pi * (probability - 0.5))
-    if dof == 2:
-        return (2 * probability - 1) / math.sqrt(2 * probability * (1 - probability))
-    return _inverted(1 - probability, dof)
-
-
-def t_tail(value: float, dof: float) -> float:
-    """How often Student's t is above a value that is not negative."""
-    whole = dof + value * value
-    return 0.5 * _beta_share(dof / 2, 0.5, dof / whole, value * value / whole)
-
-
-def _inverted(tail: float, dof: float) -> float:
-    below, above = 0.0, 2.0
+    tail, below, above = 1 - probability, 0.0, 2.0
     while t_tail(above, dof) > tail:
         below, above = above, 2 * above
     while above - below > 1e-10 * above:
@@ -46,6 +32,12 @@ def _inverted(tail: float, dof: float) -> float:
         else:
             above = middle
     return (below + above) / 2
+
+
+def t_tail(value: float, dof: float) -> float:
+    """How often Student's t is above a value that is not negative."""
+    whole = dof + value * value
+    return 0.5 * _beta_share(dof / 2, 0.5, dof / whole, value * value / whole)
 
 
 def _beta_share(a: float, b: float, x: float, rest: float) -> float:

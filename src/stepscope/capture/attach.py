@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from stepscope.capture.environment import environment_record
 from stepscope.capture.outcome import KernelEvidence, judge
 from stepscope.capture.request import RunRequest
-from stepscope.capture.schedule import next_tick
+from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
 from stepscope.capture.signals import ASKING, signals_as_bytes
 from stepscope.capture.spawn import allow_many_descriptors
@@ -89,17 +89,12 @@ def sampling(session: Session, wakers: list[int], seconds: float = math.inf) -> 
 
     Ends when the root is gone, or after so many seconds.
     """
-    planned = time.monotonic()
-    end = planned + seconds
-    while session.tree.root in session.tree.processes:
+    end = time.monotonic() + seconds
+    for next_sample in sample_times(session.tick, session.request.interval_s):
         now = time.monotonic()
-        if now >= planned:
-            session.tick(now - planned)
-            planned = next_tick(planned, session.request.interval_s)
-        if now >= end:
+        if session.tree.root not in session.tree.processes or now >= end:
             return
-        pause = min(planned, end) - time.monotonic()
-        yield select.select(wakers, [], [], max(0.0, pause))[0]
+        yield select.select(wakers, [], [], max(0.0, min(next_sample, end) - now))[0]
 
 
 def stop_requests() -> AbstractContextManager[int]:

@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.capture import spawn
 from stepscope.capture.outcome import KernelEvidence, judge
 from stepscope.capture.request import RunRequest
-from stepscope.capture.schedule import next_tick
+from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
 from stepscope.capture.signals import (
     ASKING,
@@ -83,20 +83,15 @@ def monitor_command(
 def _sample_until_ended(session: Session, reaper: Reaper, signals: Signals) -> bool:
     """Sample at every interval, and in between sleep until a signal; whether one asked to end."""
     waits, asked_to_end = session.request.wait_tree, False
-    planned = time.monotonic()
-    while True:
-        now = time.monotonic()
-        if now >= planned:
-            reaper.safely(session.tick, now - planned)
-            reaper.safely(reaper.reap_orphans)
-            planned = next_tick(planned, session.request.interval_s)
+    for next_sample in sample_times(reaper.tick, session.request.interval_s):
         if reaper.root_has_ended() and not (waits and session.tree.survivors()):
-            return asked_to_end
-        info = wait_for_signal(signals, planned - time.monotonic())
+            break
+        info = wait_for_signal(signals, next_sample - time.monotonic())
         if info is not None and reaper.status is None:
             asked_to_end = pass_on(info, reaper.root, signals) or asked_to_end
         elif info is not None:
             waits = waits and info.si_signo not in ASKING
+    return asked_to_end
 
 
 class Reaper:
@@ -115,6 +110,11 @@ class Reaper:
             act(*arguments)
         except Exception as error:
             self._session.trouble(f"watching failed in part: {type(error).__name__}: {error}")
+
+    def tick(self, late_s: float) -> None:
+        """One sample, and the burial of orphans that have ended by then."""
+        self.safely(self._session.tick, late_s)
+        self.safely(self.reap_orphans)
 
     def root_has_ended(self) -> bool:
         """Whether the root is a zombie, or buried; a zombie is buried now."""

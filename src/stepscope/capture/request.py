@@ -16,10 +16,10 @@ from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths, make_run_folder, new_
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.02, 60.0
 
 
-def check_interval(seconds: float) -> None:
-    """CannotWatch unless one can sample at this pace."""
+def check_interval(seconds: float, kind: type[Exception] = CannotWatch) -> None:
+    """An error of this kind unless one can sample at this pace."""
     if not SHORTEST_INTERVAL_S <= seconds <= LONGEST_INTERVAL_S:
-        raise CannotWatch(f"An interval of {seconds} s is not possible", "Give 0.02 to 60 seconds")
+        raise kind(f"An interval of {seconds} s is not possible", "Give 0.02 to 60 seconds")
 
 
 def _current_folder() -> Path:

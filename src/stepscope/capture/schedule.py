@@ -230,7 +230,16 @@ class BackgroundReader(threading.Thread):
                 self._taken.append(taken)
 
 
-def next_tick(planned: float, interval_s: float) -> float:
-    """The next time on the grid of samples; ticks that are already past are left out."""
-    now = time.monotonic()
-    return planned + interval_s * max(1, int((now - planned) / interval_s) + 1)
+def sample_times(sample: Callable[[float], None], interval_s: float) -> Iterator[float]:
+    """Call `sample` with its delay whenever one is due, and yield when the next one will be.
+
+    Whoever iterates waits until then, or is woken up before. Samples that are past are left out.
+    """
+    planned = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now >= planned:
+            sample(now - planned)
+            elapsed = time.monotonic() - planned
+            planned += interval_s * max(1, int(elapsed / interval_s) + 1)
+        yield planned

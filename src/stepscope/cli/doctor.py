@@ -5,17 +5,13 @@ from __future__ import annotations
 import contextlib
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated
 
 import typer
 
-from stepscope.cli.console import near, runs_folder, say, write_json
+from stepscope.cli.console import EXIT_CODES, near, runs_folder, say, write_json
+from stepscope.records import Outcome
 from stepscope.records.codec import to_json
-
-if TYPE_CHECKING:
-    from stepscope.doctor.examine import DoctorReport
-
-_INTERRUPTED = 130
 
 
 def doctor(
@@ -49,11 +45,21 @@ def doctor(
     try:
         report = examine(Examination(out, runs_folder(), quick, not no_gpu, keep), signals)
     except KeyboardInterrupt:
-        raise typer.Exit(_INTERRUPTED) from None
+        raise typer.Exit(EXIT_CODES[Outcome.INTERRUPTED]) from None
     give_signals_back(signals)
     with contextlib.suppress(BrokenPipeError, SystemExit):  # nobody reads it (rich leaves then)
         if as_json:
-            write_json(_as_json(report))
+            sensors = [{**to_json(each), "core_share": each.share} for each in report.sensors]
+            write_json(
+                {
+                    "ok": report.truthful,
+                    "sensors": sensors,
+                    "watcher_cores": report.watcher_cores,
+                    "self_test": report.verdicts,
+                    "surroundings": report.surroundings,
+                    "run": report.run,
+                }
+            )
         else:
             from rich.console import Console
 
@@ -63,14 +69,3 @@ def doctor(
             draw_blocks(Console(), blocks_of(report, str(near(report.run)) if report.run else ""))
         sys.stdout.flush()
     raise typer.Exit(0 if report.truthful else 1)
-
-
-def _as_json(report: DoctorReport) -> dict[str, Any]:
-    return {
-        "ok": report.truthful,
-        "sensors": [{**to_json(sensor), "core_share": sensor.share} for sensor in report.sensors],
-        "watcher_cores": report.watcher_cores,
-        "self_test": report.verdicts,
-        "surroundings": report.surroundings,
-        "run": report.run,
-    }

@@ -87,7 +87,7 @@ def fit(
     from stepscope.report.fit.view import fit_document
     from stepscope.report.kit.terminal import draw
 
-    listed_gpus, listed_cards = _listed(gpus), _listed(cards) or []
+    listed_cards = _listed(cards) or []
     if cards is not None and not listed_cards:
         raise CannotTry(f"--cards {cards} names no size", "For example: --cards 10GiB,23GiB")
     end_on_request()
@@ -98,7 +98,7 @@ def fit(
                 gpu_memory=gpu_memory,
                 memory=memory,
                 headroom=headroom,
-                gpus=listed_gpus,
+                gpus=gpus,
                 cards=listed_cards,
                 method=method,
                 prove=prove,

@@ -27,11 +27,9 @@ class ProgressBar:
     Without a terminal nothing is drawn, and where quiet was asked for nothing is told either.
     """
 
-    fields: tuple[str, ...] = ("said",)
-    """Texts beside the bar; the last takes what space is left."""
+    fields: tuple[str, ...] = ("said",)  # texts beside the bar; the last takes what space is left
     is_timed = True
-    total: float | None = 1.0
-    """None: no telling how much there is to do."""
+    total: float | None = 1.0  # None: no telling how much there is to do
 
     def __init__(self, name: str, quiet: bool) -> None:
         self._name = name

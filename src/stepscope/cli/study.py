@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli.console import Interval, Quiet, end_on_request, near, say, write_json
-from stepscope.errors import StepscopeError
+from stepscope.errors import CannotTry, StepscopeError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -79,14 +79,14 @@ def run(
     runs it; 130 interrupted: run the same command to go on.
     """
     _be_quick()
+    from stepscope.capture.request import check_interval
     from stepscope.cli.progress import StudyBar
     from stepscope.report.study.read import view_of
     from stepscope.studies.launchers.local import LocalLauncher
     from stepscope.studies.run import run_study
     from stepscope.studies.study import Study
-    from stepscope.trials.request import check_interval
 
-    check_interval(interval)
+    check_interval(interval, CannotTry)
     study = Study.of(file, out).to_run()
     end_on_request()
     with StudyBar(study.design, quiet) as bar:

@@ -69,7 +69,7 @@ def trial(
     as_json: Annotated[
         bool, typer.Option("--json", help="End with the result as JSON on standard output.")
     ] = False,
-    **knobs: Any,
+    **settings: Any,
 ) -> None:
     """Train a workload once, in its own processes, within limits, watched; say how fast it was.
 
@@ -84,10 +84,9 @@ def trial(
     from stepscope.trials.limits.spec import Limits
     from stepscope.trials.request import TrialRequest, workload_of
 
-    gpu_names = None if gpus is None else [gpu.strip() for gpu in gpus.split(",") if gpu.strip()]
     request = TrialRequest(
-        workload_of(model, knobs),
-        Limits.of(cpus, memory, gpu_memory, gpu_names, timeout, hang),
+        workload_of(model, settings),
+        Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
         repeat,
         profile,
         name,

@@ -5,9 +5,10 @@ Pure: from the tasks of a run and its series to the results.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -46,6 +47,10 @@ class CheckResult:
     detail: str = ""
 
 
+class NotTried(Exception):
+    """Nothing can be said of a task; the text says why."""
+
+
 @dataclass(frozen=True)
 class MeasuredLoad:
     """A run of the load: what was done, and what the sensors saw of it."""
@@ -60,7 +65,7 @@ class MeasuredLoad:
         """The series of a metric at a place: of all network namespaces, of the GPU that worked."""
         if place == _GPU:
             idle = self.tasks.get(tasks.GPU_IDLE)
-            place = str(idle.told.get(tasks.UUID)) if idle else ""
+            place = str(idle.uuid) if idle else ""
         return [
             series
             for (key, entity), series in self.series.items()
@@ -69,25 +74,27 @@ class MeasuredLoad:
             and len(series)
         ]
 
-    def why_not(self, task: str, *metrics: tuple[str, str]) -> str | None:
-        """Why nothing can be said of a task; None where something can."""
-        done = self.tasks.get(task)
+    def task(self, name: str, *metrics: tuple[str, str]) -> Task:
+        """A task of which these metrics can tell something, each at its place; else NotTried."""
+        done = self.tasks.get(name)
         if done is None:
-            return "the load did not come to it"
+            raise NotTried("the load did not come to it")
         if done.skipped is not None:
-            return done.skipped
+            raise NotTried(done.skipped)
         for metric, place in metrics:
             found = self.of(metric, place)
             if metric in self.missing and not found:
-                return self.missing[metric]
+                raise NotTried(self.missing[metric])
             longest = 0.0  # the longest stretch that one reading of the task stands for
             for series in found:
                 begins = series.t - series.window * 1e9
                 touches = (series.t >= done.begin_ns) & (begins <= done.end_ns)
                 longest = max(longest, float(series.window[touches].max(initial=0.0)))
             if longest > _COARSE_S:
-                return f"it was read only every {longest:.0f} s just then: too rarely to tell"
-        return None
+                raise NotTried(
+                    f"it was read only every {longest:.0f} s just then: too rarely to tell"
+                )
+        return done
 
 
 @dataclass(frozen=True)
@@ -100,32 +107,26 @@ class AmountCheck:
     place: str
     least: float = 0.9
     most: float = 1.1
-    slack: float = 0.0
-    """In the unit, on top: what the load does besides."""
-    lag_s: float = 0.0
-    """How late the counter may move."""
+    slack: float = 0.0  # in the unit, on top: what the load does besides
+    lag_s: float = 0.0  # how late the counter may move
     here: str = ""
-    elsewhere: tuple[str, str] | None = None
-    """A metric and place where little of it may show."""
-    there: str = ""
-    """The two places in words."""
+    elsewhere: tuple[str, str] | None = None  # a metric and place where little of it may show
+    there: str = ""  # the two places in words
 
-    def __call__(self, observed: MeasuredLoad) -> CheckResult:
+    def judge(self, observed: MeasuredLoad) -> CheckResult:
         others = (self.elsewhere,) if self.elsewhere else ()
-        reason = observed.why_not(self.task, (self.metric, self.place), *others)
-        if reason is not None:
-            return _not_tried(self.name, reason)
-        task = observed.tasks[self.task]
-        seen = _amount(observed.of(self.metric, self.place), task, self.lag_s)
-        strayed = None
-        if self.elsewhere:
-            strayed = _amount(observed.of(*self.elsewhere), task, self.lag_s)
+        task = observed.task(self.task, (self.metric, self.place), *others)
+        seen, *strays = (
+            _amount(observed.of(*source), task, self.lag_s)
+            for source in ((self.metric, self.place), *others)
+        )
+        stray = next(iter(strays), None)
         estimate = observed.estimated.get(self.metric)
         if estimate:
-            wrong = "" if (seen or 0.0) > 2 * (strayed or 0.0) else f"it shows {self.there}"
+            wrong = "" if (seen or 0.0) > 2 * (stray or 0.0) else f"it shows {self.there}"
             detail = wrong or f"an estimate: only its direction is judged ({estimate})"
         else:
-            detail = wrong = self._wrong(task, seen, strayed)
+            detail = wrong = self._wrong(task, seen, stray or 0.0)
 
         def text(value: float | None) -> str:
             if BY_KEY[self.metric].unit != "cores":
@@ -134,26 +135,24 @@ class AmountCheck:
 
         more = "or more" if self.most == np.inf else ""
         expected = " ".join(filter(None, (text(task.amount), self.here, more)))
-        shown = f"{text(seen)}, {text(strayed)} {self.there}" if self.elsewhere else text(seen)
+        shown = f"{text(seen)}, {text(stray)} {self.there}" if self.elsewhere else text(seen)
         return CheckResult(self.name, expected, shown, "wrong" if wrong else "ok", detail)
 
-    def _wrong(self, task: Task, seen: float | None, strayed: float | None) -> str:
+    def _wrong(self, task: Task, seen: float | None, stray: float) -> str:
         """What is wrong, and what it looks like; nothing if all is well."""
-        where = f" (on {task.told[tasks.PLACE]})" if tasks.PLACE in task.told else ""
+        where = f" (on {task.place})" if task.place else ""
         if seen is None:
             return f"nothing was recorded, and no reason given{where}"
-        if (strayed or 0.0) > max(seen, task.amount / 2):
+        if stray > max(seen, task.amount / 2):
             return f"it shows {self.there}"
         least, most = self.least * task.amount - self.slack, self.most * task.amount + self.slack
         if not least <= seen <= most:
             return f"{share_text(seen / task.amount)} of what was done{where}"
-        if (strayed or 0.0) > _SMALL * task.amount + self.slack:
-            return f"too much of it shows {self.there}"
-        return ""
+        return f"too much of it shows {self.there}" * (stray > _SMALL * task.amount + self.slack)
 
 
 @dataclass(frozen=True)
-class Rise:
+class RiseCheck:
     """A gauge must have risen by as much as was taken, and fallen again."""
 
     name: str
@@ -162,11 +161,8 @@ class Rise:
     place: str
     tolerance: float = 0.1
 
-    def __call__(self, observed: MeasuredLoad) -> CheckResult:
-        reason = observed.why_not(self.task, (self.metric, self.place))
-        if reason is not None:
-            return _not_tried(self.name, reason)
-        task = observed.tasks[self.task]
+    def judge(self, observed: MeasuredLoad) -> CheckResult:
+        task = observed.task(self.task, (self.metric, self.place))
         expected = f"+{bytes_text(task.amount)}, then back"
         series = next(iter(observed.of(self.metric, self.place)), None)
         if series is None or not len(during := series.between(task.begin_ns, task.end_ns)):
@@ -186,71 +182,42 @@ class Rise:
         return CheckResult(self.name, expected, f"{seen}, then back", "ok")
 
 
-@dataclass(frozen=True)
-class Bound:
-    """A metric whose mean during a task must lie between two shares."""
+class Bound(NamedTuple):
+    """A share that a metric's mean during a task must be over, or under."""
 
     metric: str
-    least: float = 0.0
-    most: float = 1.0
+    side: Literal["over", "under"]
+    share: float
 
-    @property
-    def label(self) -> str:
-        return _SHORT[self.metric]
-
-    @property
-    def expected(self) -> str:
-        if self.least > 0:
-            return f"{self.label} over {self.least * 100:.0f} %"
-        return f"{self.label} under {self.most * 100:.0f} %"
+    def holds(self, mean: float | None) -> bool:
+        if mean is None:
+            return False
+        return mean >= self.share if self.side == "over" else mean <= self.share
 
 
 @dataclass(frozen=True)
-class Activity:
+class ActivityCheck:
     """Units of a GPU must have been as busy as this work makes them."""
 
     name: str
     task: str
     bounds: tuple[Bound, ...]
 
-    def __call__(self, observed: MeasuredLoad) -> CheckResult:
-        reason = observed.why_not(self.task, *((bound.metric, _GPU) for bound in self.bounds))
-        if reason is not None:
-            return _not_tried(self.name, reason)
-        task = observed.tasks[self.task]
-        means = {b: _mean(observed, b.metric, task) for b in self.bounds}
-        expected = ", ".join(bound.expected for bound in self.bounds)
-        seen = ", ".join(f"{bound.label} {share_text(mean)}" for bound, mean in means.items())
-        wrong = [
-            bound.label
-            for bound, mean in means.items()
-            if mean is None or not bound.least <= mean <= bound.most
-        ]
+    def judge(self, observed: MeasuredLoad) -> CheckResult:
+        task = observed.task(self.task, *((bound.metric, _GPU) for bound in self.bounds))
+        expected, seen, wrong = [], [], []
+        for bound in self.bounds:
+            label, mean = _SHORT[bound.metric], _mean(observed, bound.metric, task)
+            expected.append(f"{label} {bound.side} {bound.share * 100:.0f} %")
+            seen.append(f"{label} {share_text(mean)}")
+            if not bound.holds(mean):
+                wrong.append(label)
         detail = f"out of bounds: {', '.join(wrong)}" if wrong else ""
-        return CheckResult(self.name, expected, seen, "wrong" if wrong else "ok", detail)
+        state: State = "wrong" if wrong else "ok"
+        return CheckResult(self.name, ", ".join(expected), ", ".join(seen), state, detail)
 
 
-def _check_phases(observed: MeasuredLoad) -> CheckResult:
-    """Every task must be there as a phase: nothing that was reported is lost."""
-    name = "Phases and marks"
-    load = observed.tasks.get(tasks.LOAD)
-    told = load.told.get(tasks.COUNT) if load else None
-    if told is None:
-        return CheckResult(name, "the load's last word", "nothing", "wrong", "it did not arrive")
-    count = sum(task.name != tasks.LOAD and task.was_done for task in observed.tasks.values())
-    state: State = "ok" if told == count else "wrong"
-    return CheckResult(name, f"{told} phases", f"{count} phases", state)
-
-
-def _check_hook(observed: MeasuredLoad) -> CheckResult:
-    """The import hook must have been loaded into the Python that ran."""
-    if observed.hook_loaded:
-        return CheckResult("Python hook", "loaded", "loaded", "ok")
-    detail = "this Python does not read PYTHONPATH: epochs and steps need marks"
-    return CheckResult("Python hook", "loaded", "not loaded", "wrong", detail)
-
-
-Check = Callable[[MeasuredLoad], CheckResult]
+Check = AmountCheck | RiseCheck | ActivityCheck
 
 # fmt: off
 HOST_CHECKS: tuple[Check, ...] = (
@@ -259,48 +226,67 @@ HOST_CHECKS: tuple[Check, ...] = (
                 here="in worker", elsewhere=("cpu", "main"), there="in main"),
     AmountCheck("CPU of the machine", tasks.BURN, "host_cpu", "host", 0.9, np.inf, slack=0.05),
     AmountCheck("CPU of the cgroup", tasks.BURN, "cgroup_cpu", "cgroup", 0.9, np.inf, slack=0.05),
-    Rise("Memory", tasks.MEMORY, "memory", "tree"),
+    RiseCheck("Memory", tasks.MEMORY, "memory", "tree"),
     AmountCheck("Disk written", tasks.WRITE, "write", "tree"),
     AmountCheck("Disk read", tasks.READ, "read", "tree"),
     # Strangers on the loopback interface count, too.
     AmountCheck("Loopback", tasks.LOOPBACK, "loopback", _NETWORK, 0.9, 1.5),
-    Rise("/dev/shm", tasks.SHM, "shm_used", "shm"),
-    _check_phases,
-    _check_hook,
+    RiseCheck("/dev/shm", tasks.SHM, "shm_used", "shm"),
 )
 GPU_CHECKS: tuple[Check, ...] = (
-    Rise("GPU memory", tasks.GPU_MEMORY, "gpu_memory", _GPU, 0.02),
-    Rise("GPU memory of run", tasks.GPU_MEMORY, "gpu_memory_tree", _GPU, 0.02),
+    RiseCheck("GPU memory", tasks.GPU_MEMORY, "gpu_memory", _GPU, 0.02),
+    RiseCheck("GPU memory of run", tasks.GPU_MEMORY, "gpu_memory_tree", _GPU, 0.02),
     AmountCheck("PCIe to GPU", tasks.GPU_COPY_IN, "gpu_pcie_received", _GPU, lag_s=_GPU_LAG_S,
                 elsewhere=("gpu_pcie_sent", _GPU), there="the other way"),
     AmountCheck("PCIe from GPU", tasks.GPU_COPY_OUT, "gpu_pcie_sent", _GPU, lag_s=_GPU_LAG_S,
                 elsewhere=("gpu_pcie_received", _GPU), there="the other way"),
-    Activity("Copies, not work", tasks.GPU_COPY_IN,
-             (Bound("gpu_utilization", least=0.5), Bound("gpu_sm", most=0.05))),
-    Activity("Memory bandwidth", tasks.GPU_COPY_INSIDE,
-             (Bound("gpu_dram", least=0.5), Bound("gpu_tensor", most=0.05))),
-    Activity("Tensor cores", tasks.GPU_MATRIX,
-             (Bound("gpu_tensor", least=0.4), Bound("gpu_dram", most=0.2))),
-    Activity("Tiny kernels", tasks.GPU_TINY, (Bound("gpu_sm", most=0.2),)),
+    ActivityCheck("Copies, not work", tasks.GPU_COPY_IN,
+                  (Bound("gpu_utilization", "over", 0.5), Bound("gpu_sm", "under", 0.05))),
+    ActivityCheck("Memory bandwidth", tasks.GPU_COPY_INSIDE,
+                  (Bound("gpu_dram", "over", 0.5), Bound("gpu_tensor", "under", 0.05))),
+    ActivityCheck("Tensor cores", tasks.GPU_MATRIX,
+                  (Bound("gpu_tensor", "over", 0.4), Bound("gpu_dram", "under", 0.2))),
+    ActivityCheck("Tiny kernels", tasks.GPU_TINY, (Bound("gpu_sm", "under", 0.2),)),
 )
 # fmt: on
 
 
 def judge(observed: MeasuredLoad) -> tuple[CheckResult, ...]:
     """All results. What a GPU that others use seems to do wrong is no proof of anything."""
-    results = [check(observed) for check in GPU_CHECKS]
+
+    def results(checks: Sequence[Check]) -> Iterator[CheckResult]:
+        for check in checks:
+            try:
+                yield check.judge(observed)
+            except NotTried as reason:
+                yield CheckResult(check.name, "", "", NOT_TRIED, str(reason))
+
     busy = 0.0
-    if observed.why_not(tasks.GPU_IDLE) is None:
-        busy = _mean(observed, "gpu_utilization", observed.tasks[tasks.GPU_IDLE]) or 0.0
-    if busy > _BUSY_BEFORE:
-        others = f"others use this GPU: {share_text(busy)} before the test"
-        results = [
-            replace(result, state=NOT_TRIED, detail=f"{others}. {result.detail}")
-            if result.state == "wrong"
-            else result
-            for result in results
-        ]
-    return (*(check(observed) for check in HOST_CHECKS), *results)
+    with contextlib.suppress(NotTried):
+        busy = _mean(observed, "gpu_utilization", observed.task(tasks.GPU_IDLE)) or 0.0
+    others = f"others use this GPU: {share_text(busy)} before the test"
+    of_gpu = [
+        replace(result, state=NOT_TRIED, detail=f"{others}. {result.detail}")
+        if result.state == "wrong" and busy > _BUSY_BEFORE
+        else result
+        for result in results(GPU_CHECKS)
+    ]
+    hook = CheckResult("Python hook", "loaded", "loaded", "ok")
+    if not observed.hook_loaded:
+        detail = "this Python does not read PYTHONPATH: epochs and steps need marks"
+        hook = replace(hook, seen="not loaded", state="wrong", detail=detail)
+    return (*results(HOST_CHECKS), _check_phases(observed), hook, *of_gpu)
+
+
+def _check_phases(observed: MeasuredLoad) -> CheckResult:
+    """Every task must be there as a phase: nothing that was reported is lost."""
+    name = "Phases and marks"
+    load = observed.tasks.get(tasks.LOAD)
+    if load is None or load.tasks is None:
+        return CheckResult(name, "the load's last word", "nothing", "wrong", "it did not arrive")
+    count = sum(task.name != tasks.LOAD and task.was_done for task in observed.tasks.values())
+    state: State = "ok" if load.tasks == count else "wrong"
+    return CheckResult(name, f"{load.tasks} phases", f"{count} phases", state)
 
 
 def _amount(found: Sequence[Series], task: Task, lag_s: float) -> float | None:
@@ -330,7 +316,3 @@ def _mean(observed: MeasuredLoad, metric: str, task: Task) -> float | None:
     settled = task.end_ns - int(_SETTLED * (task.end_ns - task.begin_ns))
     late = series.between(settled, task.end_ns)
     return float(late.value.mean()) if len(late) else None
-
-
-def _not_tried(name: str, reason: str) -> CheckResult:
-    return CheckResult(name, "", "", NOT_TRIED, reason)

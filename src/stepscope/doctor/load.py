@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import BinaryIO
 
 from stepscope.doctor import tasks
-from stepscope.doctor.tasks import Told
+from stepscope.doctor.tasks import MarkValue
 from stepscope.marks import mark, phase
 from stepscope.sensors import procfs
 
@@ -45,7 +45,7 @@ _SHM_FOLDER = "/dev/shm"
 _WORKER_NAME = "pt_data_worker"
 """What PyTorch calls its loader workers: by this name they are given their role."""
 
-Act = Callable[[], "dict[str, Told] | float | None"]
+Act = Callable[[], "dict[str, MarkValue] | float | None"]
 
 
 class Skip(Exception):
@@ -58,8 +58,24 @@ def main() -> None:
         _do(tasks.IDLE, lambda: time.sleep(1.2))
         _do(tasks.BURN, lambda: burn(0.2))
         return
-    done = _work_on_host(spec["disk"], spec["filesystem"])
-    reason = "the GPU was left out, as asked"
+    disk, place = spec["disk"], {"place": spec["filesystem"]}
+    with contextlib.ExitStack() as kept:
+        file = kept.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0)) if disk else None
+        # Tasks that one sensor could mix up do not follow each other. What is read rarely is not
+        # the last: nothing is known of the end of a run that no sensor saw.
+        plan: list[tuple[str, Act, float]] = [
+            (tasks.IDLE, lambda: time.sleep(1.0), _REST_S),
+            (tasks.BURN, lambda: burn(_BURN_S), _LONG_REST_S),
+            (tasks.SHM, fill_shm, _REST_S),
+            (tasks.LOOPBACK, send_to_self, _REST_S),
+            (tasks.MEMORY, hold_memory, _REST_S),
+            (tasks.WRITE, lambda: {"amount": write(file), **place}, _LONG_REST_S),
+            (tasks.WORKER, burn_in_worker, _LONG_REST_S),
+            (tasks.READ, lambda: {"amount": read_back(file), **place}, _REST_S),
+        ]
+        for name, act, rest_s in plan:
+            _do(name, act, rest_s)
+    done, reason = len(plan), "the GPU was left out, as asked"
     if spec["gpu"]:
         from stepscope.doctor.gpu_load import GpuLoad, GpuUntestable
 
@@ -72,46 +88,24 @@ def main() -> None:
             for name, act in gpu.tasks().items():
                 _do(name, act, _GPU_REST_S)
             done += len(tasks.GPU_TASKS)
-            mark(f"{tasks.GPU_IDLE}.{tasks.UUID}", gpu.uuid)
-    if reason:
-        for name in tasks.GPU_TASKS:
-            mark(f"{name}.{tasks.SKIPPED}", reason)
-    mark(f"{tasks.LOAD}.{tasks.COUNT}", done)
+            mark(f"{tasks.GPU_IDLE}.uuid", gpu.uuid)
+    for name in tasks.GPU_TASKS if reason else ():
+        mark(f"{name}.skipped", reason)
+    mark(f"{tasks.LOAD}.tasks", done)
 
 
 def _do(name: str, act: Act, rest_s: float = _REST_S) -> None:
-    """One task as a phase; what `act` returns is told, a number as its amount."""
+    """One task as a phase; what `act` returns becomes marks, a number is its amount."""
     try:
         with phase(name):
-            told = act()
+            facts = act()
     except (Skip, RuntimeError) as reason:  # the latter of a framework, out of memory perhaps
-        told = {tasks.SKIPPED: str(reason)}
-    if isinstance(told, float | int):
-        told = {tasks.AMOUNT: told}
-    for what, value in (told or {}).items():
+        facts = {"skipped": str(reason)}
+    if isinstance(facts, float | int):
+        facts = {"amount": facts}
+    for what, value in (facts or {}).items():
         mark(f"{name}.{what}", value)
     time.sleep(rest_s)
-
-
-def _work_on_host(disk: str | None, filesystem: str) -> int:
-    """How many tasks were done. Tasks that one sensor could mix up do not follow each other. What
-    is read rarely is not the last: nothing is known of the end of a run that no sensor saw."""
-    with contextlib.ExitStack() as kept:
-        file = kept.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0)) if disk else None
-        place: dict[str, Told] = {tasks.PLACE: filesystem}
-        plan: list[tuple[str, Act, float]] = [
-            (tasks.IDLE, lambda: time.sleep(1.0), _REST_S),
-            (tasks.BURN, lambda: burn(_BURN_S), _LONG_REST_S),
-            (tasks.SHM, fill_shm, _REST_S),
-            (tasks.LOOPBACK, send_to_self, _REST_S),
-            (tasks.MEMORY, hold_memory, _REST_S),
-            (tasks.WRITE, lambda: {tasks.AMOUNT: write(file), **place}, _LONG_REST_S),
-            (tasks.WORKER, burn_in_worker, _LONG_REST_S),
-            (tasks.READ, lambda: {tasks.AMOUNT: read_back(file), **place}, _REST_S),
-        ]
-        for name, act, rest_s in plan:
-            _do(name, act, rest_s)
-    return len(plan)
 
 
 def burn(core_seconds: float) -> float:
@@ -133,8 +127,8 @@ def burn_in_worker() -> float:
         os._exit(0)
     os.close(sink)
     os.waitpid(child, 0)
-    with os.fdopen(source) as told:
-        return float(told.read())
+    with os.fdopen(source) as seconds:
+        return float(seconds.read())
 
 
 def hold_memory() -> int:

@@ -7,9 +7,9 @@ the load imports it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from stepscope.analysis.run.passes import MarkEvent
@@ -33,48 +33,35 @@ GPU_TINY = "gpu_tiny"
 GPU_COPIES = (GPU_COPY_IN, GPU_COPY_OUT, GPU_COPY_INSIDE)
 GPU_TASKS = (GPU_IDLE, GPU_MEMORY, *GPU_COPIES, GPU_MATRIX, GPU_TINY)
 
-AMOUNT = "amount"
-"""Core-seconds, bytes or launches: what the task is about."""
-SKIPPED = "skipped"
-"""Why it was not done."""
-UUID = "uuid"
-PLACE = "place"
-"""Where it was done: the file system of the disk tasks."""
-LOAD, COUNT = "load", "tasks"
-"""`load.tasks`, told at the very end: how many phases there must be."""
+LOAD = "load"
+"""Of the load as a whole: `load.tasks`, told at the very end."""
 
-Told = float | str | None
+MarkValue = float | str | None
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing that was done (or skipped), when, and what it amounted to."""
+    """One thing that was done (or skipped), when, and what the load told of it."""
 
     name: str
     begin_ns: int
     end_ns: int
-    told: Mapping[str, Told] = field(default_factory=dict)
+    amount: float = 0.0  # core-seconds, bytes or launches: what the task is about
+    skipped: str | None = None  # why it was not done
+    uuid: str | None = None  # of the GPU that works
+    place: str | None = None  # where it was done: the file system of the disk tasks
+    tasks: int | None = None  # how many phases there must be
 
     @property
     def was_done(self) -> bool:
         return self.end_ns > self.begin_ns
-
-    @property
-    def amount(self) -> float:
-        told = self.told.get(AMOUNT)
-        return float(told) if isinstance(told, int | float) else 0.0
-
-    @property
-    def skipped(self) -> str | None:
-        told = self.told.get(SKIPPED)
-        return None if told is None else str(told)
 
 
 def tasks_of(marks: Iterable[MarkEvent]) -> dict[str, Task]:
     """The tasks by name; one that was begun and not ended is left out."""
     begins: dict[str, int] = {}
     ends: dict[str, int] = {}
-    told: dict[str, dict[str, Told]] = {}
+    told: dict[str, dict[str, Any]] = {}
     for mark in marks:
         if mark.edge == "begin":
             begins[mark.name] = mark.t
@@ -85,4 +72,4 @@ def tasks_of(marks: Iterable[MarkEvent]) -> dict[str, Task]:
             told.setdefault(task, {})[what] = mark.value
             if task not in begins:
                 begins[task] = ends[task] = mark.t
-    return {name: Task(name, begins[name], end, told.get(name, {})) for name, end in ends.items()}
+    return {name: Task(name, begins[name], end, **told.get(name, {})) for name, end in ends.items()}

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from stepscope.doctor.checks import NOT_TRIED, CheckResult
-from stepscope.doctor.examine import DoctorReport
-from stepscope.doctor.sensors import SensorState, labels
+from stepscope.doctor.examine import DoctorReport, SensorState
+from stepscope.metrics import BY_KEY
 from stepscope.report.kit.document import Block, Paragraph, Section, Verbatim
 from stepscope.report.kit.outcomes import Tone
 from stepscope.report.kit.table import Column, Table
@@ -27,11 +27,19 @@ def blocks_of(report: DoctorReport, run: str) -> list[Block]:
         ([each.topic], each.level, ("\n→ ".join(filter(None, (each.text, each.hint))),))
         for each in report.surroundings
     ]
+    if wrong := [result.name for result in report.verdicts if result.state == "wrong"]:
+        conclusion = f"Do not trust: {', '.join(wrong)}."
+    elif report.verdicts:
+        conclusion = "What was tested tells the truth."
+    else:
+        conclusion = "Whether they tell the truth was not tested (--quick)."
+    if report.watcher_cores is not None:
+        conclusion += f" Watching took {report.watcher_cores * 100:.1f} % of one core."
     return [
         Section("Sensors", (_costs(report.sensors), _losses(report.sensors))),
         Section("Self-test", (_results(report.verdicts),)),
         Section("Surroundings", (_table(("", "", ""), remarks),)),
-        Paragraph(_conclusion(report)),
+        Paragraph(conclusion),
         Verbatim(run, "Run:"),
     ]
 
@@ -54,12 +62,15 @@ def _table(titles: Sequence[str], rows: Sequence[Row], numbers: bool = False) ->
 
 def _costs(sensors: Sequence[SensorState]) -> Table:
     """The sensors that were read, with what that took."""
-    rows: list[Row] = []
-    for sensor in sensors:
-        if sensor.cost_s is not None and sensor.period_s and sensor.state != "missing":
-            every, cost = f"{sensor.period_s:.2g} s", f"{sensor.cost_s * 1e6:,.0f} µs"
-            share = f"{sensor.cost_s / sensor.period_s * 100:.2f} %"
-            rows.append(([sensor.name], sensor.state, (every, cost, share)))
+    rows: list[Row] = [
+        (
+            [each.name],
+            each.state,
+            (f"{each.period_s:.2g} s", f"{each.cost_s * 1e6:,.0f} µs", f"{each.share * 100:.2f} %"),
+        )
+        for each in sensors
+        if each.cost_s is not None and each.share is not None and each.state != "missing"
+    ]
     titles = ("sensor", "", "every", "CPU time a reading", "of one core")
     return _table(titles, rows, numbers=True)
 
@@ -81,9 +92,9 @@ def _losses(sensors: Sequence[SensorState]) -> Table:
     for names, sensor in alike:
         by_reason: dict[str, list[str]] = {}
         for metric, reason in sensor.missing.items():
-            by_reason.setdefault(reason, []).append(metric)
+            by_reason.setdefault(reason, []).append(BY_KEY[metric].label)
         lines = [
-            reason if sensor.state == "missing" else f"{labels(metrics)}: {reason}"
+            reason if sensor.state == "missing" else f"{', '.join(metrics)}: {reason}"
             for reason, metrics in by_reason.items()
         ]
         lines += [f"→ {hint}" for hint in sensor.hints]
@@ -103,14 +114,3 @@ def _results(results: Sequence[CheckResult]) -> Table:
             rows.append(([result.name], result.state, (result.expected, seen)))
     rows += [(names, NOT_TRIED, ("", reason)) for reason, names in skipped.items()]
     return _table(("check", "", "expected", "seen"), rows)
-
-
-def _conclusion(report: DoctorReport) -> str:
-    wrong = [result.name for result in report.verdicts if result.state == "wrong"]
-    cost = report.watcher_cores
-    watching = f" Watching took {cost * 100:.1f} % of one core." if cost is not None else ""
-    if wrong:
-        return f"Do not trust: {', '.join(wrong)}.{watching}"
-    if not report.verdicts:
-        return f"Whether they tell the truth was not tested (--quick).{watching}"
-    return f"What was tested tells the truth.{watching}"

@@ -31,7 +31,7 @@ from stepscope.studies.scan import DAMAGED
 from stepscope.studies.trial_spec import TrialSpec, in_design_words, resolved, trial_text
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.noise import MachineKind, NoiseStore
-from stepscope.trials.processes.runner_process import uninterrupted
+from stepscope.trials.runner import uninterrupted
 
 if TYPE_CHECKING:
     from stepscope.studies.study import Study

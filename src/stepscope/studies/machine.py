@@ -12,7 +12,7 @@ from stepscope.sensors import procfs
 from stepscope.sensors.gpu.nvml import GpuFacts, NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
 from stepscope.studies.trial_spec import TrialSpec, level_text
-from stepscope.trials.limits.spec import Limits, MachineResources, size_text
+from stepscope.trials.limits.spec import Limits, MachineResources, parse_gpus, size_text
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class MachineInfo:
         asked = spec.get("gpus")
         if isinstance(asked, int) and asked > count:
             return f"{asked} GPU{'s' if asked > 1 else ''} cannot be had here: {there}"
-        if isinstance(asked, str) and asked and len(asked.split(",")) > count:
+        if isinstance(asked, str) and len(parse_gpus(asked)) > count:
             return f"GPUs {asked} cannot be had here: {there}"
         if not self.gpus and spec.workload.needs_gpu:
             return f"device {spec.workload.device} cannot be had here: {there}"

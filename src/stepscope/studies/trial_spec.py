@@ -23,6 +23,7 @@ from stepscope.trials.limits.spec import (
     Limits,
     MachineResources,
     check_limits,
+    parse_gpus,
     parse_size,
     size_text,
 )
@@ -144,7 +145,7 @@ def checked_limit(name: str, value: Any) -> Level:
     elif name == "gpus" and isinstance(value, int) and 0 <= value <= _MOST_GPUS:
         level = value
     elif name == "gpus" and isinstance(value, str) and value.strip():
-        level = ",".join(part.strip() for part in value.split(","))
+        level = ",".join(parse_gpus(value))
     elif name not in (*SIZES, "gpus") and isinstance(value, int | float) and 0 < value < 1e18:
         level = float(value)
     if level is None:
@@ -158,7 +159,7 @@ def _limits(bounds: Mapping[str, Any]) -> Limits:
     if isinstance(gpus, int):
         gpus = tuple(map(str, range(gpus)))
     elif gpus is not None:
-        gpus = tuple(gpus.split(","))
+        gpus = parse_gpus(gpus)
     hang = bounds.get("hang")
     return Limits(
         bounds.get("cpus"),

@@ -34,8 +34,7 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True)
 class ChildSpec:
     workload: dict[str, Any]
-    threads: int | None
-    """How many the framework may use in each rank; None is as many as it likes."""
+    threads: int | None  # how many the framework may use in each rank; None is as many as it likes
     gpu_memory: int | None
     profiled_steps: int
     cycle: bool

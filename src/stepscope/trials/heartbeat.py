@@ -53,18 +53,16 @@ class Heartbeat:
         self._planned: int | None = None
         self._first_step_at: float | None = None
 
-    def read(self, now: bool = False) -> Progress:
-        at = time.monotonic()
-        if now or at >= self._read_at:
-            self._read_at = at + _READ_EVERY_S
-            self._last = self._progress(at)
-        return self._last
-
     def ranks(self) -> list[RankFacts]:
         ranks = (read_rank(self._paths, rank) for rank in range(self._workload.ranks))
         return [rank for rank in ranks if rank.pid is not None]
 
-    def _progress(self, now: float) -> Progress:
+    def read(self, at_once: bool = False) -> Progress:
+        """The progress now; a moment ago, where it was read just then."""
+        now = time.monotonic()
+        if now < self._read_at and not at_once:
+            return self._last
+        self._read_at = now + _READ_EVERY_S
         stamps = [
             _stamp(path)
             for rank in range(self._workload.ranks)
@@ -87,7 +85,7 @@ class Heartbeat:
             share = min(1.0, by_steps if self._planned else min(by_time, by_steps))
         phase = first.phase or "start"
         is_training = steps and phase not in _AFTER_STEPS
-        return Progress(
+        self._last = Progress(
             "training" if is_training else PHASES.get(phase, phase),
             steps,
             self._planned,
@@ -96,6 +94,7 @@ class Heartbeat:
             now - self._began,
             now - self._changed_at,
         )
+        return self._last
 
     def _rate(self, steps: int) -> float | None:
         count = min(_RATE_STEPS, steps - 1)

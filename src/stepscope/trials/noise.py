@@ -41,8 +41,7 @@ class MachineKind:
 
     hardware: str
     device: Device
-    workload: str = ""
-    """The model, and a digest of its settings but for its length and its seed."""
+    workload: str = ""  # the model, and a digest of its settings but for its length and its seed
 
     @classmethod
     def of(

@@ -50,8 +50,7 @@ class TrialEvidence:
     after: KernelEvidence = field(default_factory=lambda: KernelEvidence(None, None))
     shm_share: float | None = None
     stderr: str = ""
-    disk_is_full: bool = False
-    """Of the run folder: then nobody could write down what happened."""
+    disk_is_full: bool = False  # of the run folder: then nobody could write down what happened
 
     @property
     def errors(self) -> list[RankError]:

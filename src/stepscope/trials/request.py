@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.capture.request import check_interval as check_sampling_interval
-from stepscope.errors import CannotTry, CannotWatch
+from stepscope.capture.request import check_interval
+from stepscope.errors import CannotTry
 from stepscope.records.codec import to_json
 from stepscope.runs.paths import DEFAULT_FOLDER
 from stepscope.trials.limits.spec import Limits
@@ -37,7 +37,7 @@ class TrialRequest:
     """What else run.json says under `trial`: the user's command, the place in a study."""
 
     def __post_init__(self) -> None:
-        check_interval(self.interval)
+        check_interval(self.interval, CannotTry)
 
     @property
     def noise_key(self) -> dict[str, Any]:
@@ -49,11 +49,3 @@ def workload_of(model: str, settings: Mapping[str, Any]) -> Workload:
     if is_place(model):
         find_own(model)
     return make_workload(model, settings)
-
-
-def check_interval(seconds: float) -> None:
-    """CannotTry unless one can sample that often."""
-    try:
-        check_sampling_interval(seconds)
-    except CannotWatch as error:
-        raise CannotTry(error.message, error.hint) from None

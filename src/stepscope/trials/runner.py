@@ -7,11 +7,14 @@ one from starting.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import resource
 import select
 import shutil
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -22,7 +25,7 @@ from typing import Any
 from stepscope.capture.command import Reaper
 from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.request import RunRequest
-from stepscope.capture.schedule import next_tick
+from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
 from stepscope.capture.spawn import adoption, allow_many_descriptors, environment_of
 from stepscope.errors import BadWorkload, CannotTry, CannotWatch, StepscopeError, TooFewSamples
@@ -38,10 +41,9 @@ from stepscope.trials.heartbeat import Heartbeat, Progress
 from stepscope.trials.limits.fence import Fence
 from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
 from stepscope.trials.outcome import Stopped, TrialEvidence, judge_trial
-from stepscope.trials.processes import runner_process, stacks, trial_processes
+from stepscope.trials.processes import stacks, trial_processes
 from stepscope.trials.processes.guard import Guard
 from stepscope.trials.processes.leftovers import Snapshot, check_clean, leftovers
-from stepscope.trials.processes.runner_process import tail_of, uninterrupted, wait_until
 from stepscope.trials.request import TrialRequest
 from stepscope.workloads.datasets.locate import locate
 
@@ -55,6 +57,10 @@ _BURIAL_S = 10.0
 _MEMORY_BURST_S = 0.5
 """The peak of host memory is a result here: reading it exactly may cost more than elsewhere."""
 _WORTH_TELLING_S = 2.0
+_TAIL_BYTES = 65536
+_FULL_BYTES = 16384
+"""With less than a few blocks left not even a small file can be replaced."""
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
@@ -66,17 +72,70 @@ class CompletedTrial:
     """Whether a Ctrl-C came, perhaps when it was over already: no other should follow."""
 
 
+class TrialSeries:
+    """`with TrialSeries() as series`: trials one after the other, under one guard."""
+
+    def __init__(self) -> None:
+        self.token = trial_processes.new_token()
+        self._count = 0
+        self._is_clean = True
+
+    def __enter__(self) -> TrialSeries:
+        self._guard = Guard(self.token)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._is_clean:
+            self._guard.dismiss()
+        else:
+            self._guard.leave()
+
+    def run(
+        self,
+        request: TrialRequest,
+        tell: Callable[[str], None],
+        show: Callable[[Progress], None] = lambda progress: None,
+    ) -> CompletedTrial:
+        """One trial, from nothing to nothing. BadWorkload if the workload cannot be used."""
+        self._count += 1
+        self._is_clean = False  # until the trial was cleaned up after, that is the guard's job
+        try:
+            completed = run_trial(request, f"{self.token}.{self._count}", self._guard, tell, show)
+        except StepscopeError:
+            self._is_clean = True
+            raise
+        self._is_clean = True
+        return completed
+
+
+def run_repeats(
+    request: TrialRequest,
+    tell: Callable[[str], None],
+    show: Callable[[int, Progress], None] = lambda number, progress: None,
+) -> Iterator[CompletedTrial]:
+    """The same trial several times in fresh processes, as they end. Stops where one was
+    interrupted, or left something behind."""
+    repeats = request.repeats
+    with TrialSeries() as series:
+        for number in range(1, repeats + 1):
+            facts = {**request.facts, "repeat": number, "repeats": repeats}
+            completed = series.run(replace(request, facts=facts), tell, partial(show, number))
+            yield completed
+            if completed.asked_to_end:
+                return
+            if completed.leftovers and number < repeats:
+                left = f"{'; '.join(completed.leftovers)} is left of this one"
+                raise CannotTry(f"The next trial was not started: {left}", "End it, then try again")
+
+
 def run_trial(
     request: TrialRequest,
     token: str,
     guard: Guard,
     tell: Callable[[str], None],
-    show: Callable[[Progress], None] = lambda progress: None,
+    show: Callable[[Progress], None],
 ) -> CompletedTrial:
-    """One trial, from nothing to nothing. BadWorkload if the workload cannot be used.
-
-    `token` begins with that of the guard, and no other trial has it.
-    """
+    """One trial of a series: `token` begins with that of the guard, and no other trial has it."""
     workload = request.workload
     show(Progress("making data"))
     began = time.monotonic()
@@ -87,6 +146,7 @@ def run_trial(
     started_ns = time.monotonic_ns()  # generated data is not part of the trial
     for text in check_clean():
         tell(text)
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     fence = Fence(request.limits, token, workload.ranks, workload.workers)
     try:
         for path in fence.group_paths():
@@ -107,48 +167,33 @@ def run_trial(
         )
         paths = _make_folder(request, run, fence)
         run = replace(run, command=[*run.command, str(paths.trial_spec)])
-        with adoption, runner_process.own_descriptors():
-            completed = _Trial(request, run, paths, fence, token, tell, show).run()
+        with adoption:
+            return _Trial(request, run, paths, fence, token, tell, show).run()
     finally:
         fence.close()
-    error = completed.ending.evidence.get("bad_workload")
-    if error:  # a model that does not exist is not a result: nothing is kept of it
-        shutil.rmtree(paths.folder, ignore_errors=True)
-        kind = TooFewSamples if error["type"] == TooFewSamples.__name__ else BadWorkload
-        raise kind(error["message"], error["hint"])
-    return completed
+        # Monitoring raises the limit of open files; the next trial gets the one that this one got.
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
 
-def run_repeats(
-    request: TrialRequest,
-    tell: Callable[[str], None],
-    show: Callable[[int, Progress], None] = lambda number, progress: None,
-) -> Iterator[CompletedTrial]:
-    """The same trial several times in fresh processes, as they end. Stops where one was
-    interrupted, or left something behind."""
-    series = trial_processes.new_token()
-    guard = Guard.start(series)
-    # Until a trial is over and cleaned up after, its end is the guard's job.
-    end_guard = guard.leave
-    repeats = request.repeats
+@contextlib.contextmanager
+def uninterrupted() -> Iterator[list[int]]:
+    """Collect signals that ask us to end instead of obeying: neither a second Ctrl-C nor a closed
+    terminal cuts cleaning up short. Python delivers signals to the main thread only."""
+    received: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield received
+        return
+    before = {number: signal.getsignal(number) for number in _END_SIGNALS}
+    for number in _END_SIGNALS:
+        if before[number] not in (signal.SIG_IGN, None):
+            signal.signal(number, lambda number, frame: received.append(number))
     try:
-        for number in range(1, repeats + 1):
-            facts = {**request.facts, "repeat": number, "repeats": repeats}
-            token, end_guard = f"{series}.{number}", guard.leave
-            each = replace(request, facts=facts)
-            completed = run_trial(each, token, guard, tell, partial(show, number))
-            end_guard = guard.dismiss
-            yield completed
-            if completed.asked_to_end:
-                return
-            if completed.leftovers and number < repeats:
-                left = f"{'; '.join(completed.leftovers)} is left of this one"
-                raise CannotTry(f"The next trial was not started: {left}", "End it, then try again")
-    except StepscopeError:
-        end_guard = guard.dismiss
-        raise
+        yield received
     finally:
-        end_guard()
+        for number, handler in before.items():
+            if handler is not None:
+                signal.signal(number, handler)
 
 
 def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPaths:
@@ -206,8 +251,7 @@ class _Trial:
                 pid = self._begin(born_ns)
             if signals:
                 raise KeyboardInterrupt
-            with runner_process.end_of(pid) as end:
-                self._monitor(end)
+            self._monitor(pid)
         except KeyboardInterrupt:
             self._stopped = Stopped(Outcome.INTERRUPTED, "it was interrupted")
         except BaseException as error:
@@ -256,49 +300,47 @@ class _Trial:
         self._session.begin(pid, os.getpid(), born_ns, tuple(others), is_orphan)
         return pid
 
-    def _monitor(self, end: select.poll) -> None:
+    def _monitor(self, pid: int) -> None:
         """Sample, and check limits and progress, until the main process has ended or must end."""
-        planned = time.monotonic()
-        while not self._reaper.root_has_ended():
-            now = time.monotonic()
-            if now >= planned:
-                self._tick(now - planned)
-                planned = next_tick(planned, self.request.interval)
-            if self._stopped:
-                return
-            end.poll(max(0.0, planned - time.monotonic()) * 1e3)
+        end = select.poll()
+        with contextlib.ExitStack() as opened:
+            # Without pidfd (Linux 5.3) only its timeout wakes the poll up.
+            with contextlib.suppress(OSError, AttributeError):
+                pidfd = os.pidfd_open(pid)
+                opened.callback(os.close, pidfd)
+                end.register(pidfd, select.POLLIN)
+            for next_sample in sample_times(self._reaper.tick, self.request.interval):
+                if self._reaper.root_has_ended():
+                    return
+                pids = [p.pid for p in self._session.tree if p.state != "Z"]
+                self._seen.add(pids)
+                self._stopped = self.fence.inspect(pids) or self._check_progress(pids)
+                if self._stopped:
+                    return
+                end.poll(max(0.0, next_sample - time.monotonic()) * 1e3)
 
-    def _tick(self, late_s: float) -> None:
-        self._reaper.safely(self._session.tick, late_s)
-        self._reaper.safely(self._reaper.reap_orphans)
-        pids = [p.pid for p in self._session.tree if p.state != "Z"]
-        self._seen.add(pids)
-        self._stopped = self.fence.inspect(pids)
-        progress = self._heartbeat.read()
+    def _check_progress(self, pids: list[int]) -> Stopped | None:
+        """Why the trial must end, where it takes too long. Every Python process dumps its stacks
+        then: one may show what the others wait for."""
+        progress, limits = self._heartbeat.read(), self.request.limits
         self.show(progress)
         if progress.steps and not self._stepped:
             self._stepped = True
             self._session.read_memory()
-        limits, limit = self.request.limits, ""
         if limits.timeout_s is not None and progress.elapsed_s > limits.timeout_s:
             limit, reason = "timeout", f"it was not done after {limits.timeout_s:g} s"
         elif progress.silent_s > limits.stall_timeout_s:
             limit, reason = "hang", f"nothing was heard of it for {limits.stall_timeout_s:g} s"
-        if limit and not self._stopped:
-            evidence = {"limit": limit, "phase": progress.phase, **self._stack_evidence(pids)}
-            self._stopped = Stopped(Outcome.TIMEOUT, reason, evidence)
-
-    def _stack_evidence(self, pids: list[int]) -> dict[str, str]:
-        """Every Python process dumps its stacks; one may show what the others wait for."""
+        else:
+            return None
+        evidence = {"limit": limit, "phase": progress.phase}
         file, workload = self.paths.trial_stacks, self.request.workload
-        if not stacks.dump(pids, file, _STACKS_PATIENCE_S):
-            return {}
-        evidence = {"stacks": "trial/stacks.txt"}
-        if workload.is_own:
+        if stacks.dump(pids, file, _STACKS_PATIENCE_S):
+            evidence["stacks"] = "trial/stacks.txt"
             own_file = Path(workload.model.rpartition(":")[0]).name
-            if place := stacks.stood_at(file, own_file):
+            if workload.is_own and (place := stacks.stood_at(file, own_file)):
                 evidence["stood_at"] = place
-        return evidence
+        return Stopped(Outcome.TIMEOUT, reason, evidence)
 
     def _end_processes(self) -> None:
         trial_processes.end_all(self.token, self._seen, _END_PATIENCE_S)
@@ -311,14 +353,19 @@ class _Trial:
 
         if not all_left():
             # Workers notice by themselves that their main process is gone, a moment later.
-            wait_until(all_left, _ORPHAN_PATIENCE_S)
+            _wait_until(all_left, _ORPHAN_PATIENCE_S)
             self._end_processes()
-        wait_until(reaper.root_has_ended, _BURIAL_S)
+        _wait_until(reaper.root_has_ended, _BURIAL_S)
         reaper.safely(reaper.reap_orphans)
         session.mark_end_time(time.monotonic_ns())
         reaper.safely(session.last_sample)
-        ending = self._judge()
-        if not tail_of(self.paths.trial_stacks):
+        ranks = self._heartbeat.ranks()
+        errors = [rank.error for rank in ranks if rank.error]
+        bad = next((error for error in errors if error.kind == "workload"), None)
+        if self._stopped or self._stepped:
+            bad = None
+        ending = Ending(Outcome.CRASHED, bad.message) if bad else self._judge(ranks)
+        if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self.token, self._seen)
         limits = self.fence.facts()
@@ -336,17 +383,20 @@ class _Trial:
             unclaimed=left.unclaimed,
         )
         reaper.safely(session.end, ending, [])
+        if bad:  # a model that does not exist is not a result: nothing is kept of it
+            shutil.rmtree(self.paths.folder, ignore_errors=True)
+            kind = TooFewSamples if bad.type == TooFewSamples.__name__ else BadWorkload
+            raise kind(bad.message, bad.hint)
         interrupted = ending.outcome is Outcome.INTERRUPTED
         return CompletedTrial(self.paths, ending, left.describe(), interrupted)
 
-    def _judge(self) -> Ending:
-        session, ranks = self._session, self._heartbeat.ranks()
-        errors = [rank.error for rank in ranks if rank.error]
-        bad = next((error for error in errors if error.kind == "workload"), None)
-        if bad and not self._stopped and not self._stepped:
-            said = {"type": bad.type, "message": bad.message, "hint": bad.hint}
-            return Ending(Outcome.CRASHED, bad.message, evidence={"bad_workload": said})
-        progress, counts = self._heartbeat.read(now=True), self.fence.counts()
+    def _judge(self, ranks: list[RankFacts]) -> Ending:
+        session = self._session
+        progress, counts = self._heartbeat.read(at_once=True), self.fence.counts()
+        disk_is_full = False
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(self.paths.folder)
+            disk_is_full = disk.f_bavail * disk.f_frsize < _FULL_BYTES
         ending = judge_trial(
             TrialEvidence(
                 status=self._reaper.status or 0,
@@ -358,11 +408,26 @@ class _Trial:
                 before=session.evidence,
                 after=KernelEvidence.now(session.cgroup),
                 shm_share=session.shm_share(),
-                stderr=mask_text(tail_of(self.paths.stderr_log)),
-                disk_is_full=runner_process.is_full(self.paths.folder),
+                stderr=mask_text(_tail_of(self.paths.stderr_log)),
+                disk_is_full=disk_is_full,
             )
         )
         if ending.outcome is Outcome.OK:
             return ending
         where = {"phase": progress.phase, "steps": progress.steps}
         return replace(ending, evidence={**where, **ending.evidence})
+
+
+def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    while not happened() and time.monotonic() < until:
+        time.sleep(0.02)
+
+
+def _tail_of(path: Path) -> str:
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _TAIL_BYTES))
+            return file.read().decode("utf-8", "replace")
+    except OSError:
+        return ""

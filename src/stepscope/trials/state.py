@@ -12,8 +12,7 @@ from pathlib import Path
 from stepscope.errors import CannotTry
 
 STATE_VARIABLE = "STEPSCOPE_STATE"
-_PATIENCE_S = 2.0
-_RETRY_S = 0.02
+_ATTEMPTS, _RETRY_S = 100, 0.02
 
 
 def state_folder() -> Path:
@@ -35,21 +34,17 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[None]
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
-        deadline = time.monotonic() + _PATIENCE_S
-        while True:
+        for _ in range(_ATTEMPTS):
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() < deadline:
-                    time.sleep(_RETRY_S)
-                    continue
-                if wait is None:
-                    raise
-            wait()
+                time.sleep(_RETRY_S)
+        else:
+            if wait is not None:
+                wait()
             # In the kernel's queue, we are next however soon the holder wants its next turn.
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            break
+            fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if wait is None else 0))
         yield
     finally:
         os.close(lock)

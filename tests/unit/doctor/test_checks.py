@@ -10,17 +10,7 @@ import pytest
 from stepscope.analysis.run.series import Series
 from stepscope.doctor import tasks
 from stepscope.doctor.checks import CheckResult, MeasuredLoad, judge
-from stepscope.doctor.tasks import (
-    AMOUNT,
-    COUNT,
-    LOAD,
-    PLACE,
-    SKIPPED,
-    UUID,
-    Task,
-    Told,
-    tasks_of,
-)
+from stepscope.doctor.tasks import LOAD, MarkValue, Task, tasks_of
 
 MIB = 1 << 20
 GB = 10**9
@@ -61,13 +51,13 @@ END = 31.0
 def done() -> dict[str, Task]:
     """What the load says."""
     found = {
-        name: Task(name, int(begin * 1e9), int(end * 1e9), {AMOUNT: AMOUNTS.get(name, 0)})
+        name: Task(name, int(begin * 1e9), int(end * 1e9), AMOUNTS.get(name, 0))
         for name, (begin, end) in WHEN.items()
     }
-    found[tasks.GPU_IDLE] = replace(found[tasks.GPU_IDLE], told={UUID: GPU})
+    found[tasks.GPU_IDLE] = replace(found[tasks.GPU_IDLE], uuid=GPU)
     for name in (tasks.WRITE, tasks.READ):
-        found[name] = replace(found[name], told={AMOUNT: 64 * MIB, PLACE: "zfs"})
-    found[LOAD] = Task(LOAD, 30 * GB, 30 * GB, {COUNT: len(WHEN)})
+        found[name] = replace(found[name], place="zfs")
+    found[LOAD] = Task(LOAD, 30 * GB, 30 * GB, tasks=len(WHEN))
     return found
 
 
@@ -273,7 +263,7 @@ def test_what_is_missing_without_a_reason_is_wrong() -> None:
 
 def test_what_was_skipped_is_not_tried() -> None:
     observed = truth()
-    skipped = Task(tasks.READ, 1, 1, {SKIPPED: "the file stays in the page cache"})
+    skipped = Task(tasks.READ, 1, 1, skipped="the file stays in the page cache")
     without = replace(observed, tasks={**observed.tasks, tasks.READ: skipped})
     found = verdict(without, "Disk read")
     assert (found.state, found.detail) == ("not tried", "the file stays in the page cache")
@@ -290,9 +280,9 @@ def test_no_gpu_is_no_fault() -> None:
     observed = truth()
     reason = "no NVIDIA driver"
     host = {key: series for key, series in observed.series.items() if not key[0].startswith("gpu")}
-    no_gpu = {name: Task(name, 1, 1, {SKIPPED: reason}) for name in tasks.GPU_TASKS}
+    no_gpu = {name: Task(name, 1, 1, skipped=reason) for name in tasks.GPU_TASKS}
     count = len(WHEN) - len(no_gpu)
-    load = {LOAD: Task(LOAD, 1, 1, {COUNT: count})}
+    load = {LOAD: Task(LOAD, 1, 1, tasks=count)}
     without = MeasuredLoad({**observed.tasks, **no_gpu, **load}, host)
     states = {each.name: each.state for each in judge(without)}
     assert [name for name, state in states.items() if state == "not tried"] == [
@@ -344,7 +334,7 @@ def test_a_hook_that_was_not_loaded() -> None:
 
 
 class _Mark:
-    def __init__(self, t: int, name: str, value: Told = None, edge: str | None = None) -> None:
+    def __init__(self, t: int, name: str, value: MarkValue = None, edge: str | None = None) -> None:
         self.t, self.name, self.value, self.edge = t, name, value, edge
 
 
@@ -359,8 +349,7 @@ def test_tasks_are_read_from_marks() -> None:
             _Mark(9, "load.tasks", 3),
         ]
     )
-    assert found["burn"] == Task("burn", 1, 5, {"amount": 1.5})
-    assert found["burn"].amount == 1.5
+    assert found["burn"] == Task("burn", 1, 5, 1.5)
     assert found["read"].skipped == "no disk"
-    assert found["load"].told == {"tasks": 3}
+    assert found["load"].tasks == 3
     assert "write" not in found, "it was never finished"

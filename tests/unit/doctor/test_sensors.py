@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from fake_nvml import FakeNvml
-from stepscope.doctor.examine import disk_folder
-from stepscope.doctor.sensors import labels, sensor_metrics, sensor_states
+from stepscope.doctor.examine import disk_folder, sensor_metrics, sensor_states
 from stepscope.records.facts import SensorCost, SensorFacts
 from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
 from stepscope.sensors.gpu.nvml import Nvml, unreadable
@@ -102,7 +101,6 @@ def test_every_sensor_is_known() -> None:
     assert {"process", "process io", "pss", "host", "cgroup", "network", "shm", "watcher"} <= set(
         known
     )
-    assert labels(["cpu", "unheard_of"]) == "CPU, unheard_of"
 
 
 def test_a_folder_in_memory_is_no_disk(tmp_path: Path) -> None:

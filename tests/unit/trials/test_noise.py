@@ -125,7 +125,7 @@ def test_a_place_that_cannot_be_written_is_no_error(tmp_path: Path, told: list[s
 def test_a_lock_that_is_never_given_back(
     store: NoiseStore, told: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.trials.state._PATIENCE_S", 0.1)
+    monkeypatch.setattr("stepscope.trials.state._ATTEMPTS", 5)
     store.path.parent.mkdir()
     with open(store.path.with_suffix(".lock"), "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)

@@ -38,8 +38,7 @@ class Interference:
     stolen_cores: float | None = None  # given to others by the hypervisor
     gpu_share: float | None = None
     """Of the time, in which kernels of other processes ran on a GPU of the run."""
-    heat_share: float | None = None
-    """Of the time, in which heat held the clocks of a GPU down."""
+    heat_share: float | None = None  # of the time, in which heat held the clocks of a GPU down
 
     @property
     def on_cpus(self) -> bool:

@@ -106,8 +106,7 @@ class DeviceMemory:
     reserved: float | None = None  # what the allocator took from the device for them
     device: float | None = None
     """What the driver says that the trial held, contexts and libraries included."""
-    retries: int | None = None
-    """How often the allocator had to free its cache and try again."""
+    retries: int | None = None  # how often the allocator had to free its cache and try again
 
     @property
     def peak(self) -> float | None:
@@ -132,8 +131,7 @@ class Measurement:
     wait: Part | None  # for the batch, as the host sees it
     copy: Part | None
     compute: Part | None
-    data_wait_share: float | None
-    """Of the steady time, in which missing data held the training up."""
+    data_wait_share: float | None  # of the steady time, in which missing data held the training up
     epoch_seconds: float | None
     epoch_measured: bool
     """Whether a whole one was run after the warm-up; else it is projected from the rate."""

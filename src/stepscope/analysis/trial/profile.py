@@ -17,7 +17,7 @@ Basis = Literal["measured", "scaled"]
 
 _HOST_SUMS = ("operator_cpu_us", "runtime_cpu_us", "synchronize_cpu_us")
 SUMS = (*_HOST_SUMS, "kernels", "kernel_us", "launches", "memcpy_us", "memset_us")
-"""What is told of all operators, calls, kernels and copies together."""
+"""What is stored of all operators, calls, kernels and copies together."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +92,7 @@ class Peak:
     """Most that was held at once; of the host, beyond what was held when the profiling began."""
 
     allocated: int
-    reserved: int | None
-    """By the allocator; the host has none that reserves."""
+    reserved: int | None  # by the allocator; the host has none that reserves
 
 
 @dataclass(frozen=True)
@@ -101,8 +100,7 @@ class RankProfile:
     rank: int
     device: str
     stretch: ProfiledSpan
-    step_us: tuple[float, ...]
-    """How long the host took for each step, slowed by the profiler."""
+    step_us: tuple[float, ...]  # how long the host took for each step, slowed by the profiler
     operators: tuple[OperatorRow, ...]
     kernels: tuple[KernelRow, ...]  # those that took longest
     sums: Mapping[str, ProfiledAmount | None]
@@ -182,15 +180,15 @@ class Profile:
         return self.ranks[0].stretch.figure(sum(totals) / len(self.ranks))
 
 
-def profile_of(stored: Mapping[int, Mapping[str, Any]]) -> Profile:
+def profile_of(by_rank: Mapping[int, Mapping[str, Any]]) -> Profile:
     ranks: list[RankProfile] = []
     failed: dict[int, str] = {}
-    for rank, told in sorted(stored.items()):
-        if "error" in told:
-            failed[rank] = str(told["error"])
+    for rank, stored in sorted(by_rank.items()):
+        if "error" in stored:
+            failed[rank] = str(stored["error"])
             continue
         try:
-            ranks.append(_rank_profile(rank, told))
+            ranks.append(_rank_profile(rank, stored))
         except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
             failed[rank] = f"Its profile cannot be read ({type(error).__name__}: {error})"
     return Profile(tuple(ranks), failed)
@@ -205,33 +203,33 @@ def by_time(rows: Iterable[OperatorRow]) -> tuple[OperatorRow, ...]:
     return tuple(sorted(rows, key=times, reverse=True))
 
 
-def _rank_profile(rank: int, told: Mapping[str, Any]) -> RankProfile:
-    span = ProfiledSpan(int(told["steps"]), told["steps_per_epoch"])
+def _rank_profile(rank: int, stored: Mapping[str, Any]) -> RankProfile:
+    span = ProfiledSpan(int(stored["steps"]), stored["steps_per_epoch"])
 
     def figure(total: float | None) -> ProfiledAmount | None:
         return None if total is None else span.figure(total)
 
-    def row(kind: type[Row], stored: Mapping[str, Any]) -> Row:
+    def row(kind: type[Row], entry: Mapping[str, Any]) -> Row:
         """What older versions stored beside its fields is left out."""
         values: dict[str, Any] = {}
         for field in dataclasses.fields(kind):
             is_figure = "ProfiledAmount" in str(field.type)
-            values[field.name] = figure(stored.get(field.name)) if is_figure else stored[field.name]
+            values[field.name] = figure(entry.get(field.name)) if is_figure else entry[field.name]
         return kind(**values)
 
-    copies = told["copies"]
+    copies = stored["copies"]
     if copies is not None:
         copies = tuple(row(CopyRow, {"direction": name, **each}) for name, each in copies.items())
     return RankProfile(
         rank=rank,
-        device=str(told["device"]),
+        device=str(stored["device"]),
         stretch=span,
-        step_us=tuple(map(float, told["step_us"])),
-        operators=by_time(row(OperatorRow, each) for each in told["operators"]),
-        kernels=tuple(row(KernelRow, each) for each in told["kernels"]),
-        sums={name: figure(total) for name, total in told["sums"].items()},
+        step_us=tuple(map(float, stored["step_us"])),
+        operators=by_time(row(OperatorRow, each) for each in stored["operators"]),
+        kernels=tuple(row(KernelRow, each) for each in stored["kernels"]),
+        sums={name: figure(total) for name, total in stored["sums"].items()},
         copies=copies,
-        memory={device: Peak(**peak) for device, peak in told["memory"].items()},
-        missing=str(told["missing"]),
-        trace=from_json(TraceFile, told["trace"]),
+        memory={device: Peak(**peak) for device, peak in stored["memory"].items()},
+        missing=str(stored["missing"]),
+        trace=from_json(TraceFile, stored["trace"]),
     )

@@ -8,15 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from stepscope.errors import StepscopeError
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
 from stepscope.studies.machine import MachineInfo
-from stepscope.trials.processes import trial_processes
-from stepscope.trials.processes.guard import Guard
 from stepscope.trials.request import TrialRequest
-from stepscope.trials.runner import run_trial
+from stepscope.trials.runner import TrialSeries
 from stepscope.trials.state import machine_lock, machine_turn
 
 
@@ -36,25 +33,15 @@ class LocalLauncher:
         self._interval_s = interval_s
         self._machine = machine
         self._turns = turns or machine_lock()
-        self._series = trial_processes.new_token()
-        self._started = 0
+        self._trials = TrialSeries()
         self._waiting: list[Job] = []
-        self._guard: Guard | None = None
-        self._over: Callable[[], None] = lambda: None
 
     def __enter__(self) -> LocalLauncher:
-        self._guard = Guard.start(self._series)
-        self._over = self._guard.dismiss
+        self._trials.__enter__()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._over()
-        self._guard = None
+    def __exit__(self, *error: object) -> None:
+        self._trials.__exit__()
 
     def start(self, job: Job) -> None:
         assert not self._waiting
@@ -64,9 +51,6 @@ class LocalLauncher:
         return [self._run(self._waiting.pop(0), show)] if self._waiting else []
 
     def _run(self, job: Job, show: Show) -> FinishedTrial:
-        guard = self._guard
-        assert guard is not None
-        self._started += 1
         limits = job.limits
         if job.gpu_count is not None:
             limits = (self._machine or MachineInfo.look()).limits(limits, job.gpu_count)
@@ -79,13 +63,9 @@ class LocalLauncher:
             folder=job.folder,
             facts=job.facts,
         )
-        token = f"{self._series}.{self._started}"
-        self._over = guard.leave  # until the trial was cleaned up after, it is the guard's turn
         try:
             with machine_turn(self._tell, self._turns):
-                tried = run_trial(request, token, guard, self._tell, partial(show, job))
+                tried = self._trials.run(request, self._tell, partial(show, job))
         except StepscopeError as error:
-            self._over = guard.dismiss
             return FinishedTrial(job, error)
-        self._over = guard.dismiss
         return FinishedTrial(job, None, tuple(tried.leftovers), tried.asked_to_end)

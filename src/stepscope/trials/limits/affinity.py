@@ -58,8 +58,7 @@ class Affinity:
     def __init__(self, cpus: Collection[int]) -> None:
         self.cpus = tuple(cpus)
         self.masks_checked = 0
-        self.escaped: list[dict[str, Any]] = []
-        """Who was seen on other CPUs. They were put back."""
+        self.escaped: list[dict[str, Any]] = []  # who was seen on other CPUs. They were put back
         self._allowed = frozenset(cpus)
         self._seen: set[int] = set()
         self._again_at = 0.0

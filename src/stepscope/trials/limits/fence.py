@@ -51,8 +51,7 @@ class Watchdog:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._within_until = limit
-        """Resident bytes up to which the limit is known to be kept."""
+        self._within_until = limit  # resident bytes up to which the limit is known to be kept
         self._next_pss = 0.0
 
     def inspect(self, pids: Collection[int]) -> Stopped | None:

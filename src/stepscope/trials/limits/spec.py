@@ -38,16 +38,16 @@ class Limits:
         cpus: float | None = None,
         memory: int | str | None = None,
         gpu_memory: int | str | None = None,
-        gpus: Sequence[str] | None = None,
+        gpus: str | Sequence[str] | None = None,
         timeout: float | None = None,
         stall_timeout: float = 300.0,
     ) -> Limits:
-        """From what a user gives: sizes may be texts such as 8GiB."""
+        """From what a user gives: sizes may be texts such as 8GiB, GPUs a list such as 0,1."""
         return cls(
             cpus,
             None if memory is None else parse_size(memory),
             None if gpu_memory is None else parse_size(gpu_memory),
-            None if gpus is None else tuple(gpus),
+            None if gpus is None else parse_gpus(gpus),
             timeout,
             stall_timeout,
         )
@@ -67,11 +67,11 @@ class MachineResources:
         return cls(allowed_cpus(os.getpid(), own), min(machine, own.memory_limit() or machine))
 
 
-def check_limits(limits: Limits, room: MachineResources) -> None:
+def check_limits(limits: Limits, available: MachineResources) -> None:
     """CannotTry unless the limits make sense and are within what there is."""
     for option, value, least, most, text in (
-        ("--cpus", limits.cpus, LEAST_CPUS, room.cpus, "{:g}".format),
-        ("--memory", limits.memory, LEAST_MEMORY, room.memory, size_text),
+        ("--cpus", limits.cpus, LEAST_CPUS, available.cpus, "{:g}".format),
+        ("--memory", limits.memory, LEAST_MEMORY, available.memory, size_text),
         ("--gpu-memory", limits.gpu_memory, 1, math.inf, size_text),
     ):
         if value is None:
@@ -88,6 +88,12 @@ def check_limits(limits: Limits, room: MachineResources) -> None:
     for option, seconds in (("--timeout", limits.timeout_s), ("--hang", limits.stall_timeout_s)):
         if seconds is not None and not seconds > 0:
             raise CannotTry(f"{option} {seconds:g} is no time", "Give a number of seconds above 0")
+
+
+def parse_gpus(listed: str | Sequence[str]) -> tuple[str, ...]:
+    """The names in `0, 1` or `GPU-1b2c...,GPU-3d4e...`, or in a sequence; none in an empty one."""
+    names = listed.split(",") if isinstance(listed, str) else listed
+    return tuple(name.strip() for name in names if name.strip())
 
 
 def parse_size(text: str | int) -> int:

@@ -13,13 +13,9 @@ import os
 import select
 import signal
 import sys
-from typing import TYPE_CHECKING
 
 import stepscope
 from stepscope.trials.processes import trial_processes
-
-if TYPE_CHECKING:
-    import subprocess
 
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
@@ -37,19 +33,14 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class Guard:
     """The runner's side: a process that is told what there will be to clean up."""
 
-    def __init__(self, process: subprocess.Popen[bytes], control: int) -> None:
-        self._process = process
-        self._control = control
-
-    @classmethod
-    def start(cls, runner: str) -> Guard:
+    def __init__(self, runner: str) -> None:
         """Start it for all trials of a runner. Does not wait for it."""
         import subprocess
 
-        source, control = os.pipe()
+        source, self._control = os.pipe()
         packages = os.path.dirname(os.path.dirname(os.path.abspath(stepscope.__file__)))
         try:
-            process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-I", "-S", "-c", _PROGRAM, packages, runner],
                 stdin=source,
                 stdout=subprocess.DEVNULL,
@@ -59,15 +50,10 @@ class Guard:
                 env={k: v for k, v in os.environ.items() if k != trial_processes.VARIABLE},
             )
         except OSError:
-            os.close(control)
+            os.close(self._control)
             raise
         finally:
             os.close(source)
-        return cls(process, control)
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def tell_group(self, path: str | os.PathLike[str]) -> None:
         """A control group that must not outlive the runner."""
@@ -82,10 +68,10 @@ class Guard:
         """Whatever is left of the trials, the guard cleans up now."""
         os.close(self._control)
         try:
-            self._process.wait(_LEAVES_S)
+            self.process.wait(_LEAVES_S)
         except Exception:  # one that hangs has nothing left to guard
-            self._process.kill()
-            self._process.wait()
+            self.process.kill()
+            self.process.wait()
 
     def _tell(self, line: bytes) -> None:
         with contextlib.suppress(OSError):  # somebody killed it: the trial goes on without
@@ -96,17 +82,6 @@ def stand_guard(runner: str) -> None:
     """The guard's side: wait for the end of the runner, and clean up after it."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    lines = _listen(runner)
-    if _GOODBYE in lines:
-        return
-    groups = [os.fsdecode(path) for path in lines]
-    inside = [member for group in groups for member in trial_processes.members(group)]
-    trial_processes.end_all(runner, inside, _PATIENCE_S)
-    for group in groups:
-        trial_processes.remove_group(group)
-
-
-def _listen(runner: str) -> list[bytes]:
     poll = select.poll()
     poll.register(0, select.POLLIN)
     sees_end = False
@@ -120,8 +95,14 @@ def _listen(runner: str) -> list[bytes]:
         if any(descriptor == 0 for descriptor, _ in ready):
             data = os.read(0, 65536)
             received += data
-            if not data or received.endswith(_GOODBYE + b"\n"):
+            if received.endswith(_GOODBYE + b"\n"):
+                return
+            if not data:
                 break
         elif not trial_processes.runner_lives(runner):
             break
-    return received.splitlines()
+    groups = [os.fsdecode(path) for path in received.splitlines()]
+    inside = [member for group in groups for member in trial_processes.members(group)]
+    trial_processes.end_all(runner, inside, _PATIENCE_S)
+    for group in groups:
+        trial_processes.remove_group(group)

@@ -53,17 +53,13 @@ class Snapshot:
 
 @dataclass(frozen=True)
 class Leftovers:
-    """What is left. `clean` tells whether another trial can start."""
+    """What is left of a trial, removed or not."""
 
     processes: tuple[TrialProcess, ...] = ()
     shm: tuple[str, ...] = ()  # files of the trial that could not be removed
     gpu: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()  # files of the trial that were removed
     unclaimed: tuple[str, ...] = ()  # what is new and may be the trial's or anybody's
-
-    @property
-    def clean(self) -> bool:
-        return not (self.processes or self.shm or self.gpu)
 
     def describe(self) -> list[str]:
         """What is in the way of another trial, a line each."""

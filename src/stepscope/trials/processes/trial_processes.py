@@ -17,7 +17,7 @@ import os
 import signal
 import time
 import zlib
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from stepscope.sensors import procfs
@@ -94,37 +94,81 @@ def belongs(pid: int, name: str, known: Iterable[TrialProcess] = ()) -> bool:
     """Whether a process is of a trial: it carries its token, or is in a session of its own."""
     token, process = procfs.environ_value(pid, VARIABLE), identify(pid)
     if token is not None:
-        return _is_of(name)(token)
+        return _is_of(token, name)
     return process is not None and process.session in {each.session for each in known}
 
 
-def processes_of(name: str, known: Iterable[TrialProcess] = ()) -> list[TrialProcess]:
-    """The living processes of a trial, by its token, or of all trials of a runner, by its name.
+def processes_of(name: str | None, known: Iterable[TrialProcess] = ()) -> list[TrialProcess]:
+    """The living processes of a trial, by its token, or of all trials of a runner, by its name;
+    None means all trials whose runner is dead. `known` are processes that were seen before.
 
-    `known` are processes that were seen in it before.
+    They are all that carry such a token or are known, their descendants, and all that are in a
+    session that one of them leads, or led until it ended.
     """
-    return _find(_is_of(name), known)
+    known = list(known)
+    living = map(identify, procfs.pids_of_user(os.geteuid()))
+    processes = {process.pid: process for process in living if process is not None}
+    pid = os.getpid()
+    while pid in processes:  # neither ourselves nor our ancestors
+        pid = processes.pop(pid).parent
+    found = {
+        each.pid
+        for each in known
+        if each.pid in processes and processes[each.pid].started == each.started
+    }
+    for pid in processes:
+        token = procfs.environ_value(pid, VARIABLE)
+        if token is not None and _is_of(token, name):
+            found.add(pid)
+    sessions = {each.session for each in known}  # leaders may be gone
+    size = -1
+    while size != len(found):
+        size = len(found)
+        sessions |= {processes[pid].session for pid in found}
+        theirs = {
+            session
+            for session in sessions
+            if session in found or (session != os.getsid(0) and identify(session) is None)
+        }
+        found |= {
+            pid for pid, each in processes.items() if each.parent in found or each.session in theirs
+        }
+    return [processes[pid] for pid in sorted(found)]
 
 
 def strays() -> list[TrialProcess]:
     """Processes of trials whose runner is dead."""
-    return _find(_is_stray)
+    return processes_of(None)
 
 
 def end_all(
-    name: str, known: Iterable[TrialProcess] = (), patience_s: float = 2.0
+    name: str | None, known: Iterable[TrialProcess] = (), patience_s: float = 2.0
 ) -> list[TrialProcess]:
-    """Ask all processes of a trial to end, kill those that have not after a while.
+    """Ask all that `processes_of` finds to end, kill those that have not after a while.
 
     Returns those that are still there: stuck in the kernel, usually.
     """
-    return _end(_is_of(name), known, patience_s)
+    remaining: list[TrialProcess] = []
+    for number, seconds in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _KILL_S)):
+        asked: set[tuple[int, int]] = set()
+        for _ in _attempts(seconds):
+            remaining = processes_of(name, known)
+            if not remaining:
+                return []
+            known = {*known, *remaining}  # with its parent gone nothing may tie one to the trial
+            for process in remaining:
+                if (process.pid, process.started) not in asked:
+                    asked.add((process.pid, process.started))
+                    send(process, number)
+                    if number != signal.SIGKILL:  # one that is stopped hears nothing else
+                        send(process, signal.SIGCONT)
+    return remaining
 
 
 def end_strays(patience_s: float = 1.0) -> tuple[list[TrialProcess], list[TrialProcess]]:
     """End the processes of trials whose runner is dead: those there were, and those that stay."""
     found = strays()
-    return found, _end(_is_stray, found, patience_s) if found else []
+    return found, end_all(None, found, patience_s) if found else []
 
 
 def send(process: TrialProcess, number: int) -> bool:
@@ -199,65 +243,7 @@ def _home() -> str:
     return f"{zlib.crc32(place.encode()):08x}"
 
 
-def _is_of(name: str) -> Callable[[str], bool]:
-    return lambda token: token == name or token.startswith(f"{name}.")
-
-
-def _is_stray(token: str) -> bool:
-    return runner_lives(token) is False
-
-
-def _find(
-    is_meant: Callable[[str], bool], known: Iterable[TrialProcess] = ()
-) -> list[TrialProcess]:
-    """All that carry a token that is meant or are known, their descendants, and all that are in a
-    session that one of them leads, or led until it ended."""
-    known = list(known)
-    living = map(identify, procfs.pids_of_user(os.geteuid()))
-    processes = {process.pid: process for process in living if process is not None}
-    pid = os.getpid()
-    while pid in processes:  # neither ourselves nor our ancestors
-        pid = processes.pop(pid).parent
-    found = {
-        each.pid
-        for each in known
-        if each.pid in processes and processes[each.pid].started == each.started
-    }
-    for pid in processes:
-        token = procfs.environ_value(pid, VARIABLE)
-        if token is not None and is_meant(token):
-            found.add(pid)
-    sessions = {each.session for each in known}  # leaders may be gone
-    size = -1
-    while size != len(found):
-        size = len(found)
-        sessions |= {processes[pid].session for pid in found}
-        theirs = {
-            session
-            for session in sessions
-            if session in found or (session != os.getsid(0) and identify(session) is None)
-        }
-        found |= {
-            pid for pid, each in processes.items() if each.parent in found or each.session in theirs
-        }
-    return [processes[pid] for pid in sorted(found)]
-
-
-def _end(
-    is_meant: Callable[[str], bool], known: Iterable[TrialProcess], patience_s: float
-) -> list[TrialProcess]:
-    remaining: list[TrialProcess] = []
-    for number, seconds in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _KILL_S)):
-        asked: set[tuple[int, int]] = set()
-        for _ in _attempts(seconds):
-            remaining = _find(is_meant, known)
-            if not remaining:
-                return []
-            known = {*known, *remaining}  # with its parent gone nothing may tie one to the trial
-            for process in remaining:
-                if (process.pid, process.started) not in asked:
-                    asked.add((process.pid, process.started))
-                    send(process, number)
-                    if number != signal.SIGKILL:  # one that is stopped hears nothing else
-                        send(process, signal.SIGCONT)
-    return remaining
+def _is_of(token: str, name: str | None) -> bool:
+    if name is None:
+        return runner_lives(token) is False
+    return token == name or token.startswith(f"{name}.")

@@ -79,7 +79,7 @@ def names(paths: tuple[str, ...]) -> list[str]:
 def test_nothing_is_left_of_nothing(shm: Path, token: str) -> None:
     (shm / "psm_00000001").write_bytes(b"before")
     left = look(Snapshot.take(shm), token, (), shm)
-    assert left == Leftovers() and left.clean and left.describe() == []
+    assert left == Leftovers() and left.describe() == []
     assert (shm / "psm_00000001").exists()
 
 
@@ -90,12 +90,12 @@ def test_shared_memory_of_a_killed_process_is_removed(
     before = Snapshot.take(shm)
     process = start(HOLDS, str(shm / "psm_1a2b3c4d"), how, token=token)
     in_use = look(before, token, (), shm)
-    assert not in_use.clean and in_use.processes[0].pid == process.pid
+    assert in_use.describe() and in_use.processes[0].pid == process.pid
     assert names(in_use.shm) == ["psm_1a2b3c4d"] and "8 KiB" in in_use.describe()[1]
     process.kill()
     process.wait()
     left = look(before, token, (), shm)
-    assert left.clean and names(left.removed) == ["psm_1a2b3c4d"]
+    assert not left.describe() and names(left.removed) == ["psm_1a2b3c4d"]
     assert list(shm.iterdir()) == []
 
 
@@ -114,7 +114,7 @@ def test_what_no_framework_makes_is_told_and_left_alone(shm: Path, token: str) -
     (shm / "my data set").write_bytes(b"precious")
     (shm / f"torch_{os.getpid()}_123_0").write_bytes(b"of a process that lives")
     left = look(before, token, (), shm)
-    assert left.clean and left.removed == ()
+    assert not left.describe() and left.removed == ()
     assert names(left.unclaimed) == ["my data set", f"torch_{os.getpid()}_123_0"]
     assert len(list(shm.iterdir())) == 2
 
@@ -166,7 +166,7 @@ time.sleep(60)
 def test_processes_that_survive_are_named(shm: Path, start: Start, token: str) -> None:
     process = start(SLEEPS, token=token)
     left = look(Snapshot.take(shm), token, (), shm)
-    assert not left.clean
+    assert left.describe()
     [text] = left.describe()
     assert text.startswith("python") and f"(pid {process.pid}, state " in text
 
@@ -192,10 +192,10 @@ def test_memory_of_a_gpu_that_a_process_of_the_trial_still_holds(
     nvml({2**22 + 1: 3 << 30, 4711: 1 << 30})
     begun = time.monotonic()
     left = look(before, token, known, shm)
-    assert left.gpu == (f"GPU 0: 3 GiB of pid {2**22 + 1}",) and not left.clean
+    assert left.gpu == (f"GPU 0: 3 GiB of pid {2**22 + 1}",) and left.describe()
     assert time.monotonic() - begun >= 0.3
     nvml({4711: 1 << 30})
-    assert look(before, token, known, shm).clean
+    assert not look(before, token, known, shm).describe()
 
 
 def test_in_a_container_who_came_since_is_told_but_not_blamed(
@@ -207,7 +207,7 @@ def test_in_a_container_who_came_since_is_told_but_not_blamed(
     assert look(before, token, (), shm) == Leftovers()
     nvml({4711: 1 << 30, 4712: 2 << 30})
     left = look(before, token, (), shm)
-    assert left.clean and left.unclaimed == ("GPU 0: 2 GiB of pid 4712",)
+    assert not left.describe() and left.unclaimed == ("GPU 0: 2 GiB of pid 4712",)
 
 
 def test_strays_are_ended_before_a_trial_and_said(start: Start) -> None:
