@@ -1,4 +1,4 @@
-"""The GPU tasks of the self-test, through PyTorch.
+"""The GPU tasks of the self-test, through the framework that is installed: PyTorch, else JAX.
 
 Imported by the load alone, in its own process.
 """
@@ -9,13 +9,12 @@ import importlib.util
 import os
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar
 
 from stepscope.doctor import tasks
 from stepscope.sensors.gpu.nvml import NvmlUnavailable, Unreadable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
 
-_DEVICE = "cuda"
 _MIB = 1 << 20
 _MOST_MEMORY = 2048 * _MIB
 _STAGE = 256 * _MIB
@@ -33,35 +32,132 @@ class GpuUntestable(Exception):
     """There is no GPU to work on, or nothing that can make it work; the text says why."""
 
 
+class TorchWork:
+    DEVICE: ClassVar[str] = "cuda"
+
+    def __init__(self) -> None:
+        import torch
+
+        if not torch.cuda.is_available():
+            raise GpuUntestable("the installed PyTorch cannot use the GPU")
+        self._torch = torch
+
+    def allocate(self, size: int) -> object:
+        return self._waited(lambda: self._bytes(size).fill_(1))()
+
+    def copy_in(self, size: int) -> Act:
+        place, stage = self._bytes(size), self._pinned(size)
+        return self._waited(lambda: place.copy_(stage, non_blocking=True))
+
+    def copy_out(self, size: int) -> Act:
+        place, stage = self._bytes(size), self._pinned(size)
+        return self._waited(lambda: stage.copy_(place, non_blocking=True))
+
+    def copy_inside(self, size: int) -> Act:
+        source, sink = self._bytes(size), self._bytes(size)
+        return self._waited(lambda: sink.copy_(source))
+
+    def multiply(self, rows: int, times: int) -> Act:
+        torch = self._torch
+        matrix = torch.randn(rows, rows, device=self.DEVICE, dtype=torch.bfloat16)
+        product = torch.empty_like(matrix)
+        return self._waited(lambda: [torch.mm(matrix, matrix, out=product) for _ in range(times)])
+
+    def launch(self) -> Act:
+        number = self._bytes(1)
+        return self._waited(lambda: number.add_(1))
+
+    def give_back(self) -> None:
+        self._torch.cuda.empty_cache()
+
+    def _bytes(self, size: int) -> Any:
+        return self._torch.empty(size, dtype=self._torch.uint8, device=self.DEVICE)
+
+    def _pinned(self, size: int) -> Any:
+        return self._torch.empty(size, dtype=self._torch.uint8).pin_memory()
+
+    def _waited(self, act: Act) -> Act:
+        def run() -> object:
+            result = act()
+            self._torch.cuda.synchronize()
+            return result
+
+        return run
+
+
+class JaxWork:
+    PLATFORM: ClassVar[str] = "gpu"
+
+    def __init__(self) -> None:
+        # Else JAX takes most of the memory at once, and keeps what is freed.
+        os.environ["XLA_PYTHON_CLIENT_ALLOCATOR"] = "platform"
+        import jax
+
+        if jax.default_backend() != self.PLATFORM:
+            raise GpuUntestable("the installed JAX cannot use the GPU")
+        self._jax = jax
+        self._add = jax.jit(lambda array: array + 1)
+
+    def allocate(self, size: int) -> object:
+        return self._ones(size)
+
+    def copy_in(self, size: int) -> Act:
+        import numpy as np
+
+        stage = np.ones(size, np.uint8)
+        return lambda: self._jax.device_put(stage).block_until_ready()
+
+    def copy_out(self, size: int) -> Act:
+        import numpy as np
+
+        place = self._ones(size)
+        # A new array each time: JAX remembers what it copied of an old one.
+        return lambda: np.asarray(self._add(place))
+
+    def copy_inside(self, size: int) -> Act:
+        place = self._ones(size)
+        return lambda: self._add(place).block_until_ready()
+
+    def multiply(self, rows: int, times: int) -> Act:
+        jax = self._jax
+        matrix = jax.random.normal(jax.random.PRNGKey(0), (rows, rows), jax.numpy.bfloat16)
+        product = jax.jit(lambda matrix: matrix @ matrix)
+        return lambda: jax.block_until_ready([product(matrix) for _ in range(times)][-1])
+
+    def launch(self) -> Act:
+        return self.copy_inside(1)
+
+    def give_back(self) -> None:
+        """Nothing is kept."""
+
+    def _ones(self, size: int) -> Any:
+        return self._jax.numpy.ones(size, self._jax.numpy.uint8).block_until_ready()
+
+
+GpuWork = TorchWork | JaxWork
+"""What a framework does on its first GPU: each act is over on the GPU when it returns."""
+
+
 class GpuLoad:
     """The tasks of the self-test on the first GPU that this process may use."""
 
     def __init__(self, seconds: float) -> None:
-        """GpuUntestable where there is none, or no PyTorch that can use it."""
+        """GpuUntestable where there is none, or no framework that can use it."""
         self._seconds = seconds
         self.uuid, self._free_bytes = _first_gpu()
         # By what cannot be mistaken: CUDA may count GPUs in another order than the driver.
         os.environ["CUDA_VISIBLE_DEVICES"] = self.uuid
-        if importlib.util.find_spec("torch") is None:
-            raise GpuUntestable("not tested: needs torch")
-        try:
-            import torch
-
-            is_available = torch.cuda.is_available()
-        except Exception as error:  # one that is installed badly
-            raise GpuUntestable(str(error)) from None
-        if not is_available:
-            raise GpuUntestable("the installed PyTorch cannot use the GPU")
-        self._torch = torch
+        self._work = work = _installed_framework()
         # What takes time or memory once: kernels are loaded, and workspaces made, at first use.
-        self._act(lambda: self._bytes(1).fill_(1))
-        copies = (self._copy(1, "in"), self._copy(1, "out"), self._copy(_MIB, "inside"))
-        for act in (*copies, self._launch(), self._multiply(1)):
-            self._act(act)
-        torch.cuda.empty_cache()
+        work.allocate(1)
+        for act in (work.copy_in(1), work.copy_out(1), work.copy_inside(_MIB), work.launch()):
+            act()
+        work.multiply(_MATRIX, 1)()
+        work.give_back()
 
     def tasks(self) -> dict[str, Callable[[], float]]:
         """Each task with what it does; returns bytes moved or held, or how often."""
+        work = self._work
 
         def rest() -> float:
             time.sleep(self._seconds)
@@ -69,57 +165,29 @@ class GpuLoad:
 
         def hold() -> float:
             size = min(_MOST_MEMORY, self._free_bytes // 2 // _MIB * _MIB)
-            held = self._act(lambda: self._bytes(size).fill_(1))
+            held = work.allocate(size)
             time.sleep(self._seconds)
             del held
-            self._torch.cuda.empty_cache()
+            work.give_back()
             return size
 
         def repeat(act: Act) -> int:
             until = time.monotonic() + self._seconds
             times = 0
             while time.monotonic() < until:
-                self._act(act)
+                act()
                 times += 1
             return times
 
         return {
             tasks.GPU_IDLE: rest,
             tasks.GPU_MEMORY: hold,
-            tasks.GPU_COPY_IN: lambda: _STAGE * repeat(self._copy(_STAGE, "in")),
-            tasks.GPU_COPY_OUT: lambda: _STAGE * repeat(self._copy(_STAGE, "out")),
-            tasks.GPU_COPY_INSIDE: lambda: _INSIDE * repeat(self._copy(_INSIDE, "inside")),
-            tasks.GPU_MATRIX: lambda: repeat(self._multiply(_PRODUCTS)),
-            tasks.GPU_TINY: lambda: repeat(self._launch()),
+            tasks.GPU_COPY_IN: lambda: _STAGE * repeat(work.copy_in(_STAGE)),
+            tasks.GPU_COPY_OUT: lambda: _STAGE * repeat(work.copy_out(_STAGE)),
+            tasks.GPU_COPY_INSIDE: lambda: _INSIDE * repeat(work.copy_inside(_INSIDE)),
+            tasks.GPU_MATRIX: lambda: repeat(work.multiply(_MATRIX, _PRODUCTS)),
+            tasks.GPU_TINY: lambda: repeat(work.launch()),
         }
-
-    def _act(self, act: Act) -> object:
-        """Do it, until it is over on the GPU."""
-        result = act()
-        self._torch.cuda.synchronize()
-        return result
-
-    def _bytes(self, size: int) -> Any:
-        return self._torch.empty(size, dtype=self._torch.uint8, device=_DEVICE)
-
-    def _copy(self, size: int, way: str) -> Act:
-        source = sink = self._bytes(size)
-        if way == "inside":
-            sink = self._bytes(size)
-            return lambda: sink.copy_(source)
-        pinned = self._torch.empty(size, dtype=self._torch.uint8).pin_memory()
-        source, sink = (pinned, sink) if way == "in" else (source, pinned)
-        return lambda: sink.copy_(source, non_blocking=True)
-
-    def _multiply(self, times: int) -> Act:
-        torch = self._torch
-        matrix = torch.randn(_MATRIX, _MATRIX, device=_DEVICE, dtype=torch.bfloat16)
-        product = torch.empty_like(matrix)
-        return lambda: [torch.mm(matrix, matrix, out=product) for _ in range(times)]
-
-    def _launch(self) -> Act:
-        number = self._bytes(1)
-        return lambda: number.add_(1)
 
 
 def _first_gpu() -> tuple[str, int]:
@@ -135,3 +203,14 @@ def _first_gpu() -> tuple[str, int]:
     except (NvmlUnavailable, Unreadable) as error:
         raise GpuUntestable(str(error)) from None
     raise GpuUntestable("the driver shows no GPU (is CUDA_VISIBLE_DEVICES empty?)")
+
+
+def _installed_framework() -> GpuWork:
+    reason = "not tested: needs torch or jax"
+    for name, work in (("torch", TorchWork), ("jax", JaxWork)):
+        if importlib.util.find_spec(name) is not None:
+            try:
+                return work()
+            except Exception as error:  # one that is installed badly, too
+                reason = str(error)
+    raise GpuUntestable(reason)
