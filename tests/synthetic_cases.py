@@ -102,7 +102,7 @@ def observed(
         end_ns=ns(end),
         facts=RunFacts(
             environment=Environment(
-                CpuFacts(logical=cpus, allowed=allowed), MemoryFacts(memory_bytes)
+                cpu=CpuFacts(logical=cpus, allowed=allowed), memory=MemoryFacts(memory_bytes)
             ),
             hook=HookFacts(hook),
         ),

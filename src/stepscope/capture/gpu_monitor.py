@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 from stepscope.capture.schedule import BackgroundReader
 from stepscope.metrics import of_scope
-from stepscope.records.codec import to_json
-from stepscope.sensors.gpu.nvml import GpuFacts, Nvml, NvmlUnavailable, open_nvml
+from stepscope.records.facts import Environment, GpuFacts
+from stepscope.sensors.gpu.nvml import Nvml, NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import gpu_sensors, select_gpus
 from stepscope.sensors.gpu.sensors import Family, GpuSensor
 
@@ -32,15 +32,12 @@ class GpuMonitor:
         hints = dict.fromkeys(metrics, self._hint) if self._hint else {}
         return dict.fromkeys(metrics, self._reason), hints
 
-    def describe(self) -> dict[str, Any]:
-        """Facts about the GPUs for run.json; empty where NVML tells nothing."""
+    def add_to(self, environment: Environment) -> Environment:
+        """The environment with the GPUs, where NVML tells of any."""
         if not self._facts or self._nvml is None:
-            return {}
+            return environment
         self._told = True
-        gpus = to_json(self._facts)
-        for gpu in gpus:
-            gpu["model"] = gpu.pop("name")
-        return {"gpus": gpus, "driver": self._nvml.driver}
+        return replace(environment, gpus=tuple(self._facts), driver=self._nvml.driver)
 
     def news(self) -> bool:
         """Whether GPUs have been found that nobody was told of."""

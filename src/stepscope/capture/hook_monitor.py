@@ -7,9 +7,9 @@ import os
 import re
 import time
 from dataclasses import dataclass, field
-from typing import Any
 
 from stepscope.inject import events as written
+from stepscope.records.facts import HookFacts
 from stepscope.runs.paths import RunPaths
 from stepscope.sensors import procfs
 from stepscope.sensors.tree import ProcessTree
@@ -88,13 +88,8 @@ class HookMonitor:
             self.message = f"hook: nothing attached ({self._why_nothing()})"
         return self.message
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "enabled": self._enabled,
-            "attached": self.attached,
-            "frameworks": self.frameworks,
-            "message": self.describe(),
-        }
+    def facts(self) -> HookFacts:
+        return HookFacts(self.describe(), self._enabled, tuple(self.attached), self.frameworks)
 
     def _follow(self, entry: os.DirEntry[str]) -> bool:
         file = self._files.setdefault(entry.name, _File())

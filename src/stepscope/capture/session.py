@@ -6,7 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 from stepscope.capture.environment import environment_record
 from stepscope.capture.gpu_monitor import GpuMonitor
@@ -16,7 +16,7 @@ from stepscope.capture.request import RunRequest
 from stepscope.capture.sampler import Sampler, WatcherSensor
 from stepscope.inject.events import GPU_OOM
 from stepscope.records import Ending, Outcome
-from stepscope.records.codec import to_json
+from stepscope.records.facts import Clock, EndingFacts
 from stepscope.runs.events import read_folder
 from stepscope.runs.facts import identity, identity_of_self, write_facts
 from stepscope.runs.masking import mask_command, mask_text
@@ -50,8 +50,10 @@ class Session:
         paths: RunPaths,
         tell: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
+        pid: int | None = None,
     ) -> None:
-        """`environment` is that of the command, where it is not ours."""
+        """`environment` is that of the command, where it is not ours; `pid` is the process, where
+        it runs already."""
         self.request = request
         self.paths = paths
         self.troubles: dict[str, int] = {}
@@ -61,18 +63,17 @@ class Session:
         self._polls = 0
         self._allowance_of: int | None = None
         self._gpus = GpuMonitor(os.environ if environment is None else environment, self.trouble)
-        self.facts: dict[str, Any] = {
-            "format": FORMAT,
-            "name": mask_text(request.name),
-            "command": mask_command(request.command),
-            "cwd": str(request.cwd),
-            "interval_s": request.interval_s,
-            "clock": {},
-            "watcher": identity_of_self(),
-            "ending": {"outcome": Outcome.RUNNING, "reason": "it is running"},
-            "environment": environment_record(request.command, request.cwd, None),
-            **request.facts,
-        }
+        self.facts = replace(
+            request.facts,
+            format=FORMAT,
+            name=mask_text(request.name),
+            command=request.facts.command or tuple(mask_command(request.command)),
+            cwd=str(request.cwd),
+            interval_s=request.interval_s,
+            watcher=identity_of_self(),
+            ending=EndingFacts(Outcome.RUNNING, "it is running"),
+            environment=environment_record(request.command, request.cwd, pid),
+        )
         self.restart_clock()
         write_facts(paths, self.facts)
         self.sampler = Sampler(paths, request.interval_s, self.trouble)
@@ -85,7 +86,7 @@ class Session:
 
     def restart_clock(self) -> None:
         """The run begins now: what came before was our own preparation."""
-        self.facts["clock"] = {"monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+        self.facts = replace(self.facts, clock=Clock(time.monotonic_ns(), time.time_ns()))
 
     def begin(
         self,
@@ -116,7 +117,7 @@ class Session:
         self.evidence = KernelEvidence.now(self.cgroup)
         asked = self.request
         self.hook = HookMonitor(self.paths, tree, asked.command, asked.hook, asked.hint)
-        self.facts["root"] = identity(root)
+        self.facts = replace(self.facts, root=identity(root))
         self._write_facts()
 
     def tick(self, late_s: float) -> None:
@@ -151,14 +152,14 @@ class Session:
         self.sampler.finish()
         self._gpus.close()
         self.tree.close()
-        ended_ns = self.facts["ending"].get("monotonic_ns", time.monotonic_ns())
-        self.facts["ending"] = {**to_json(ending), "monotonic_ns": ended_ns}
-        self.facts["survivors"] = survivors
+        ended_ns = self.facts.ending.monotonic_ns or time.monotonic_ns()
+        stored = EndingFacts(**vars(ending), monotonic_ns=ended_ns)
+        self.facts = replace(self.facts, ending=stored, survivors=tuple(survivors))
         self._write_facts()
 
     def mark_end_time(self, t_ns: int) -> None:
         """When the command ended (writing it all down comes later)."""
-        self.facts["ending"]["monotonic_ns"] = t_ns
+        self.facts = replace(self.facts, ending=replace(self.facts.ending, monotonic_ns=t_ns))
 
     def shm_share(self) -> float | None:
         """How full /dev/shm is, or was at its fullest when polled."""
@@ -197,14 +198,18 @@ class Session:
         settled = self._polls > _SETTLED_POLLS and self._polls % _LOOK_AGAIN_POLLS
         if (not settled or pid != self._allowance_of) and pid in self.tree.processes:
             self._allowance_of = pid
-            cpu = self.facts["environment"].setdefault("cpu", {})
-            cpu["allowed"] = allowed_cpus(pid, self.cgroup)
+            environment = self.facts.environment
+            cpu = replace(environment.cpu, allowed=allowed_cpus(pid, self.cgroup))
+            self.facts = replace(self.facts, environment=replace(environment, cpu=cpu))
 
     def _write_facts(self) -> None:
-        self.facts["hook"] = self.hook.facts()
-        self.facts["environment"].update(self._gpus.describe())
-        self.facts["sensors"] = to_json(self.sampler.facts(*self._gpus.missing()))
-        self.facts["troubles"] = self.troubles
+        self.facts = replace(
+            self.facts,
+            hook=self.hook.facts(),
+            environment=self._gpus.add_to(self.facts.environment),
+            sensors=self.sampler.facts(*self._gpus.missing()),
+            troubles=self.troubles,
+        )
         try:
             write_facts(self.paths, self.facts)
         except OSError as error:

@@ -201,5 +201,5 @@ def test_an_environment_without_anything_is_survived(tmp_path: Path) -> None:
 def test_this_machine(tmp_path: Path) -> None:
     from stepscope.capture.environment import environment_record
 
-    remarks = look_around(parse_environment(environment_record([], tmp_path, None)), tmp_path)
+    remarks = look_around(environment_record([], tmp_path, None), tmp_path)
     assert {"CPUs", "Memory", "/dev/shm", "Limits", "Disk", "GPUs"} <= {r.topic for r in remarks}
