@@ -19,6 +19,7 @@ from stepscope.analysis.run.data import (
     StackLocation,
     StackSamples,
     Trainer,
+    TrainerSettings,
 )
 from stepscope.analysis.run.passes import MarkEvent, Records, Timeline
 from stepscope.analysis.run.series import Floats, Series
@@ -288,7 +289,7 @@ class _Ran:
             {TRAINS: loader},
             self._of(events.DEVICE_STEP),
             self._looks(),
-            training.settings,
+            TrainerSettings(**training.settings),
         )
 
     def _looks(self) -> StackSamples:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.console import near, open_or_latest, reading, write_json
+from stepscope.cli.console import near, open_or_latest, write_json
 from stepscope.cli.study import show_study
 from stepscope.errors import StepscopeError
 
@@ -56,10 +56,9 @@ def report(
 
     opened = open_or_latest(run)
     try:
-        with reading(opened.path):
-            data = load(opened)
-            trial = trial_view(opened, data=data) if is_trial(opened) else None
-            view = derive(opened, data, trial)
+        data = load(opened)
+        trial = trial_view(opened, data=data) if is_trial(opened) else None
+        view = derive(opened, data, trial)
     except OSError as error:
         raise StepscopeError(
             f"The report cannot be written in {opened.path}: {error.strerror}",

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.console import near, reading, runs_folder, write_json
+from stepscope.cli.console import near, runs_folder, write_json
 from stepscope.errors import RunFolderError
 from stepscope.records import Outcome
 
@@ -56,7 +56,7 @@ def _top(run: Path | None, interval: float, once: bool, as_json: bool) -> None:
     from stepscope.runs.reader import open_run
 
     follower = Follower(open_run(run if run is not None else _latest(runs_folder())).path)
-    frame = _frame(follower, wait=True)
+    frame = follower.frame(wait=True)
     on_screen = sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
     if as_json:
         write_json(frame_dict(frame))
@@ -81,11 +81,6 @@ def _latest(runs: Path) -> Path:
         except RunFolderError:
             continue
     return max(running, key=running.__getitem__) if running else latest_run(runs)
-
-
-def _frame(follower: Follower, wait: bool = False) -> Frame:
-    with reading(follower.tail.paths.folder):
-        return follower.frame(wait)
 
 
 def _print_plain(follower: Follower, frame: Frame) -> None:
@@ -132,7 +127,7 @@ def _show(follower: Follower, interval: float) -> int | None:
             break
         os.kill(os.getpid(), signal.SIGSTOP)  # with the terminal as it was; then go on
     if left_by is None:
-        sys.stdout.write(_last_words(follower, _frame(follower)))
+        sys.stdout.write(_last_words(follower, follower.frame()))
     return left_by
 
 
@@ -146,7 +141,7 @@ def _draw_frames(follower: Follower, interval: float, live: Live, terminal: Term
         live.update(LiveScreen(frame), refresh=True)
 
     while True:
-        frame = _frame(follower)
+        frame = follower.frame()
         if frame.ending.outcome is not Outcome.RUNNING:
             return None
         draw()

@@ -15,7 +15,7 @@ from stepscope.analysis.bottleneck.account import account_of
 from stepscope.analysis.bottleneck.case import Case
 from stepscope.analysis.bottleneck.explain import explain
 from stepscope.analysis.bottleneck.inputs import data_wait
-from stepscope.analysis.run.data import RunData
+from stepscope.analysis.run.data import RunData, TrainerSettings
 from stepscope.inject import events
 from stepscope.records import Outcome
 from stepscope.runs.load import load
@@ -124,9 +124,9 @@ def test_a_main_that_torchrun_records_is_not_communication(trained: RunData) -> 
 
 def test_what_pytorch_is_set_to_is_known(trained: RunData) -> None:
     settings = trained.trainers[0].settings
-    assert settings["threads"] == 1
-    assert (settings["optimizer"], settings["device"]) == ("SGD", "cpu")
-    assert settings["parameters"] == 18
+    assert settings.threads == 1
+    assert (settings.optimizer, settings.device) == ("SGD", "cpu")
+    assert settings.parameters == 18
 
 
 def test_the_machine_and_the_ending_are_known(trained: RunData) -> None:
@@ -219,7 +219,7 @@ def test_places_are_taken_apart(paths: RunPaths) -> None:
 @pytest.mark.parametrize("text", ["{not json", "[1, 2]", ""])
 def test_settings_that_cannot_be_read_are_none(paths: RunPaths, text: str) -> None:
     a_step(paths).write_named(events.SETTINGS, text)
-    assert seen(paths).trainers[0].settings == {}
+    assert seen(paths).trainers[0].settings == TrainerSettings()
 
 
 def test_a_loader_without_a_batch_size_or_a_line_is_known(paths: RunPaths) -> None:
