@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -14,10 +13,8 @@ from stepscope.capture.hook_monitor import HookMonitor
 from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.request import RunRequest
 from stepscope.capture.sampler import Sampler, WatcherSensor
-from stepscope.inject.events import GPU_OOM
 from stepscope.records import Ending, Outcome
 from stepscope.records.facts import Clock, EndingFacts
-from stepscope.runs.events import read_folder
 from stepscope.runs.facts import identity, identity_of_self, write_facts
 from stepscope.runs.masking import mask_command, mask_text
 from stepscope.runs.paths import FORMAT, RunPaths
@@ -176,12 +173,9 @@ class Session:
     def gpu_oom(self) -> str | None:
         """What a process said that ended, just now, because a GPU had no memory left. One of long
         ago (a trial of many) did not end the command."""
-        with contextlib.suppress(OSError):
-            for reporter in read_folder(self.paths.events):
-                for record in reporter.of(GPU_OOM):
-                    if time.monotonic_ns() - int(record["t"]) < _JUST_NOW_S * 1e9:
-                        return mask_text(reporter.name(record["a"]))
-        return None
+        self.hook.poll()
+        since = time.monotonic_ns() - _JUST_NOW_S * 1e9
+        return next((mask_text(said) for t, said in self.hook.gpu_ooms if t > since), None)
 
     def _poll(self) -> None:
         self._polls += 1

@@ -1,8 +1,12 @@
-"""Reads what the watched processes wrote of themselves: `events/<pid>.bin`."""
+"""Reads what the monitored processes wrote of themselves, `events/<pid>.bin`: as a whole, or as the
+files grow."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import contextlib
+import os
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -117,7 +121,7 @@ def in_time(records: Records) -> Records:
 
 def _one_process(pid: int, records: Records) -> ProcessEvents:
     kinds = kinds_of(records)
-    names = read_names(records[kinds == written.NAME])
+    names = Names(records[kinds == written.NAME])
     start = records[kinds == written.START][:1]
     ranks = records[(kinds == written.START) | (kinds == written.RANK)]["a"]
     rank = int(ranks[-1]) if ranks.size and ranks[-1] >= 0 else None
@@ -126,20 +130,62 @@ def _one_process(pid: int, records: Records) -> ProcessEvents:
     return ProcessEvents(pid, rank, python, _those(records, kinds != written.NAME), names, dropped)
 
 
-def read_names(records: Iterable[np.void]) -> dict[int, str]:
-    """Texts put together from NAME records; one that was cut short is left out."""
-    pieces: dict[int, dict[int, bytes]] = {}
-    lengths: dict[int, int] = {}
-    for record in records:
-        ident, _, index, length, piece = written.NAME_RECORD.unpack(record.tobytes())
-        pieces.setdefault(ident, {})[index] = piece
-        lengths[ident] = length
-    names = {}
-    for ident, parts in pieces.items():
-        data = b"".join(parts[index] for index in sorted(parts))
-        if len(data) >= lengths[ident]:
-            names[ident] = data[: lengths[ident]].decode("utf-8", "replace")
-    return names
+class Names(dict[int, str]):
+    """Texts by id, put together from NAME records; one that was cut short is left out."""
+
+    def __init__(self, records: Iterable[np.void] = ()) -> None:
+        super().__init__()
+        self._pieces: dict[int, dict[int, bytes]] = defaultdict(dict)
+        self.add(records)
+
+    def add(self, records: Iterable[np.void]) -> None:
+        for record in records:
+            ident, _, index, length, piece = written.NAME_RECORD.unpack(record.tobytes())
+            pieces = self._pieces[ident]
+            pieces[index] = piece
+            if len(pieces) * len(piece) >= length:
+                data = b"".join(pieces[index] for index in sorted(pieces))
+                self[ident] = data[:length].decode("utf-8", "replace")
+                del self._pieces[ident]
+
+
+class GrowingEvents:
+    """Every `events/<pid>.bin` as it appears and grows."""
+
+    def __init__(self, folder: Path, first_bytes: int | None = None) -> None:
+        """Of what a file has when it is first seen, the last `first_bytes` are read."""
+        self.names: dict[int, Names] = defaultdict(Names)
+        """The texts that each process told, by its pid."""
+        self._folder = folder
+        self._first_bytes = first_bytes
+        self._offsets: dict[int, int] = {}
+
+    def poll(self) -> Iterator[tuple[int, Records]]:
+        """What each process reported since the last time, by its pid, without the texts."""
+        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
+            for entry in entries:
+                stem, _, suffix = entry.name.rpartition(".")
+                if suffix == "bin" and stem.isdigit():
+                    pid, size = int(stem), entry.stat().st_size // written.SIZE * written.SIZE
+                    data = self._read_on(pid, entry.path, size)
+                    if data:
+                        records = parse(data)
+                        kinds = kinds_of(records)
+                        self.names[pid].add(records[kinds == written.NAME])
+                        yield pid, _those(records, kinds != written.NAME)
+
+    def _read_on(self, pid: int, path: str, size: int) -> bytes:
+        skipped = 0 if self._first_bytes is None else max(0, size - self._first_bytes)
+        offset = self._offsets.get(pid, skipped)
+        if size <= offset:
+            return b""
+        try:
+            with open(path, "rb") as file:
+                data = os.pread(file.fileno(), size - offset, offset)
+        except OSError:
+            return b""
+        self._offsets[pid] = offset + len(data) // written.SIZE * written.SIZE
+        return data
 
 
 def _version(hexversion: int) -> str:
