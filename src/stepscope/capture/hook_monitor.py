@@ -64,23 +64,17 @@ class HookMonitor:
             ended = ended or bool(present & _ENDS_OF_EPOCHS)
         return ended
 
-    def new_message(self) -> str | None:
+    def new_message(self, at_end: bool = False) -> str | None:
         """What to tell the user now, if anything: once, as soon as it is known."""
         if self._told:
             return None
         waited = time.monotonic() - self._begun
-        if (self.attached and not self._news) or waited > _SAY_NOTHING_ATTACHED_AFTER_S:
+        settled = self.attached and not self._news
+        if at_end or settled or waited > _SAY_NOTHING_ATTACHED_AFTER_S:
             self._told = True
         elif waited > _SAY_NOTHING_LOADED_AFTER_S or self._switched_off:
             self._told = self._switched_off is not None or not self._paths.hello.exists()
         return self.describe() if self._told else None
-
-    def last_message(self) -> str | None:
-        """At the end: what was not told yet."""
-        if self._told:
-            return None
-        self._told = True
-        return self.describe()
 
     def describe(self) -> str:
         """What the hook is attached to, or why to nothing."""

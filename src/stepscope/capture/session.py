@@ -20,9 +20,8 @@ from stepscope.runs.masking import mask_command, mask_text
 from stepscope.runs.paths import FORMAT, RunPaths
 from stepscope.sensors import process
 from stepscope.sensors.cgroup import CgroupSensor, allowed_cpus, find_cgroup
-from stepscope.sensors.host import HostSensor
+from stepscope.sensors.host import HostSensor, ShmSensor
 from stepscope.sensors.network import NetworkSensor
-from stepscope.sensors.shm import ShmSensor
 from stepscope.sensors.tree import ProcessTree
 
 _POLL_S = 0.9
@@ -78,8 +77,7 @@ class Session:
         self.sampler.add(self._host)
         self.sampler.add(self._shm)
         self._shm_share: float | None = None
-        self._gpus.reader.wait_until_open(_WAKE_GPUS_S)
-        self._gpus_in_time = self._gpus.reader.is_open
+        self._gpus_in_time = self._gpus.reader.wait_until_open(_WAKE_GPUS_S)
 
     def restart_clock(self) -> None:
         """The run begins now: what came before was our own preparation."""
@@ -143,7 +141,7 @@ class Session:
     def end(self, ending: Ending, survivors: list[str]) -> None:
         """Write everything down."""
         self.hook.poll()
-        message = self.hook.last_message()
+        message = self.hook.new_message(at_end=True)
         if message and self.request.announce_hook:
             self._tell(message)
         self.sampler.finish()

@@ -14,7 +14,7 @@ from typing import Any
 from stepscope.errors import RunFolderError
 from stepscope.records import Ending, Outcome
 from stepscope.records.codec import from_json, salvage, to_json
-from stepscope.records.facts import Environment, ProcessIdentity, RunFacts
+from stepscope.records.facts import ProcessIdentity, RunFacts
 from stepscope.records.trial import LimitFacts, TrialFacts
 from stepscope.runs.paths import FORMAT, RunPaths, write_json
 from stepscope.sensors import procfs
@@ -80,10 +80,6 @@ def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
 
 def read_facts(folder: Path) -> RunFacts:
     return parse_facts(read_run_json(folder), folder)
-
-
-def parse_environment(plain: Mapping[str, Any]) -> Environment:
-    return from_json(Environment, _without_nulls(plain))
 
 
 def _without_nulls(value: Any) -> Any:

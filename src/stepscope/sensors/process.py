@@ -12,8 +12,7 @@ from stepscope.records import Entity, Reading
 from stepscope.sensors import procfs
 from stepscope.sensors.contract import Sensor, why
 from stepscope.sensors.ledger import CounterLedger
-from stepscope.sensors.roles import MAIN, OTHER, TREE
-from stepscope.sensors.tree import Process, ProcessTree
+from stepscope.sensors.tree import MAIN, OTHER, TREE, Process, ProcessTree
 
 _ENTITIES: dict[tuple[str, int | None], Entity] = {}
 

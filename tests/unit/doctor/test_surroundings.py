@@ -23,7 +23,7 @@ from stepscope.doctor.surroundings import (
     threads,
 )
 from stepscope.records.facts import Environment
-from stepscope.runs.facts import parse_environment
+from stepscope.runs.facts import parse_facts
 
 GIB = 1 << 30
 
@@ -38,7 +38,7 @@ def machine(**sections: Any) -> Environment:
         "variables": {},
         **sections,
     }
-    return parse_environment(recorded)
+    return parse_facts({"environment": recorded}, Path("run")).environment
 
 
 def with_cpus(affinity: int, quota: float | None) -> Environment:

@@ -208,7 +208,7 @@ def test_places_are_taken_apart(paths: RunPaths) -> None:
     writer = a_step(paths)
     text = "train.py:3\tmodel(x)\ttorch/nn/modules/linear.py:forward\tF.linear(x)\tforward"
     for place, microseconds in ((text, 300_000), ("train.py:4\tx", 200_000), (text, 500_000)):
-        writer.write_place(place, microseconds)
+        writer.write_named(events.WHERE, place, b=microseconds)
     looks = seen(paths).trainers[0].stack_samples
     spent = {place.where: s for place, s in looks.between(0, 2**62).items()}
     assert spent == pytest.approx({"train.py:3": 0.8, "train.py:4": 0.2})

@@ -176,7 +176,7 @@ def test_no_samples_give_no_series(tmp_path: Path, kind: str) -> None:
 
 def test_columns_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
     write_segments(tmp_path / "run", [(True, [[(1, 0.1, "tree", None, {"cpu": 2.0})]])])
-    path = RunPaths(tmp_path / "run").parquet("process", 0)
+    path = tmp_path / "run" / "process.0000.parquet"
     table = parquet.read_table(path)
     parquet.write_table(table.append_column("warp_factor", pa.array([9.5])), path)
     assert list(stored(open_run(tmp_path / "run"))) == [("cpu", "tree")]
