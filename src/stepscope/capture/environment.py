@@ -20,7 +20,8 @@ from importlib.metadata import Distribution, DistributionFinder, MetadataPathFin
 from pathlib import Path
 from typing import Any
 
-from stepscope.records.facts import CpuFacts, Environment, GpuFacts, MemoryFacts, ResourceLimit
+from stepscope.records import Gpu
+from stepscope.records.facts import CpuFacts, Environment, MemoryFacts, ResourceLimit
 from stepscope.runs.masking import mask_environment, mask_text
 from stepscope.sensors import procfs
 from stepscope.sensors.cgroup import Cgroup, allowed_cpus, find_cgroup
@@ -76,7 +77,7 @@ def environment_record(
         "versions_of": lambda: "command" if site else "watcher",
         "git": lambda: _git(cwd),
         "gpus": lambda: tuple(
-            GpuFacts(uuid=gpu.uuid or "", model=gpu.model or "", bus=gpu.bus)
+            Gpu(uuid=gpu.uuid or "", model=gpu.model or "", bus=gpu.bus)
             for gpu in procfs.nvidia_gpus(proc)
         ),
         "driver": lambda: procfs.nvidia_driver(proc),

@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from stepscope.capture.schedule import BackgroundReader
 from stepscope.metrics import of_scope
-from stepscope.records.facts import Environment, GpuFacts
+from stepscope.records import Gpu
+from stepscope.records.facts import Environment
 from stepscope.sensors.gpu.nvml import Nvml, NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import gpu_sensors, select_gpus
 from stepscope.sensors.gpu.sensors import Family, GpuSensor
@@ -21,7 +22,7 @@ class GpuMonitor:
         """Which processes are watched: told once there are any."""
         self._environment = environment
         self._reason, self._hint = "the NVIDIA driver had not answered yet", ""
-        self._facts: list[GpuFacts] = []
+        self._facts: list[Gpu] = []
         self._nvml: Nvml | None = None
         self._told = False
         self.reader = BackgroundReader("the NVIDIA driver", self._open, trouble)

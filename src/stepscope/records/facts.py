@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from stepscope.records import Gpu
 from stepscope.records.trial import LimitFacts, TrialFacts
 
 
@@ -79,34 +80,6 @@ class ResourceLimit:
     hard: int | str = "unlimited"
 
 
-_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
-"""What one PCIe lane carries at most each way, by generation."""
-
-
-@dataclass(frozen=True)
-class GpuFacts:
-    """What stays the same about a GPU, or about a MIG slice of one. Without NVML (and by the first
-    version) only its model, UUID and bus are told."""
-
-    index: int | None = None
-    uuid: str = ""
-    model: str = ""
-    label: str = ""
-    bus: str | None = None
-    memory_bytes: float | None = None
-    power_limit_watts: float | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    mig_of: str | None = None
-    """The UUID of the GPU that this is a slice of."""
-
-    @property
-    def link_bytes_per_s(self) -> float | None:
-        """What the PCIe link carries at most each way."""
-        lane = _LANE_BYTES_PER_S.get(self.pcie_generation or 0)
-        return lane * self.pcie_width if lane and self.pcie_width else None
-
-
 @dataclass(frozen=True)
 class Environment:
     """The machine, the software and the settings of a run. What is `Any` is only shown."""
@@ -123,7 +96,7 @@ class Environment:
     versions: Any = None
     versions_of: Any = None
     git: Any = None
-    gpus: tuple[GpuFacts, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
     driver: Any = None
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables that matter for training."""

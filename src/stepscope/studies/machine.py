@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from stepscope.records.facts import GpuFacts
+from stepscope.records import Gpu
 from stepscope.sensors import procfs
 from stepscope.sensors.gpu.nvml import NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
@@ -30,7 +30,7 @@ class MachineInfo:
 
     @classmethod
     def look(cls) -> MachineInfo:
-        gpus: Sequence[GpuFacts] = ()
+        gpus: Sequence[Gpu] = ()
         with contextlib.suppress(NvmlUnavailable), open_nvml() as nvml:
             gpus = [gpu.facts for gpu in select_gpus(nvml.gpus, os.environ).gpus]
         hardware = Counter({procfs.cpuinfo().model or "unknown CPU": os.cpu_count() or 1})

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
 
-from stepscope.records.facts import GpuFacts
+from stepscope.records import Gpu
 
 _MIB = float(1 << 20)
 _NOT_AVAILABLE = (1 << 64) - 1
@@ -153,7 +153,7 @@ class Nvml:
             yield gpu
             yield from self._slices(handle, gpu.facts)
 
-    def _slices(self, handle: Any, of: GpuFacts) -> Iterator[NvmlGpu]:
+    def _slices(self, handle: Any, of: Gpu) -> Iterator[NvmlGpu]:
         lib = self._lib
         try:
             if lib.nvmlDeviceGetMigMode(handle)[0] != 1:
@@ -171,7 +171,7 @@ class Nvml:
 
     def _facts(
         self, handle: Any, index: int | None, label: str = "", mig_of: str | None = None
-    ) -> GpuFacts:
+    ) -> Gpu:
         lib = self._lib
 
         def told(ask: Callable[[], Any]) -> Any:
@@ -183,7 +183,7 @@ class Nvml:
         memory = told(lambda: lib.nvmlDeviceGetMemoryInfo(handle).total)
         limit = told(lambda: lib.nvmlDeviceGetEnforcedPowerLimit(handle))
         bus = told(lambda: lib.nvmlDeviceGetPciInfo(handle).busId)
-        return GpuFacts(
+        return Gpu(
             index=index,
             uuid=_text(lib.nvmlDeviceGetUUID(handle)),
             model=_text(told(lambda: lib.nvmlDeviceGetName(handle)) or "unknown"),
@@ -201,7 +201,7 @@ class NvmlGpu:
     """One GPU or MIG slice. Each method is one question to the driver."""
 
     def __init__(
-        self, library: Any, handle: Any, facts: GpuFacts, slice_of: tuple[Any, int] | None = None
+        self, library: Any, handle: Any, facts: Gpu, slice_of: tuple[Any, int] | None = None
     ) -> None:
         self.facts = facts
         self._lib = library

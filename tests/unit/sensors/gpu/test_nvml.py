@@ -6,7 +6,7 @@ import pytest
 
 from fake_nvml import FakeNvml
 from gpus import fake_library
-from stepscope.records.facts import GpuFacts
+from stepscope.records import Gpu
 from stepscope.sensors.gpu.nvml import Nvml, NvmlUnavailable, Unreadable, unreadable
 
 
@@ -52,10 +52,7 @@ def test_facts_that_are_not_told_are_none() -> None:
 
 
 def test_an_unknown_generation_of_pcie_has_no_speed() -> None:
-    assert (
-        GpuFacts(0, "GPU-1", "x", "GPU 0", pcie_generation=9, pcie_width=16).link_bytes_per_s
-        is None
-    )
+    assert Gpu("GPU-1", "GPU 0", pcie_generation=9, pcie_width=16).link_bytes_per_s is None
 
 
 @pytest.mark.parametrize(
