@@ -54,7 +54,7 @@ def monitor_process(
         if ended:
             after = KernelEvidence.now(session.cgroup)
             ending = judge_end(status, session.evidence, after, session.shm_share())
-            survivors = [f"{p.name} (pid {p.pid})" for p in session.tree.survivors()]
+            survivors = session.survivors()
         else:
             why = (
                 "watching was stopped" if stopped else f"it was watched for {seconds:g} s, as asked"

@@ -156,6 +156,10 @@ class Session:
         """When the command ended (writing it all down comes later)."""
         self.facts = replace(self.facts, ending=replace(self.facts.ending, monotonic_ns=t_ns))
 
+    def survivors(self) -> list[str]:
+        """Processes that outlive the root."""
+        return [f"{p.name} (pid {p.pid})" for p in self.tree.survivors()]
+
     def shm_share(self) -> float | None:
         """How full /dev/shm is, or was at its fullest when polled."""
         for reading in self._shm.read():
