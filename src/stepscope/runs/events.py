@@ -28,7 +28,6 @@ class ProcessEvents:
 
     pid: int
     rank: int | None
-    python: str | None
     records: Records
     names: dict[int, str]
     dropped: int = 0
@@ -43,10 +42,6 @@ class ProcessEvents:
     @cached_property
     def _kinds(self) -> _Kinds:
         return kinds_of(self.records)
-
-    def named(self, kind: int) -> list[str]:
-        """The texts of all records of a kind, without repetition."""
-        return list(dict.fromkeys(self.name(record["a"]) for record in self.of(kind)))
 
     def name(self, ident: int) -> str:
         return self.names.get(int(ident), f"#{int(ident):x}")
@@ -122,12 +117,10 @@ def in_time(records: Records) -> Records:
 def _one_process(pid: int, records: Records) -> ProcessEvents:
     kinds = kinds_of(records)
     names = Names(records[kinds == written.NAME])
-    start = records[kinds == written.START][:1]
     ranks = records[(kinds == written.START) | (kinds == written.RANK)]["a"]
     rank = int(ranks[-1]) if ranks.size and ranks[-1] >= 0 else None
-    python = _version(int(start["b"][0])) if start.size else None
     dropped = int(records[kinds == written.DROPPED]["a"].sum())
-    return ProcessEvents(pid, rank, python, _those(records, kinds != written.NAME), names, dropped)
+    return ProcessEvents(pid, rank, _those(records, kinds != written.NAME), names, dropped)
 
 
 class Names(dict[int, str]):
@@ -186,7 +179,3 @@ class GrowingEvents:
             return b""
         self._offsets[pid] = offset + len(data) // written.SIZE * written.SIZE
         return data
-
-
-def _version(hexversion: int) -> str:
-    return f"{hexversion >> 24}.{hexversion >> 16 & 255}.{hexversion >> 8 & 255}"

@@ -239,9 +239,7 @@ class EventsTail:
         """What the processes did lately, as the analysis takes it."""
         names = self._events.names
         return [
-            timeline_of(
-                ProcessEvents(pid, None, None, _with_few_marks(records), _STEP | names[pid])
-            )
+            timeline_of(ProcessEvents(pid, None, _with_few_marks(records), _STEP | names[pid]))
             for pid, records in self.recent.items()
         ]
 

@@ -107,7 +107,7 @@ def batch_timing(
     told = list(processes)
     for path in sorted(folder.glob("workers-*.bin")):  # each as if it were of one process
         with contextlib.suppress(OSError):
-            told.append(ProcessEvents(0, None, None, read_records(path), {}))
+            told.append(ProcessEvents(0, None, read_records(path), {}))
     return _timing(written.PREPARED, told), _timing(written.COLLATED, told)
 
 

@@ -35,7 +35,7 @@ def process(pid: int, devices: dict[int, str], *records: Record) -> ProcessEvent
     for record, (t, kind, number, a, b) in zip(found, [*told, *records], strict=True):
         record["t"], record["kind"], record["number"] = t, kind, number
         record["a"], record["b"] = a, b
-    return ProcessEvents(pid, None, None, found, names)
+    return ProcessEvents(pid, None, found, names)
 
 
 def memory(t: int, allocated: int, reserved: int, number: int = 0) -> Record:
