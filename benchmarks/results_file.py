@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.capture.environment import environment_record
+from stepscope.records.codec import to_json
 
 RESULTS = Path(__file__).parent / "results"
 PACKAGES = (
@@ -37,7 +38,8 @@ def write(
 
     `measured_on` is the environment of the machine that measured, where it is not this one.
     """
-    environment = measured_on or environment_record([], Path.cwd(), None)
+    here = to_json(environment_record([], Path.cwd(), None))
+    environment = measured_on or here
     cores = (environment.get("cpu") or {}).get("logical") or os.cpu_count()
     result = {
         "benchmark": name,
@@ -51,7 +53,7 @@ def write(
             "gpus": environment.get("gpus"),
         },
         "versions": _of(measured_on) if measured_on else _versions(),
-        "git": (environment_record([], Path.cwd(), None).get("git") or {}).get("commit"),
+        "git": (here.get("git") or {}).get("commit"),
         "figures": figures,
     }
     folder.mkdir(exist_ok=True)

@@ -18,8 +18,7 @@ from stepscope.metrics import SCOPES
 from stepscope.records import Entity
 from stepscope.records.facts import CpuFacts, Environment, RunFacts
 from stepscope.runs.events import RECORD, Records
-from stepscope.runs.facts import write_facts
-from stepscope.runs.paths import FORMAT, RunPaths
+from stepscope.runs.paths import FORMAT, RunPaths, write_json
 from stepscope.runs.streams import StreamWriter, pack
 from synthetic_gpus import (
     allocations,
@@ -100,7 +99,7 @@ def write_run(folder: Path, plan: Plan | None = None) -> RunPaths:
     plan = plan or Plan()
     paths = RunPaths(folder)
     paths.events.mkdir(parents=True)
-    write_facts(paths, facts_of(plan))
+    write_json(paths.run_json, facts_of(plan))
     _write_samples(paths, plan)
     if plan.epochs:
         _write_events(paths, plan)
@@ -111,7 +110,7 @@ def write_empty_run(folder: Path) -> RunPaths:
     """A run whose command ended before anything was read."""
     paths = RunPaths(folder)
     paths.events.mkdir(parents=True)
-    write_facts(paths, facts_of(Plan(seconds=0.02, epochs=0)))
+    write_json(paths.run_json, facts_of(Plan(seconds=0.02, epochs=0)))
     return paths
 
 
@@ -128,7 +127,7 @@ def write_cut_off_run(folder: Path, plan: Plan | None = None) -> RunPaths:
 
 def cpus_allowed(cpus: float | None) -> RunFacts:
     """The facts of a run that may use so many CPUs, and of which nothing else is known."""
-    return RunFacts(environment=Environment(CpuFacts(allowed=cpus)))
+    return RunFacts(environment=Environment(cpu=CpuFacts(allowed=cpus)))
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:

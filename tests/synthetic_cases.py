@@ -19,6 +19,7 @@ from stepscope.analysis.run.data import (
     StackLocation,
     StackSamples,
     Trainer,
+    TrainerSettings,
 )
 from stepscope.analysis.run.passes import MarkEvent, Records, Timeline
 from stepscope.analysis.run.series import Floats, Series
@@ -102,7 +103,7 @@ def observed(
         end_ns=ns(end),
         facts=RunFacts(
             environment=Environment(
-                CpuFacts(logical=cpus, allowed=allowed), MemoryFacts(memory_bytes)
+                cpu=CpuFacts(logical=cpus, allowed=allowed), memory=MemoryFacts(memory_bytes)
             ),
             hook=HookFacts(hook),
         ),
@@ -288,7 +289,7 @@ class _Ran:
             {TRAINS: loader},
             self._of(events.DEVICE_STEP),
             self._looks(),
-            training.settings,
+            TrainerSettings(**training.settings),
         )
 
     def _looks(self) -> StackSamples:

@@ -8,8 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.metrics import SCOPES
-from stepscope.runs.facts import write_facts
-from stepscope.runs.paths import RunPaths
+from stepscope.runs.paths import RunPaths, write_json
 from stepscope.runs.streams import pack
 from synthetic import OK, RUNNING, Plan, facts_of, write_run, write_workers
 
@@ -22,7 +21,7 @@ def write_day(folder: Path, plan: Plan = DAY) -> None:
     killed = write_run(folder / "killed", replace(plan, ending=RUNNING))
     write_workers(killed, plan)
     paths = RunPaths(shutil.copytree(killed.folder, folder / "ended"))
-    write_facts(paths, facts_of(replace(plan, ending=OK)))
+    write_json(paths.run_json, facts_of(replace(plan, ending=OK)))
     for scope in SCOPES:
         closed = paths.closed_stream(scope, len(paths.segments(scope)) - 1)
         pack(paths.live_stream(scope).rename(closed))

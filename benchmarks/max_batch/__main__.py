@@ -400,8 +400,9 @@ def _measure(bench: Bench, findings: Findings, case: Case, item: str) -> None:
 def machine() -> Told:
     """What a result file says of the machine that measured."""
     from stepscope.capture.environment import environment_record
+    from stepscope.records.codec import to_json
 
-    record = environment_record([], Path.cwd(), None)
+    record = to_json(environment_record([], Path.cwd(), None))
     kept = ("cpu", "memory", "os", "cgroup", "gpus", "python", "versions")
     return {key: record.get(key) for key in kept}
 

@@ -64,7 +64,7 @@ def main() -> None:
             sys.stderr.write(f"stepscope: {text}\n")
             sys.stderr.flush()
 
-    folder = monitor_parent(sys.argv[1], tell)
+    folder = monitor_parent(int(sys.argv[1]), sys.argv[2], tell)
     from stepscope.report.run.derive import derive
     from stepscope.runs.reader import open_run
 

@@ -20,7 +20,7 @@ from stepscope.metrics import BY_KEY, is_counter
 from stepscope.records import Reading
 from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
 from stepscope.sensors.contract import Sensor
-from stepscope.sensors.host import HostSensor
+from stepscope.sensors.host import HostSensor, ShmSensor
 from stepscope.sensors.network import NetworkSensor
 from stepscope.sensors.process import (
     DetailSensor,
@@ -29,7 +29,6 @@ from stepscope.sensors.process import (
     SwitchesSensor,
     UsageSensor,
 )
-from stepscope.sensors.shm import ShmSensor
 from stepscope.sensors.tree import ProcessTree
 
 

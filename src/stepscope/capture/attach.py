@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from stepscope.capture.environment import environment_record
 from stepscope.capture.outcome import KernelEvidence, judge
 from stepscope.capture.request import RunRequest
 from stepscope.capture.schedule import sample_times
@@ -55,7 +54,7 @@ def monitor_process(
         if ended:
             after = KernelEvidence.now(session.cgroup)
             ending = judge_end(status, session.evidence, after, session.shm_share())
-            survivors = [f"{p.name} (pid {p.pid})" for p in session.tree.survivors()]
+            survivors = session.survivors()
         else:
             why = (
                 "watching was stopped" if stopped else f"it was watched for {seconds:g} s, as asked"
@@ -68,8 +67,7 @@ def monitor_process(
 def _begin(request: RunRequest, target: Target, tell: Callable[[str], None]) -> Session:
     paths = request.make_folder()
     try:
-        session = Session(request, paths, tell, target.environment)
-        session.facts["environment"] = environment_record(request.command, request.cwd, target.pid)
+        session = Session(request, paths, tell, target.environment, target.pid)
         session.restart_clock()
         allow_many_descriptors()
         session.begin(target.pid, None, None, exclude=(os.getpid(),))

@@ -74,7 +74,7 @@ def monitor_command(
     after, shm_share = KernelEvidence.now(session.cgroup), session.shm_share()
     gpu_oom = session.gpu_oom() if reaper.status else None
     ending = judge(reaper.status, session.evidence, after, shm_share, asked_to_end, gpu_oom)
-    survivors = [f"{p.name} (pid {p.pid})" for p in session.tree.survivors()]
+    survivors = session.survivors()
     output.drain()
     reaper.safely(session.end, ending, survivors)
     return FinishedCommand(paths, ending, reaper.status, survivors)

@@ -1,7 +1,7 @@
 """The machine, the software and the settings a run was made with: facts for `run.json`.
 
-Everything is best effort: a fact that cannot be had is None, and a whole section that fails is left
-out, with a line under `unreadable`. Nothing is imported to learn its version.
+Everything is best effort: a fact that cannot be had is None, and a whole section that fails has its
+default, with a line under `unreadable`. Nothing is imported to learn its version.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from importlib.metadata import Distribution, DistributionFinder, MetadataPathFin
 from pathlib import Path
 from typing import Any
 
+from stepscope.records import Gpu
+from stepscope.records.facts import CpuFacts, Environment, MemoryFacts, ResourceLimit
 from stepscope.runs.masking import mask_environment, mask_text
 from stepscope.sensors import procfs
 from stepscope.sensors.cgroup import Cgroup, allowed_cpus, find_cgroup
@@ -47,8 +49,8 @@ _VARIABLES = re.compile(
 
 def environment_record(
     command: list[str], cwd: Path, pid: int | None, *, root: Path = Path("/")
-) -> dict[str, Any]:
-    """What a run was made with, ready for JSON.
+) -> Environment:
+    """What a run was made with.
 
     `pid` is the watched process, or None for this one; `root` is where `proc`, `sys`, `etc` and
     `dev` are looked for.
@@ -61,7 +63,7 @@ def environment_record(
         "hostname": socket.gethostname,
         "os": lambda: _os(root),
         "cpu": lambda: _cpu(root, watched, cgroup),
-        "memory": lambda: {"total_bytes": memory.total, "swap_total_bytes": memory.swap_total},
+        "memory": lambda: MemoryFacts(memory.total, memory.swap_total),
         "storage": lambda: _storage(root, cwd),
         "shm": lambda: {"size_bytes": _space(root / "dev/shm")["total_bytes"]},
         "cgroup": cgroup.describe,
@@ -74,18 +76,21 @@ def environment_record(
         "versions": lambda: _versions(site or sys.path),
         "versions_of": lambda: "command" if site else "watcher",
         "git": lambda: _git(cwd),
-        "gpus": lambda: [gpu._asdict() for gpu in procfs.nvidia_gpus(proc)],
+        "gpus": lambda: tuple(
+            Gpu(uuid=gpu.uuid or "", model=gpu.model or "", bus=gpu.bus)
+            for gpu in procfs.nvidia_gpus(proc)
+        ),
         "driver": lambda: procfs.nvidia_driver(proc),
         "variables": lambda: _variables((procfs.environ(pid, proc) if pid else {}) or os.environ),
     }
-    record: dict[str, Any] = {}
+    readable: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
     for name, section in sections.items():
         try:
-            record[name] = section()
+            readable[name] = section()
         except Exception as error:  # a run is worth more than any fact about it
             unreadable[name] = f"{type(error).__name__}: {mask_text(str(error))}"
-    return record | {"unreadable": unreadable}
+    return Environment(**readable, unreadable=unreadable)
 
 
 def _line(path: Path) -> str | None:
@@ -115,7 +120,7 @@ def _os(root: Path) -> dict[str, Any]:
     }
 
 
-def _cpu(root: Path, pid: int, cgroup: Cgroup) -> dict[str, Any]:
+def _cpu(root: Path, pid: int, cgroup: Cgroup) -> CpuFacts:
     cpus = root / "sys/devices/system/cpu"
     cores, sockets = set(), set()
     for topology in cpus.glob("cpu[0-9]*/topology"):
@@ -126,17 +131,17 @@ def _cpu(root: Path, pid: int, cgroup: Cgroup) -> dict[str, Any]:
         affinity = len(os.sched_getaffinity(pid))
     except OSError:
         affinity = None
-    return {
-        "model": procfs.cpuinfo(str(root / "proc")).model,
-        "logical": os.cpu_count(),
-        "physical": len(cores - {None}) or None,
-        "sockets": len(sockets - {None}) or None,
-        "numa_nodes": len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
-        "affinity": affinity,
-        "quota": cgroup.cpu_quota(),
-        "allowed": allowed_cpus(pid, cgroup),
-        "governor": _line(cpus / "cpu0/cpufreq/scaling_governor"),
-    }
+    return CpuFacts(
+        model=procfs.cpuinfo(str(root / "proc")).model,
+        logical=os.cpu_count(),
+        physical=len(cores - {None}) or None,
+        sockets=len(sockets - {None}) or None,
+        numa_nodes=len(list((root / "sys/devices/system/node").glob("node[0-9]*"))) or None,
+        affinity=affinity,
+        quota=cgroup.cpu_quota(),
+        allowed=allowed_cpus(pid, cgroup),
+        governor=_line(cpus / "cpu0/cpufreq/scaling_governor"),
+    )
 
 
 def _space(path: Path) -> dict[str, Any]:
@@ -165,7 +170,7 @@ def _storage(root: Path, cwd: Path) -> dict[str, Any]:
     } | _space(cwd)
 
 
-def _limits(pid: int) -> dict[str, Any]:
+def _limits(pid: int) -> dict[str, ResourceLimit]:
     """Soft and hard limits of the watched process."""
     wanted = {
         "nofile": resource.RLIMIT_NOFILE,
@@ -173,14 +178,14 @@ def _limits(pid: int) -> dict[str, Any]:
         "core": resource.RLIMIT_CORE,
         "nproc": resource.RLIMIT_NPROC,
     }
-    limits: dict[str, Any] = {}
+    limits = {}
     for name, which in wanted.items():
         try:
             pair = resource.prlimit(pid, which)
         except OSError:
             pair = resource.getrlimit(which)
-        shown = ["unlimited" if value == resource.RLIM_INFINITY else value for value in pair]
-        limits[name] = dict(zip(("soft", "hard"), shown, strict=True))
+        soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else each for each in pair)
+        limits[name] = ResourceLimit(soft, hard)
     return limits
 
 

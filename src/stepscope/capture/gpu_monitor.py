@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 from stepscope.capture.schedule import BackgroundReader
 from stepscope.metrics import of_scope
-from stepscope.records.codec import to_json
-from stepscope.sensors.gpu.nvml import GpuFacts, Nvml, NvmlUnavailable, open_nvml
+from stepscope.records import Gpu
+from stepscope.records.facts import Environment
+from stepscope.sensors.gpu.nvml import Nvml, NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import gpu_sensors, select_gpus
 from stepscope.sensors.gpu.sensors import Family, GpuSensor
 
@@ -21,7 +22,7 @@ class GpuMonitor:
         """Which processes are watched: told once there are any."""
         self._environment = environment
         self._reason, self._hint = "the NVIDIA driver had not answered yet", ""
-        self._facts: list[GpuFacts] = []
+        self._facts: list[Gpu] = []
         self._nvml: Nvml | None = None
         self._told = False
         self.reader = BackgroundReader("the NVIDIA driver", self._open, trouble)
@@ -32,15 +33,12 @@ class GpuMonitor:
         hints = dict.fromkeys(metrics, self._hint) if self._hint else {}
         return dict.fromkeys(metrics, self._reason), hints
 
-    def describe(self) -> dict[str, Any]:
-        """Facts about the GPUs for run.json; empty where NVML tells nothing."""
+    def add_to(self, environment: Environment) -> Environment:
+        """The environment with the GPUs, where NVML tells of any."""
         if not self._facts or self._nvml is None:
-            return {}
+            return environment
         self._told = True
-        gpus = to_json(self._facts)
-        for gpu in gpus:
-            gpu["model"] = gpu.pop("name")
-        return {"gpus": gpus, "driver": self._nvml.driver}
+        return replace(environment, gpus=tuple(self._facts), driver=self._nvml.driver)
 
     def news(self) -> bool:
         """Whether GPUs have been found that nobody was told of."""

@@ -2,40 +2,37 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import re
 import time
-from dataclasses import dataclass, field
-from typing import Any
+
+import numpy as np
 
 from stepscope.inject import events as written
+from stepscope.records.facts import HookFacts
+from stepscope.runs.events import GrowingEvents, kinds_of
 from stepscope.runs.paths import RunPaths
 from stepscope.sensors import procfs
 from stepscope.sensors.tree import ProcessTree
 
 _SAY_NOTHING_LOADED_AFTER_S = 6.0
 _SAY_NOTHING_ATTACHED_AFTER_S = 15.0
-_OF_A_PROCESS = re.compile(r"[0-9]+\.bin")
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
-_ENDS_OF_EPOCHS = (written.LOADER_END, written.MARK, written.PHASE_END)
-_TRAINING = (written.BATCH, written.STEP)
-
-
-@dataclass
-class _File:
-    offset: int = 0
-    names: dict[int, str] = field(default_factory=dict)
+_ENDS_OF_EPOCHS = {written.LOADER_END, written.MARK, written.PHASE_END}
+_TRAINING = {written.BATCH, written.STEP}
+_TOLD_BY_NAME = {written.ATTACHED, written.SEEN, written.GPU_OOM}
 
 
 class HookMonitor:
-    """Polls the `events` folder. Cheap: only the kinds of new records are looked at."""
+    """Polls the `events` folder. Cheap: of most new records only the kinds are looked at."""
 
     def __init__(
         self, paths: RunPaths, tree: ProcessTree, command: list[str], enabled: bool, hint: str
     ) -> None:
         self.attached: list[str] = []
         self.frameworks: dict[str, str] = {}
+        self.gpu_ooms: list[tuple[int, str]] = []
+        """When processes ended because a GPU had no memory left, and the error of each."""
         self.message = "" if enabled else "hook: off, as asked"
         self._hint = hint
         self._pythons: dict[int, list[str]] = {}
@@ -43,7 +40,7 @@ class HookMonitor:
         self._enabled = enabled
         self._paths = paths
         self._tree = tree
-        self._files: dict[str, _File] = {}
+        self._events = GrowingEvents(paths.events)
         self._begun = time.monotonic()
         self._told = not enabled
         self._news = False
@@ -56,29 +53,28 @@ class HookMonitor:
         self._news = False
         if not self._told:
             self._look_for_python()
-        with contextlib.suppress(OSError), os.scandir(self._paths.events) as entries:
-            for entry in entries:
-                if _OF_A_PROCESS.fullmatch(entry.name):
-                    ended = self._follow(entry) or ended
+        for pid, records in self._events.poll():
+            kinds = kinds_of(records)
+            present = set(np.flatnonzero(np.bincount(kinds)).tolist())
+            if present & _TRAINING:
+                self._tree.now_trains(pid)
+            for kind in present & _TOLD_BY_NAME:
+                for record in records[kinds == kind]:
+                    self._learn(kind, record, self._events.names[pid])
+            ended = ended or bool(present & _ENDS_OF_EPOCHS)
         return ended
 
-    def new_message(self) -> str | None:
+    def new_message(self, at_end: bool = False) -> str | None:
         """What to tell the user now, if anything: once, as soon as it is known."""
         if self._told:
             return None
         waited = time.monotonic() - self._begun
-        if (self.attached and not self._news) or waited > _SAY_NOTHING_ATTACHED_AFTER_S:
+        settled = self.attached and not self._news
+        if at_end or settled or waited > _SAY_NOTHING_ATTACHED_AFTER_S:
             self._told = True
         elif waited > _SAY_NOTHING_LOADED_AFTER_S or self._switched_off:
             self._told = self._switched_off is not None or not self._paths.hello.exists()
         return self.describe() if self._told else None
-
-    def last_message(self) -> str | None:
-        """At the end: what was not told yet."""
-        if self._told:
-            return None
-        self._told = True
-        return self.describe()
 
     def describe(self) -> str:
         """What the hook is attached to, or why to nothing."""
@@ -88,47 +84,18 @@ class HookMonitor:
             self.message = f"hook: nothing attached ({self._why_nothing()})"
         return self.message
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "enabled": self._enabled,
-            "attached": self.attached,
-            "frameworks": self.frameworks,
-            "message": self.describe(),
-        }
+    def facts(self) -> HookFacts:
+        return HookFacts(self.describe(), self._enabled, tuple(self.attached), self.frameworks)
 
-    def _follow(self, entry: os.DirEntry[str]) -> bool:
-        file = self._files.setdefault(entry.name, _File())
-        try:
-            size = entry.stat().st_size // written.SIZE * written.SIZE
-            if size <= file.offset:
-                return False
-            with open(entry.path, "rb") as stream:
-                stream.seek(file.offset)
-                data = stream.read(size - file.offset)
-        except OSError:
-            return False
-        file.offset += len(data)
-        kinds = data[8 :: written.SIZE]  # the low byte of `kind` of every record
-        if any(kind in kinds for kind in _TRAINING):
-            self._tree.now_trains(int(entry.name[:-4]))
-        if written.ATTACHED in kinds or written.SEEN in kinds:
-            self._learn(file, data)
-        return any(kind in kinds for kind in _ENDS_OF_EPOCHS)
-
-    def _learn(self, file: _File, data: bytes) -> None:
-        for record in written.RECORD.iter_unpack(data):
-            _, kind, _, _, a, b = record
-            if kind == written.NAME:
-                ident, _, index, length, piece = written.NAME_RECORD.unpack(
-                    written.RECORD.pack(*record)
-                )
-                text = file.names.get(ident, "")[: index * 16]
-                file.names[ident] = text + piece[: max(0, length - index * 16)].decode("latin-1")
-            elif kind == written.ATTACHED and file.names.get(a, "") not in self.attached:
-                self.attached.append(file.names.get(a, "?"))
-                self._news = True
-            elif kind == written.SEEN:
-                self.frameworks[file.names.get(a, "?")] = file.names.get(b, "?")
+    def _learn(self, kind: int, record: np.void, names: dict[int, str]) -> None:
+        name = names.get(int(record["a"]), "?")
+        if kind == written.SEEN:
+            self.frameworks[name] = names.get(int(record["b"]), "?")
+        elif kind == written.GPU_OOM:
+            self.gpu_ooms.append((int(record["t"]), name))
+        elif name not in self.attached:
+            self.attached.append(name)
+            self._news = True
 
     def _look_for_python(self) -> None:
         for process in self._tree:

@@ -4,12 +4,11 @@ doctor and trials."""
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stepscope.errors import CannotWatch
+from stepscope.records.facts import RunFacts
 from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths, make_run_folder, new_run_folder
 
@@ -55,8 +54,8 @@ class RunRequest:
     """Whether to wait for processes that outlive the command."""
     duration_s: float | None = None
     """How long to monitor at most a process that ran before."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else run.json says from the start."""
+    facts: RunFacts = field(default_factory=RunFacts)
+    """What else run.json says from the start: of a trial, its workload and the user's command."""
     memory_burst_s: float = 0.08
     """CPU time that readings of shared memory may take beyond their budget, when processes come."""
 

@@ -158,13 +158,9 @@ class BackgroundReader(threading.Thread):
         self._answered = True
         self.start()
 
-    def wait_until_open(self, seconds: float) -> None:
-        """Give the driver some time to answer."""
-        self._opened.wait(seconds)
-
-    @property
-    def is_open(self) -> bool:
-        return self._opened.is_set()
+    def wait_until_open(self, seconds: float) -> bool:
+        """Give the driver some time to answer; whether it has."""
+        return self._opened.wait(seconds)
 
     def begin(self, interval_s: float) -> None:
         """Read from now on, if it is open; else as soon as it is."""

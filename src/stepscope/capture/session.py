@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
-from typing import Any
+from dataclasses import replace
 
 from stepscope.capture.environment import environment_record
 from stepscope.capture.gpu_monitor import GpuMonitor
@@ -14,18 +13,15 @@ from stepscope.capture.hook_monitor import HookMonitor
 from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.request import RunRequest
 from stepscope.capture.sampler import Sampler, WatcherSensor
-from stepscope.inject.events import GPU_OOM
 from stepscope.records import Ending, Outcome
-from stepscope.records.codec import to_json
-from stepscope.runs.events import read_folder
+from stepscope.records.facts import Clock, EndingFacts
 from stepscope.runs.facts import identity, identity_of_self, write_facts
 from stepscope.runs.masking import mask_command, mask_text
 from stepscope.runs.paths import FORMAT, RunPaths
 from stepscope.sensors import process
 from stepscope.sensors.cgroup import CgroupSensor, allowed_cpus, find_cgroup
-from stepscope.sensors.host import HostSensor
+from stepscope.sensors.host import HostSensor, ShmSensor
 from stepscope.sensors.network import NetworkSensor
-from stepscope.sensors.shm import ShmSensor
 from stepscope.sensors.tree import ProcessTree
 
 _POLL_S = 0.9
@@ -50,8 +46,10 @@ class Session:
         paths: RunPaths,
         tell: Callable[[str], None],
         environment: Mapping[str, str] | None = None,
+        pid: int | None = None,
     ) -> None:
-        """`environment` is that of the command, where it is not ours."""
+        """`environment` is that of the command, where it is not ours; `pid` is the process, where
+        it runs already."""
         self.request = request
         self.paths = paths
         self.troubles: dict[str, int] = {}
@@ -61,18 +59,17 @@ class Session:
         self._polls = 0
         self._allowance_of: int | None = None
         self._gpus = GpuMonitor(os.environ if environment is None else environment, self.trouble)
-        self.facts: dict[str, Any] = {
-            "format": FORMAT,
-            "name": mask_text(request.name),
-            "command": mask_command(request.command),
-            "cwd": str(request.cwd),
-            "interval_s": request.interval_s,
-            "clock": {},
-            "watcher": identity_of_self(),
-            "ending": {"outcome": Outcome.RUNNING, "reason": "it is running"},
-            "environment": environment_record(request.command, request.cwd, None),
-            **request.facts,
-        }
+        self.facts = replace(
+            request.facts,
+            format=FORMAT,
+            name=mask_text(request.name),
+            command=request.facts.command or tuple(mask_command(request.command)),
+            cwd=str(request.cwd),
+            interval_s=request.interval_s,
+            watcher=identity_of_self(),
+            ending=EndingFacts(Outcome.RUNNING, "it is running"),
+            environment=environment_record(request.command, request.cwd, pid),
+        )
         self.restart_clock()
         write_facts(paths, self.facts)
         self.sampler = Sampler(paths, request.interval_s, self.trouble)
@@ -80,12 +77,11 @@ class Session:
         self.sampler.add(self._host)
         self.sampler.add(self._shm)
         self._shm_share: float | None = None
-        self._gpus.reader.wait_until_open(_WAKE_GPUS_S)
-        self._gpus_in_time = self._gpus.reader.is_open
+        self._gpus_in_time = self._gpus.reader.wait_until_open(_WAKE_GPUS_S)
 
     def restart_clock(self) -> None:
         """The run begins now: what came before was our own preparation."""
-        self.facts["clock"] = {"monotonic_ns": time.monotonic_ns(), "wall_ns": time.time_ns()}
+        self.facts = replace(self.facts, clock=Clock(time.monotonic_ns(), time.time_ns()))
 
     def begin(
         self,
@@ -116,7 +112,7 @@ class Session:
         self.evidence = KernelEvidence.now(self.cgroup)
         asked = self.request
         self.hook = HookMonitor(self.paths, tree, asked.command, asked.hook, asked.hint)
-        self.facts["root"] = identity(root)
+        self.facts = replace(self.facts, root=identity(root))
         self._write_facts()
 
     def tick(self, late_s: float) -> None:
@@ -145,20 +141,24 @@ class Session:
     def end(self, ending: Ending, survivors: list[str]) -> None:
         """Write everything down."""
         self.hook.poll()
-        message = self.hook.last_message()
+        message = self.hook.new_message(at_end=True)
         if message and self.request.announce_hook:
             self._tell(message)
         self.sampler.finish()
         self._gpus.close()
         self.tree.close()
-        ended_ns = self.facts["ending"].get("monotonic_ns", time.monotonic_ns())
-        self.facts["ending"] = {**to_json(ending), "monotonic_ns": ended_ns}
-        self.facts["survivors"] = survivors
+        ended_ns = self.facts.ending.monotonic_ns or time.monotonic_ns()
+        stored = EndingFacts(**vars(ending), monotonic_ns=ended_ns)
+        self.facts = replace(self.facts, ending=stored, survivors=tuple(survivors))
         self._write_facts()
 
     def mark_end_time(self, t_ns: int) -> None:
         """When the command ended (writing it all down comes later)."""
-        self.facts["ending"]["monotonic_ns"] = t_ns
+        self.facts = replace(self.facts, ending=replace(self.facts.ending, monotonic_ns=t_ns))
+
+    def survivors(self) -> list[str]:
+        """Processes that outlive the root."""
+        return [f"{p.name} (pid {p.pid})" for p in self.tree.survivors()]
 
     def shm_share(self) -> float | None:
         """How full /dev/shm is, or was at its fullest when polled."""
@@ -175,12 +175,9 @@ class Session:
     def gpu_oom(self) -> str | None:
         """What a process said that ended, just now, because a GPU had no memory left. One of long
         ago (a trial of many) did not end the command."""
-        with contextlib.suppress(OSError):
-            for reporter in read_folder(self.paths.events):
-                for record in reporter.of(GPU_OOM):
-                    if time.monotonic_ns() - int(record["t"]) < _JUST_NOW_S * 1e9:
-                        return mask_text(reporter.name(record["a"]))
-        return None
+        self.hook.poll()
+        since = time.monotonic_ns() - _JUST_NOW_S * 1e9
+        return next((mask_text(said) for t, said in self.hook.gpu_ooms if t > since), None)
 
     def _poll(self) -> None:
         self._polls += 1
@@ -197,14 +194,18 @@ class Session:
         settled = self._polls > _SETTLED_POLLS and self._polls % _LOOK_AGAIN_POLLS
         if (not settled or pid != self._allowance_of) and pid in self.tree.processes:
             self._allowance_of = pid
-            cpu = self.facts["environment"].setdefault("cpu", {})
-            cpu["allowed"] = allowed_cpus(pid, self.cgroup)
+            environment = self.facts.environment
+            cpu = replace(environment.cpu, allowed=allowed_cpus(pid, self.cgroup))
+            self.facts = replace(self.facts, environment=replace(environment, cpu=cpu))
 
     def _write_facts(self) -> None:
-        self.facts["hook"] = self.hook.facts()
-        self.facts["environment"].update(self._gpus.describe())
-        self.facts["sensors"] = to_json(self.sampler.facts(*self._gpus.missing()))
-        self.facts["troubles"] = self.troubles
+        self.facts = replace(
+            self.facts,
+            hook=self.hook.facts(),
+            environment=self._gpus.add_to(self.facts.environment),
+            sensors=self.sampler.facts(*self._gpus.missing()),
+            troubles=self.troubles,
+        )
         try:
             write_facts(self.paths, self.facts)
         except OSError as error:

@@ -1,8 +1,8 @@
 """A block of a program is monitored by a side process: what the two say to each other.
 
-The side process is started with a `BlockSpec` as JSON. It says READY on its standard output once it
-has taken its first sample, and is told on its standard input how the block ended. Where that is
-closed without a word, the process died inside the block.
+The side process is started with our pid and the `RunRequest` as JSON. It says READY on its standard
+output once it has taken its first sample, and is told on its standard input how the block ended.
+Where that is closed without a word, the process died inside the block.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
 import stepscope
@@ -35,17 +35,6 @@ _watched: set[int] = set()
 """The process that is monitored: it reports to one run at a time."""
 
 
-@dataclass(frozen=True)
-class BlockSpec:
-    """What the side process must know."""
-
-    name: str
-    interval_s: float
-    hook: bool
-    folder: Path
-    pid: int
-
-
 @contextlib.contextmanager
 def monitor_block(request: RunRequest, side_process: str) -> Iterator[Path]:
     """Monitor this process, and all that it starts, until the block ends; the run folder.
@@ -63,8 +52,7 @@ def monitor_block(request: RunRequest, side_process: str) -> Iterator[Path]:
             paths = request.make_folder()
         except CannotWatch as error:
             raise CannotWatch(error.message, "Give another out=") from None
-        spec = BlockSpec(request.name, request.interval_s, request.hook, paths.folder, pid)
-        process = _start(side_process, spec)
+        process = _start(side_process, pid, replace(request, folder=paths.folder))
     except BaseException:
         _watched.clear()
         raise
@@ -97,12 +85,12 @@ def monitor_block(request: RunRequest, side_process: str) -> Iterator[Path]:
             _watched.clear()
 
 
-def _start(module: str, spec: BlockSpec) -> subprocess.Popen[bytes]:
+def _start(module: str, pid: int, request: RunRequest) -> subprocess.Popen[bytes]:
     """Start the side process and wait until it has taken its first sample."""
     environment = {k: v for k, v in os.environ.items() if k != FOLDER_VARIABLE}
     prepend_to_python_path(environment, Path(stepscope.__file__).parent.parent)
     process = subprocess.Popen(
-        [sys.executable, "-m", module, dumps(spec)],
+        [sys.executable, "-m", module, str(pid), dumps(request)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         env=environment,
@@ -134,7 +122,7 @@ def _in_one_line(error: BaseException) -> bytes:
     return " ".join(text.split()).encode("utf-8", "replace")[:1000] + b"\n"
 
 
-def monitor_parent(spec_json: str, tell: Callable[[str], None]) -> Path:
+def monitor_parent(pid: int, request_json: str, tell: Callable[[str], None]) -> Path:
     """In the side process: sample until told how the block ended; the finished run folder."""
     # Not in the process that is monitored: it needs none of this.
     import time
@@ -143,13 +131,12 @@ def monitor_parent(spec_json: str, tell: Callable[[str], None]) -> Path:
     from stepscope.capture.session import Session
     from stepscope.sensors import procfs
 
-    spec = loads(BlockSpec, spec_json)
-    command = procfs.command_line(spec.pid)
-    request = RunRequest(spec.name, command, spec.interval_s, spec.folder.parent, hook=spec.hook)
+    request = replace(loads(RunRequest, request_json), command=procfs.command_line(pid))
+    assert request.folder is not None
     control, ready = 0, os.dup(1)
-    session = Session(request, RunPaths(spec.folder), tell)
+    session = Session(request, RunPaths(request.folder), tell)
     session.restart_clock()
-    session.begin(spec.pid, None, None, exclude=(os.getpid(),))
+    session.begin(pid, None, None, exclude=(os.getpid(),))
     os.write(ready, READY)
     said = b""
     for readable in sampling(session, [control]):
@@ -162,7 +149,7 @@ def monitor_parent(spec_json: str, tell: Callable[[str], None]) -> Path:
     session.mark_end_time(time.monotonic_ns())
     session.last_sample()
     session.end(_ending(said, session.oom_kills()), [])
-    return spec.folder
+    return request.folder
 
 
 def _ending(said: bytes, oom_kills: int) -> Ending:

@@ -6,13 +6,12 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.errors import RunFolderError
 from stepscope.records import Outcome
 from stepscope.records.codec import dumps
 from stepscope.runs.paths import DEFAULT_FOLDER
@@ -91,15 +90,3 @@ def open_or_latest(folder: Path | None) -> Run:
     from stepscope.runs.reader import latest_run, open_run
 
     return open_run(latest_run(runs_folder()) if folder is None else folder)
-
-
-@contextlib.contextmanager
-def reading(folder: Path) -> Iterator[None]:
-    """Name the folder where its files do not hold what they must."""
-    try:
-        yield
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-        raise RunFolderError(
-            f"{folder} cannot be understood: {type(error).__name__}: {str(error)[:200]}",
-            "The folder is damaged: copy it again, or run the command again",
-        ) from None

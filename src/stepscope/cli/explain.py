@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from stepscope.cli.console import open_or_latest, reading, write_json
+from stepscope.cli.console import open_or_latest, write_json
 
 
 def explain(
@@ -25,8 +25,7 @@ def explain(
     from stepscope.runs.load import load
 
     opened = open_or_latest(run)
-    with reading(opened.path):
-        view = explained_view(load(opened, METRICS))
+    view = explained_view(load(opened, METRICS))
     if as_json:
         from stepscope.report.bottleneck.json import explained_dict
 

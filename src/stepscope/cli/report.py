@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.console import near, open_or_latest, reading, write_json
+from stepscope.cli.console import near, open_or_latest, write_json
 from stepscope.cli.study import show_study
 from stepscope.errors import StepscopeError
 
@@ -49,8 +49,7 @@ def report(
 
     opened = open_or_latest(run)
     try:
-        with reading(opened.path):
-            view = derive(opened)
+        view = derive(opened)
     except OSError as error:
         raise StepscopeError(
             f"The report cannot be written in {opened.path}: {error.strerror}",

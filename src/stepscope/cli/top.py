@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.console import near, reading, runs_folder, write_json
+from stepscope.cli.console import near, runs_folder, write_json
 from stepscope.errors import RunFolderError
 from stepscope.records import Outcome
 
@@ -55,7 +55,7 @@ def top(
 
     with contextlib.suppress(KeyboardInterrupt):
         follower = Follower(open_run(run if run is not None else _latest(runs_folder())).path)
-        frame = _frame(follower, wait=True)
+        frame = follower.frame(wait=True)
         on_screen = sys.stdout.isatty() and os.environ.get("TERM", "") not in _DUMB
         if as_json:
             write_json(frame_dict(frame))
@@ -78,11 +78,6 @@ def _latest(runs: Path) -> Path:
             if found.ending.outcome is Outcome.RUNNING:
                 running[found.path] = found.begin_ns
     return max(running, key=running.__getitem__) if running else latest_run(runs)
-
-
-def _frame(follower: Follower, wait: bool = False) -> Frame:
-    with reading(follower.tail.paths.folder):
-        return follower.frame(wait)
 
 
 def _print_plain(follower: Follower, frame: Frame) -> None:
@@ -131,7 +126,7 @@ def _show(follower: Follower, interval: float) -> int | None:
             break
         os.kill(os.getpid(), signal.SIGSTOP)  # with the terminal as it was; then go on
     if left_by is None:
-        sys.stdout.write(_last_words(follower, _frame(follower)))
+        sys.stdout.write(_last_words(follower, follower.frame()))
     return left_by
 
 
@@ -163,7 +158,7 @@ def _draw_frames(
         live.update(LiveScreen(frame), refresh=True)
 
     while True:
-        frame = _frame(follower)
+        frame = follower.frame()
         if frame.ending.outcome is not Outcome.RUNNING:
             return None
         draw()

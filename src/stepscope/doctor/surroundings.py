@@ -233,9 +233,11 @@ def other_gpu_processes() -> Iterator[Condition]:
             try:
                 others = gpu.processes()
             except Unreadable as error:
-                yield Condition("GPUs", f"{facts.label} ({facts.name}): processes unknown, {error}")
+                yield Condition(
+                    "GPUs", f"{facts.label} ({facts.model}): processes unknown, {error}"
+                )
             else:
-                yield other_processes_remark(facts.label, facts.name, others, facts.memory_bytes)
+                yield other_processes_remark(facts.label, facts.model, others, facts.memory_bytes)
 
 
 def other_processes_remark(

@@ -77,7 +77,7 @@ def _described(nvml: Nvml, gpu: NvmlGpu) -> ChosenGpu:
     except Unreadable:
         others = ()
     facts = gpu.facts
-    return ChosenGpu(facts.uuid, facts.name, total, total - used, others, nvml.driver)
+    return ChosenGpu(facts.uuid, facts.model, total, total - used, others, nvml.driver)
 
 
 def gpu_budget(gpu: ChosenGpu, requested: int | None, headroom: int) -> MemoryBudget:

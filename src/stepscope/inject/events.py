@@ -108,17 +108,9 @@ class Writer:
     def write(self, kind, flags=0, number=0, a=0, b=0):
         self._append(_pack(_now(), kind, flags, number & 0xFFFFFFFF, a, b))
 
-    def write_named(self, kind, text, flags=0, b=0):
+    def write_named(self, kind, text, flags=0, number=0, b=0):
         """A record whose `a` is a text."""
-        self.write(kind, flags, 0, self._tell(text), b)
-
-    def write_place(self, text, microseconds):
-        """How long a thread was at a place."""
-        self.write_named(WHERE, text, 0, microseconds)
-
-    def write_line(self, loader, text):
-        """Which line of code made a loader."""
-        self.write(LOADER_MADE, 0, loader, self._tell(text))
+        self.write(kind, flags, number, self._tell(text), b)
 
     def prepared(self, samples, batch):
         """How long one batch took to prepare: (wall, CPU, without a CPU) of its samples, and of
@@ -136,12 +128,12 @@ class Writer:
                 shape, number = encode_value(value)
             else:
                 shape, number = VALUE_TEXT, self._tell(str(value))
-            self.write_named(kind, str(text), shape | flags, number)
+            self.write_named(kind, str(text), shape | flags, b=number)
         except Exception:  # an object that cannot even be shown
             pass
 
     def seen(self, framework, version):
-        self.write_named(SEEN, framework, 0, self._tell(str(version)))
+        self.write_named(SEEN, framework, b=self._tell(str(version)))
 
     def learn_rank(self):
         """Tell the rank where it became known only after the start (mp.spawn sets it late)."""
@@ -154,7 +146,7 @@ class Writer:
         """What the allocator of a CUDA device says; of what seldom changes only the news."""
         if device not in self._gpus:
             self._gpus[device] = None
-            self.write(GPU, 0, device, self._tell(uuid))
+            self.write_named(GPU, uuid, number=device)
         self.write(GPU_MEMORY, 0, device, *memory)
         if self._gpus[device] != (peak, retries):
             self._gpus[device] = (peak, retries)

@@ -153,7 +153,7 @@ def _tell_loader(writer, loader, number):
     writer.write(events.LOADER, flags, number, workers | ahead << 16, -1 if size is None else size)
     line = _made_at.get(loader)
     if line:
-        writer.write_line(number, line)
+        writer.write_named(events.LOADER_MADE, line, number=number)
 
 
 class _Pass:

@@ -90,7 +90,7 @@ def tell(times):
     writer = events.current
     if writer is not None:
         for place, seconds in times.items():
-            writer.write_place(describe(place), int(seconds * 1e6))
+            writer.write_named(events.WHERE, describe(place), b=int(seconds * 1e6))
 
 
 def _place(frame):

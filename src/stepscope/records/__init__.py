@@ -57,18 +57,33 @@ class Reading:
     values: dict[str, float | None]
 
 
+_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
+"""What one PCIe lane carries at most each way, by generation."""
+
+
 @dataclass(frozen=True)
 class Gpu:
-    """A GPU, or a MIG slice of one, as run.json has it."""
+    """What stays the same about a GPU, or about a MIG slice of one. Without NVML (and by the first
+    version) only its model, UUID and bus are told."""
 
-    uuid: str
-    label: str
+    uuid: str = ""
+    label: str = ""
     """What people call it: "GPU 0", "GPU 0 slice 2"."""
-    name: str = ""
+    model: str = ""
     memory_bytes: float | None = None
     power_limit_watts: float | None = None
     mig_of: str | None = None
     """The UUID of the GPU that this is a slice of."""
+    index: int | None = None
+    bus: str | None = None
+    pcie_generation: int | None = None
+    pcie_width: int | None = None
+
+    @property
+    def link_bytes_per_s(self) -> float | None:
+        """What the PCIe link carries at most each way."""
+        lane = _LANE_BYTES_PER_S.get(self.pcie_generation or 0)
+        return lane * self.pcie_width if lane and self.pcie_width else None
 
 
 @dataclass(frozen=True)

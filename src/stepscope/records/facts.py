@@ -1,13 +1,17 @@
-"""What `run.json` tells of a run, as far as stepscope itself goes by it.
+"""What `run.json` tells of a run: written by the monitor, read by everybody else.
 
 Everything has a default: what an older version did not write, or could not find out, is None or
-empty. `Run.json` has all of the file.
+empty. `Run.json` has the file as it is, with what a newer version has added.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from stepscope.records import Gpu
+from stepscope.records.trial import LimitFacts, TrialFacts
 
 
 @dataclass(frozen=True)
@@ -44,19 +48,28 @@ class EndingFacts:
 class CpuFacts:
     model: str | None = None
     logical: int | None = None  # CPUs of the machine
-    allowed: float | None = None  # CPUs that the run may use: by affinity and quota
+    physical: int | None = None
+    sockets: int | None = None
+    numa_nodes: int | None = None
     affinity: int | None = None
     quota: float | None = None  # cores' worth of time, by its cgroup
+    allowed: float | None = None  # CPUs that the run may use: by affinity and quota
+    governor: str | None = None
 
 
 @dataclass(frozen=True)
 class MemoryFacts:
     total_bytes: int | None = None
+    swap_total_bytes: int | None = None
 
 
 @dataclass(frozen=True)
 class CgroupFacts:
+    version: str = "none"
+    paths: dict[str, str] = field(default_factory=dict)
     memory_limit_bytes: int | None = None
+    cpu_quota_cores: float | None = None
+    oom_kills: int | None = None
 
 
 @dataclass(frozen=True)
@@ -64,32 +77,31 @@ class ResourceLimit:
     """A limit of the shell, as `ulimit` shows it."""
 
     soft: int | str = "unlimited"
-
-
-@dataclass(frozen=True)
-class RecordedGpuFacts:
-    """A GPU as it is stored; the first version told its model and UUID alone."""
-
-    uuid: str = ""
-    label: str = ""
-    model: str = ""
-    index: int | None = None
-    memory_bytes: float | None = None
-    power_limit_watts: float | None = None
-    mig_of: str | None = None
+    hard: int | str = "unlimited"
 
 
 @dataclass(frozen=True)
 class Environment:
-    """The part of the recorded environment that analyses and the doctor use."""
+    """The machine, the software and the settings of a run. What is `Any` is only shown."""
 
+    hostname: Any = None
+    os: Any = None
     cpu: CpuFacts = CpuFacts()
     memory: MemoryFacts = MemoryFacts()
-    gpus: tuple[RecordedGpuFacts, ...] = ()
+    storage: Any = None
+    shm: Any = None
     cgroup: CgroupFacts = CgroupFacts()
     limits: dict[str, ResourceLimit] = field(default_factory=dict)
+    python: Any = None
+    versions: Any = None
+    versions_of: Any = None
+    git: Any = None
+    gpus: tuple[Gpu, ...] = ()
+    driver: Any = None
     variables: dict[str, str] = field(default_factory=dict)
     """Environment variables that matter for training."""
+    unreadable: Any = None
+    """Sections that could not be read, with the reason."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +128,8 @@ class SensorFacts:
 @dataclass(frozen=True)
 class HookFacts:
     message: str = ""
+    enabled: bool = False
+    attached: tuple[str, ...] = ()
     frameworks: dict[str, str] = field(default_factory=dict)
 
 
@@ -124,13 +138,20 @@ class RunFacts:
     format: int = 1
     name: str = ""
     command: tuple[str, ...] = ()
+    cwd: str | None = None
+    interval_s: float | None = None
     clock: Clock = Clock(0)
     watcher: ProcessIdentity = ProcessIdentity()
     ending: EndingFacts = EndingFacts()
     environment: Environment = Environment()
-    sensors: SensorFacts = SensorFacts()
+    workload: Mapping[str, Any] | None = None
+    """All settings of a trial's workload; None where the run is not a trial."""
+    limits: LimitFacts | None = None
+    trial: TrialFacts | None = None
+    root: ProcessIdentity | None = None
     hook: HookFacts = HookFacts()
+    sensors: SensorFacts = SensorFacts()
     troubles: dict[str, int] = field(default_factory=dict)
     """What went wrong with monitoring, and how often."""
-    workload: dict[str, Any] | None = None
-    """The settings of a trial's workload; None where the run is not a trial."""
+    survivors: tuple[str, ...] | None = None
+    """Processes that outlived the command."""

@@ -99,6 +99,8 @@ class TrialFacts:
     """As it was known when the trial ran, so that what is reported of it does not change as more is
     learnt."""
     left: tuple[str, ...] = ()  # what could not be cleaned up
+    removed: tuple[str, ...] = ()
+    unclaimed: tuple[str, ...] = ()  # new, and perhaps somebody else's
     study: dict[str, Any] = field(default_factory=dict)
     """Its place in a study: name, key, settings, role, attempt, block."""
 

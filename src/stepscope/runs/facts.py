@@ -7,13 +7,15 @@ import os
 import socket
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RunFolderError
 from stepscope.records import Ending, Outcome
-from stepscope.records.codec import from_json
-from stepscope.records.facts import Environment, ProcessIdentity, RunFacts
+from stepscope.records.codec import from_json, salvage, to_json
+from stepscope.records.facts import ProcessIdentity, RunFacts
+from stepscope.records.trial import LimitFacts, TrialFacts
 from stepscope.runs.paths import FORMAT, RunPaths, write_json
 from stepscope.sensors import procfs
 
@@ -21,9 +23,10 @@ _SILENCE_S = 30.0
 """A monitor writes about every second: one that has not for so long is gone."""
 
 
-def write_facts(paths: RunPaths, facts: Mapping[str, Any]) -> None:
-    """Replace `run.json`."""
-    write_json(paths.run_json, facts)
+def write_facts(paths: RunPaths, facts: RunFacts) -> None:
+    """Replace `run.json`. What is not known yet, or is only of a trial, is left out."""
+    plain = to_json(facts)
+    write_json(paths.run_json, {key: each for key, each in plain.items() if each is not None})
 
 
 def read_run_json(folder: Path) -> dict[str, Any]:
@@ -58,22 +61,25 @@ def read_run_json(folder: Path) -> dict[str, Any]:
 
 
 def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
-    """The facts in `run.json`, checked."""
+    """The facts in `run.json`, checked. What a trial adds is read as far as it can be."""
+    of_run = {key: each for key, each in plain.items() if key not in ("limits", "trial")}
     try:
-        return from_json(RunFacts, _without_nulls(plain))
+        facts = from_json(RunFacts, _without_nulls(of_run))
     except ValueError as error:
         raise RunFolderError(
             f"{RunPaths(folder).run_json} cannot be understood: {error}",
             "The folder is damaged: copy it again, or run the command again",
         ) from None
+    return replace(
+        facts,
+        workload=plain.get("workload"),
+        limits=salvage(LimitFacts, plain.get("limits")),
+        trial=salvage(TrialFacts, plain.get("trial")),
+    )
 
 
 def read_facts(folder: Path) -> RunFacts:
     return parse_facts(read_run_json(folder), folder)
-
-
-def parse_environment(plain: Mapping[str, Any]) -> Environment:
-    return from_json(Environment, _without_nulls(plain))
 
 
 def _without_nulls(value: Any) -> Any:

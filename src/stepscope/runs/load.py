@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -118,8 +119,7 @@ def gpus_of(facts: RunFacts, seen: Iterable[str]) -> tuple[Gpu, ...]:
     known = []
     for place, gpu in enumerate(facts.environment.gpus):
         label = gpu.label or f"GPU {place if gpu.index is None else gpu.index}"
-        told = (gpu.model, gpu.memory_bytes, gpu.power_limit_watts, gpu.mig_of)
-        known.append(Gpu(gpu.uuid or label, label, *told))
+        known.append(replace(gpu, uuid=gpu.uuid or label, label=label))
     others = sorted(set(seen) - {gpu.uuid for gpu in known})
     # Enough of a UUID to tell GPUs apart: GPU-74f7346c.
     return (*known, *(Gpu(uuid, "-".join(uuid.split("-")[:2])) for uuid in others))

@@ -61,9 +61,6 @@ class RunPaths:
         """A stream that is complete and waits to be rolled to Parquet."""
         return self.folder / f"{scope}.{number:04d}.arrows"
 
-    def parquet(self, scope: Scope, number: int) -> Path:
-        return self.folder / f"{scope}.{number:04d}.parquet"
-
     def segments(self, scope: Scope) -> list[Path]:
         """All sample files of a scope, oldest first; Parquet stands for the stream it was."""
         numbers: dict[int, Path] = {}

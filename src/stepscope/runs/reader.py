@@ -98,12 +98,57 @@ class Run:
 
     def marks(self) -> pa.Table:
         """Marks and the edges of phases: t_ns, pid, rank, name, value, edge, source."""
-        from stepscope.runs.tables import marks_table
+        import pyarrow as pa
 
-        return marks_table(self.processes)
+        from stepscope.runs.timelines import timeline_of
+
+        rows = [
+            {
+                "t_ns": mark.t,
+                "pid": process.pid,
+                "rank": process.rank,
+                "name": mark.name,
+                "value": None if mark.value is None else str(mark.value),
+                "edge": mark.edge,
+                "source": mark.source,
+            }
+            for process in self.processes
+            for mark in timeline_of(process).marks
+        ]
+        keys = [("t_ns", pa.int64()), ("pid", pa.int32()), ("rank", pa.int32())]
+        texts = [(name, pa.string()) for name in ("name", "value", "edge", "source")]
+        return pa.Table.from_pylist(rows, schema=pa.schema([*keys, *texts])).sort_by("t_ns")
 
     def steps(self) -> pa.Table:
         """Batches and optimizer steps: t_ns, pid, rank, kind, wait_s, samples, steps."""
-        from stepscope.runs.tables import steps_table
+        import numpy as np
+        import pyarrow as pa
 
-        return steps_table(self.processes)
+        from stepscope.inject.events import BATCH, STEP
+
+        schema = pa.schema(
+            [
+                ("t_ns", pa.int64()),
+                ("pid", pa.int32()),
+                ("rank", pa.int32()),
+                ("kind", pa.string()),
+                ("wait_s", pa.float64()),
+                ("samples", pa.int64()),
+                ("steps", pa.int64()),
+            ]
+        )
+        tables = [schema.empty_table()]
+        for process in self.processes:
+            records = process.of(BATCH, STEP)
+            is_step = records["kind"] == STEP
+            columns = [
+                pa.array(records["t"]),
+                pa.array(np.full(len(records), process.pid, np.int32)),
+                pa.array([process.rank] * len(records), pa.int32()),
+                pa.array(np.where(is_step, "step", "batch"), pa.string()),
+                pa.array(records["a"] / 1e9, mask=is_step),
+                pa.array(records["b"], mask=is_step | (records["b"] < 0)),
+                pa.array(records["a"], mask=~is_step),
+            ]
+            tables.append(pa.table(columns, schema=schema))
+        return pa.concat_tables(tables).sort_by("t_ns")

@@ -18,7 +18,7 @@ import pyarrow as pa
 import pyarrow.ipc
 
 from stepscope.errors import RunFolderError
-from stepscope.metrics import Scope, of_scope
+from stepscope.metrics import BY_KEY, Scope, of_scope
 from stepscope.records import Entity
 from stepscope.runs.paths import RunPaths
 
@@ -179,6 +179,19 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, count, buffers)
 
 
+def check_schema(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
+    """ArrowInvalid where keys are missing, or columns that we know have another type than ours."""
+    for key in KEYS:
+        if key not in schema.names and (columns is None or key in columns):
+            raise pa.ArrowInvalid(f"it has no column {key}")
+    ours = {"t_ns": "int64", "pid": "int32", "entity": "string"}
+    for field in schema:
+        known = field.name in KEYS or field.name in BY_KEY
+        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+        if known and kind != ours.get(field.name, "double"):
+            raise pa.ArrowInvalid(f"its column {field.name} has the type {field.type}")
+
+
 def read_segment(
     path: Path, columns: Collection[str] | None = None, *, coded: bool = False
 ) -> pa.Table:
@@ -188,7 +201,10 @@ def read_segment(
     are stored as one: a day has millions of rows, and a handful of names.
     """
     if path.suffix == ".parquet":
-        return _read_parquet(path, columns, coded)
+        table = _read_parquet(path, columns, coded)
+        if table.num_rows:  # of a stream without rows there are no columns either
+            check_schema(table.schema, columns)
+        return table
     # Read, not mapped: a writer that meets a full disk takes back what it appended, and a map of
     # bytes that are gone would kill the reader.
     batches = _whole_batches(pa.py_buffer(path.read_bytes()), columns)
@@ -202,6 +218,7 @@ def read_segment(
     table = pa.concat_tables(blocks)
     if columns is not None:
         table = table.select([name for name in columns if name in table.column_names])
+    check_schema(table.schema, columns)
     return table.combine_chunks()
 
 

@@ -5,7 +5,6 @@ The rest of `runs` reads a folder as a whole, which a view that looks twice a se
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from collections import deque
@@ -22,12 +21,12 @@ from stepscope.analysis.run.series import EMPTY, Series, concatenated
 from stepscope.inject import events as written
 from stepscope.metrics import SCOPES, Scope
 from stepscope.records import Outcome
-from stepscope.runs.events import ProcessEvents, parse
+from stepscope.runs.events import GrowingEvents, ProcessEvents, parse
 from stepscope.runs.facts import ending_of, read_facts
 from stepscope.runs.load import gpu_entities, gpus_of
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.samples import pieces_of
-from stepscope.runs.streams import read_segment
+from stepscope.runs.streams import check_schema, read_segment
 from stepscope.runs.timelines import timeline_of
 from stepscope.sensors import procfs
 
@@ -36,7 +35,7 @@ _FIRST_EVENTS = 16384 * written.SIZE
 _FEWEST_EVENTS = 256
 """Kept however old they are: a step may take minutes."""
 _STEP = {written.name_id("step"): "step"}
-"""The one text that matters here: the others are not kept."""
+"""Told once, so perhaps in the part of a long file that is not looked at."""
 
 _BROKEN = (pa.ArrowException, OSError, EOFError, SystemError)
 """What pyarrow makes of bytes that are no Arrow; the last, of a text with lengths that are none."""
@@ -133,7 +132,9 @@ class StreamTail:
             try:
                 message = pa.ipc.read_message(source)
                 if self._schema is None:
-                    self._schema = pa.ipc.read_schema(message)
+                    schema = pa.ipc.read_schema(message)
+                    check_schema(schema)
+                    self._schema = schema
                 else:
                     found.append(message)
             except _BROKEN:
@@ -206,23 +207,27 @@ class Recent:
 
 
 class EventsTail:
-    """The last records of every `events/<pid>.bin` as they appear and grow, without the texts."""
+    """The last records of every `events/<pid>.bin` as they appear and grow."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.recent: dict[int, Records] = {}
         """By the number of the process."""
-        self._folder = folder
+        self._events = GrowingEvents(folder, _FIRST_EVENTS)
         self._keep_ns = int(seconds * 1e9)
-        self._offsets: dict[int, int] = {}
 
     def poll(self) -> bool:
         """Read what was appended; whether there was anything."""
         news = False
-        with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
-            for entry in entries:
-                pid = entry.name.removesuffix(".bin")
-                if pid.isdigit() and entry.stat().st_size != self._offsets.get(int(pid)):
-                    news = self._read_on(int(pid), entry.path) or news
+        for pid, fresh in self._events.poll():
+            news = True
+            records = np.concatenate([self.recent.get(pid, parse(b"")), fresh])
+            starts = np.flatnonzero(records["kind"] == written.START)
+            if starts.size:  # the number may have been used before
+                records = records[starts[-1] :]
+            if len(records):
+                old = int(np.searchsorted(records["t"], records["t"][-1] - self._keep_ns))
+                records = records[max(0, min(old, len(records) - _FEWEST_EVENTS)) :]
+            self.recent[pid] = records
         return news
 
     @property
@@ -232,32 +237,11 @@ class EventsTail:
 
     def timelines(self) -> list[Timeline]:
         """What the processes did lately, as the analysis takes it."""
+        names = self._events.names
         return [
-            timeline_of(ProcessEvents(pid, None, None, _with_few_marks(records), _STEP))
+            timeline_of(ProcessEvents(pid, None, _with_few_marks(records), _STEP | names[pid]))
             for pid, records in self.recent.items()
         ]
-
-    def _read_on(self, pid: int, path: str) -> bool:
-        try:
-            with open(path, "rb") as file:
-                size = os.fstat(file.fileno()).st_size // written.SIZE * written.SIZE
-                offset = self._offsets.get(pid, max(0, size - _FIRST_EVENTS))
-                data = os.pread(file.fileno(), max(0, size - offset), offset)
-        except OSError:
-            return False
-        self._offsets[pid] = offset + len(data) // written.SIZE * written.SIZE
-        fresh = parse(data)
-        records = np.concatenate(
-            [self.recent.get(pid, parse(b"")), fresh[fresh["kind"] != written.NAME]]
-        )
-        starts = np.flatnonzero(records["kind"] == written.START)
-        if starts.size:  # the number may have been used before
-            records = records[starts[-1] :]
-        if len(records):
-            old = int(np.searchsorted(records["t"], records["t"][-1] - self._keep_ns))
-            records = records[max(0, min(old, len(records) - _FEWEST_EVENTS)) :]
-        self.recent[pid] = records
-        return bool(data)
 
 
 def _with_few_marks(records: Records) -> Records:

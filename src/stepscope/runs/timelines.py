@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -17,12 +17,14 @@ from stepscope.analysis.run.data import (
     StackLocation,
     StackSamples,
     Trainer,
+    TrainerSettings,
 )
 from stepscope.analysis.run.passes import MarkEvent, Source, Timeline
 from stepscope.analysis.run.series import Series, concatenated, sum_of_held
 from stepscope.inject import events as written
 from stepscope.metrics import BY_KEY
 from stepscope.records import CodeLocation
+from stepscope.records.codec import salvage
 from stepscope.runs.events import ProcessEvents, in_time, read_records
 
 _EDGES: dict[int, Literal["begin", "end"] | None] = {
@@ -82,11 +84,11 @@ def trainer_of(process: ProcessEvents, timeline: Timeline) -> Trainer:
     samples = process.of(written.WHERE)
     ids, index = np.unique(samples["a"], return_inverse=True)
     places = [StackLocation(*(process.name(i).split("\t") + [""] * 5)[:5]) for i in ids]
-    settings: Mapping[str, Any] = {}
-    for record in process.of(written.SETTINGS)[::-1]:
+    settings = TrainerSettings()
+    for record in process.of(written.SETTINGS)[::-1]:  # the first that can be read counts
         with contextlib.suppress(ValueError):
             told = json.loads(process.name(record["a"]))
-            settings = told if isinstance(told, dict) else settings
+            settings = salvage(TrainerSettings, told) if isinstance(told, dict) else settings
     return Trainer(
         timeline=timeline,
         loaders=loaders,
@@ -105,7 +107,7 @@ def batch_timing(
     told = list(processes)
     for path in sorted(folder.glob("workers-*.bin")):  # each as if it were of one process
         with contextlib.suppress(OSError):
-            told.append(ProcessEvents(0, None, None, read_records(path), {}))
+            told.append(ProcessEvents(0, None, read_records(path), {}))
     return _timing(written.PREPARED, told), _timing(written.COLLATED, told)
 
 

@@ -34,10 +34,10 @@ def read_trial(run: Run) -> TrialRecord:
         )
     settings = salvage(TrialSettings, run.facts.workload)
     return TrialRecord(
-        workload=run.json["workload"],
+        workload=run.facts.workload or {},
         settings=settings,
-        limits=salvage(LimitFacts, run.json.get("limits")),
-        trial=salvage(TrialFacts, run.json.get("trial")),
+        limits=run.facts.limits or LimitFacts(),
+        trial=run.facts.trial or TrialFacts(),
         ranks=tuple(
             RankRecord(rank, read_rank(run.paths, rank), read_steps(run.paths.trial_steps(rank)))
             for rank in range(min(settings.ranks, _MOST_RANKS))

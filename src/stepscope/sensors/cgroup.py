@@ -13,9 +13,10 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from stepscope.records import Entity, Reading
+from stepscope.records.facts import CgroupFacts
 from stepscope.sensors import procfs
 from stepscope.sensors.contract import why
 from stepscope.sensors.host import FileSensor, Source
@@ -113,15 +114,15 @@ class Cgroup:
             return None
         return group.number(_oom_file(group.version), "oom_kill")
 
-    def describe(self) -> dict[str, Any]:
+    def describe(self) -> CgroupFacts:
         """The facts for the record of the environment."""
-        return {
-            "version": self.version,
-            "paths": self.paths,
-            "memory_limit_bytes": self.memory_limit(),
-            "cpu_quota_cores": self.cpu_quota(),
-            "oom_kills": self.oom_kills(),
-        }
+        return CgroupFacts(
+            version=self.version,
+            paths=self.paths,
+            memory_limit_bytes=self.memory_limit(),
+            cpu_quota_cores=self.cpu_quota(),
+            oom_kills=self.oom_kills(),
+        )
 
 
 def find_cgroup(pid: int, proc: str = procfs.PROC) -> Cgroup:

@@ -9,7 +9,6 @@ sensor passes.
 from __future__ import annotations
 
 import errno
-import os
 from abc import ABC, abstractmethod
 
 from stepscope.metrics import Scope, is_counter
@@ -68,21 +67,6 @@ class Sensor(ABC):
             self.missing[metric] = reason
             if hint:
                 self.hints[metric] = hint
-
-
-class KeptFile:
-    """A small file under /proc or /sys, kept open and read from its start each time."""
-
-    def __init__(self, path: str, size: int = 4096) -> None:
-        self.path = path
-        self._size = size
-        self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-
-    def read(self) -> bytes:
-        return os.pread(self._fd, self._size, 0)
-
-    def close(self) -> None:
-        os.close(self._fd)
 
 
 def why(error: OSError) -> str:

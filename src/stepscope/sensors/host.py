@@ -1,14 +1,15 @@
-"""The whole machine, from /proc/stat, /proc/meminfo and /proc/pressure."""
+"""The whole machine, from /proc/stat, /proc/meminfo, /proc/pressure and /dev/shm."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from stepscope.metrics import Scope
 from stepscope.records import Entity, Reading
 from stepscope.sensors import procfs
-from stepscope.sensors.contract import KeptFile, Sensor, why
+from stepscope.sensors.contract import Sensor, why
 
 
 @dataclass(frozen=True)
@@ -33,10 +34,11 @@ class FileSensor(Sensor):
     def __init__(self, entity: Entity, sources: Iterable[Source]) -> None:
         super().__init__()
         self.entity = entity
-        self._files: list[tuple[Source, KeptFile]] = []
+        self._files: list[tuple[Source, int]] = []
         for source in sources:
             try:
-                self._files.append((source, KeptFile(source.path, source.size)))
+                descriptor = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
+                self._files.append((source, descriptor))
             except FileNotFoundError as error:
                 self.lacks(source.absent or why(error), *source.metrics, hint=source.hint)
             except OSError as error:
@@ -46,27 +48,24 @@ class FileSensor(Sensor):
         if not self._files:
             return []
         values: dict[str, float | None] = dict.fromkeys(self.metrics)
-        for source, file in self._files:
-            values.update(self._values(source, file))
+        for source, descriptor in self._files:
+            try:
+                found = source.parse(os.pread(descriptor, source.size, 0))
+            except OSError as error:
+                self.lacks(f"{source.path}: {error.strerror or error}", *source.metrics)
+                continue
+            except (ValueError, IndexError):
+                self.lacks(f"{source.path}: its content is not understood", *source.metrics)
+                continue
+            for metric in source.metrics:
+                if metric not in found:
+                    self.lacks(f"{source.path} does not tell it", metric)
+            values.update(found)
         return [Reading(self.entity, values)]
 
-    def _values(self, source: Source, file: KeptFile) -> dict[str, float]:
-        try:
-            values = source.parse(file.read())
-        except OSError as error:
-            self.lacks(f"{source.path}: {error.strerror or error}", *source.metrics)
-            return {}
-        except (ValueError, IndexError):
-            self.lacks(f"{source.path}: its content is not understood", *source.metrics)
-            return {}
-        for metric in source.metrics:
-            if metric not in values:
-                self.lacks(f"{source.path} does not tell it", metric)
-        return values
-
     def close(self) -> None:
-        for _, file in self._files:
-            file.close()
+        for _, descriptor in self._files:
+            os.close(descriptor)
         self._files.clear()
 
 
@@ -124,3 +123,30 @@ def _pressure(proc: str, resource: str, full: bool) -> Source:
         absent="this kernel keeps no pressure stall information (CONFIG_PSI, psi=1)",
         hint="boot with psi=1, on a kernel with CONFIG_PSI",
     )
+
+
+class ShmSensor(Sensor):
+    """How full /dev/shm is, through which loader workers pass their batches."""
+
+    name = "shm"
+    scope: Scope = "host"
+    metrics = ("shm_used", "shm_size")
+
+    def __init__(self, path: str = "/dev/shm") -> None:
+        super().__init__()
+        self.entity = Entity("shm")
+        self._path = path
+
+    def read(self) -> list[Reading]:
+        try:
+            found = os.statvfs(self._path)
+        except OSError as error:
+            self.lacks(why(error), hint="mount a tmpfs there; for a container: --shm-size 8g")
+            return []
+        used = float((found.f_blocks - found.f_bfree) * found.f_frsize)
+        size = float(found.f_blocks * found.f_frsize)
+        if size:
+            return [Reading(self.entity, {"shm_used": used, "shm_size": size})]
+        # A tmpfs mounted with size=0 has no bound of its own and counts no blocks.
+        self.lacks(f"{self._path} is mounted without a size")
+        return []

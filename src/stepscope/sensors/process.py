@@ -12,8 +12,7 @@ from stepscope.records import Entity, Reading
 from stepscope.sensors import procfs
 from stepscope.sensors.contract import Sensor, why
 from stepscope.sensors.ledger import CounterLedger
-from stepscope.sensors.roles import MAIN, OTHER, TREE
-from stepscope.sensors.tree import Process, ProcessTree
+from stepscope.sensors.tree import MAIN, OTHER, TREE, Process, ProcessTree
 
 _ENTITIES: dict[tuple[str, int | None], Entity] = {}
 
@@ -272,10 +271,10 @@ class SwitchesSensor(Sensor):
     def _counts_of(self, folder: str) -> _ThreadCounts | None:
         """What the kernel counts of a thread; None for one that has ended."""
         try:
-            switches = procfs.parse_switches(procfs.read_once(f"{folder}/status"))
+            switches = procfs.switches(folder)
             if not self._tells_waits:
                 return switches and (*switches, 0)
-            waits = procfs.parse_schedstat(procfs.read_once(f"{folder}/schedstat"))
+            waits = procfs.waits_for_cpu(folder)
         except OSError:
             return None
         return (*switches, waits[0]) if switches and waits else None
@@ -283,7 +282,7 @@ class SwitchesSensor(Sensor):
     def _does_it_tell_waits(self) -> bool:
         """A kernel may lack the file, or not count: then it says that nobody ever got a CPU."""
         try:
-            waits = procfs.parse_schedstat(procfs.read_once(f"{self._proc}/self/schedstat"))
+            waits = procfs.waits_for_cpu(f"{self._proc}/self")
         except OSError as error:
             self.lacks(f"{why(error)} (the kernel was built without it)", "cpu_wait")
             return False
@@ -330,8 +329,7 @@ class SharedMemorySensor(Sensor):
 
     def _amounts(self, pid: int) -> procfs.ProportionalMemory | None:
         try:
-            data = procfs.read_once(f"{procfs.PROC}/{pid}/smaps_rollup")
-            return procfs.parse_smaps_rollup(data)
+            return procfs.read_smaps_rollup(pid)
         except (ProcessLookupError, FileNotFoundError):
             return None
         except OSError as error:

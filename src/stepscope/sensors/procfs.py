@@ -195,9 +195,9 @@ class ProportionalMemory(NamedTuple):
     swap: int
 
 
-def parse_smaps_rollup(data: bytes) -> ProportionalMemory | None:
-    """None for a process that has ended, whose file is empty."""
-    lines = _keyed(data)
+def read_smaps_rollup(pid: int) -> ProportionalMemory | None:
+    """None for a process that has ended, whose file is empty; raises OSError."""
+    lines = _keyed(read_once(f"{PROC}/{pid}/smaps_rollup"))
     if b"Pss" not in lines:
         return None
     pss, swap = (int(lines.get(key, b"0").split()[0]) << 10 for key in (b"Pss", b"SwapPss"))
@@ -205,20 +205,24 @@ def parse_smaps_rollup(data: bytes) -> ProportionalMemory | None:
 
 
 def proportional_memory(pid: int) -> ProportionalMemory | None:
-    return parse_smaps_rollup(_content(f"{PROC}/{pid}/smaps_rollup"))
+    try:
+        return read_smaps_rollup(pid)
+    except OSError:
+        return None
 
 
-def parse_switches(status: bytes) -> tuple[int, int] | None:
+def switches(thread: str) -> tuple[int, int] | None:
     """Voluntary and involuntary ones, from the last two lines of a thread's status; None for a
-    thread that has ended."""
+    thread that has ended. `thread` is its folder; raises OSError."""
+    status = read_once(f"{thread}/status")
     words = status[status.rfind(b"\nvoluntary_ctxt") :].split()
     return (int(words[1]), int(words[3])) if len(words) >= 4 else None
 
 
-def parse_schedstat(data: bytes) -> tuple[int, int] | None:
+def waits_for_cpu(thread: str) -> tuple[int, int] | None:
     """Nanoseconds ready to run without a CPU, and turns on one. All 0 where the kernel does not
-    count; None for a thread that has ended."""
-    words = data.split()
+    count; None for a thread that has ended. `thread` is its folder; raises OSError."""
+    words = read_once(f"{thread}/schedstat").split()
     return (int(words[1]), int(words[2])) if len(words) > 2 else None
 
 

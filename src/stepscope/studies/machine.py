@@ -8,8 +8,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from stepscope.records import Gpu
 from stepscope.sensors import procfs
-from stepscope.sensors.gpu.nvml import GpuFacts, NvmlUnavailable, open_nvml
+from stepscope.sensors.gpu.nvml import NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
 from stepscope.studies.trial_spec import TrialSpec, level_text
 from stepscope.trials.limits.spec import Limits, MachineResources, parse_gpus, size_text
@@ -29,11 +30,11 @@ class MachineInfo:
 
     @classmethod
     def look(cls) -> MachineInfo:
-        gpus: Sequence[GpuFacts] = ()
+        gpus: Sequence[Gpu] = ()
         with contextlib.suppress(NvmlUnavailable), open_nvml() as nvml:
             gpus = [gpu.facts for gpu in select_gpus(nvml.gpus, os.environ).gpus]
         hardware = Counter({procfs.cpuinfo().model or "unknown CPU": os.cpu_count() or 1})
-        hardware.update(gpu.name for gpu in gpus)
+        hardware.update(gpu.model for gpu in gpus)
         return cls(
             MachineResources.here(),
             tuple(gpu.uuid for gpu in gpus),

@@ -21,16 +21,7 @@ from stepscope.studies.results import REFERENCE, Attempt, Result, Role
 _KEY = re.compile(r"[0-9a-f]{12}")
 _PLACE = re.compile(r"([rs])(\d+)a(\d+)(\.claim)?")
 _LEDGER_LINE = re.compile(rb"[^\n]+\n")
-DAMAGED = (
-    StepscopeError,
-    OSError,
-    EOFError,
-    ArithmeticError,
-    AttributeError,
-    LookupError,
-    TypeError,
-    ValueError,
-)
+DAMAGED = (StepscopeError, OSError, EOFError, ValueError)
 """What reading a run comes to where its files do not hold what they must."""
 
 

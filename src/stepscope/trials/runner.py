@@ -20,7 +20,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from stepscope.capture.command import Reaper
 from stepscope.capture.outcome import KernelEvidence
@@ -31,8 +30,8 @@ from stepscope.capture.spawn import adoption, allow_many_descriptors, environmen
 from stepscope.errors import BadWorkload, CannotTry, CannotWatch, StepscopeError, TooFewSamples
 from stepscope.records import Ending, Outcome
 from stepscope.records.codec import dumps, to_json
-from stepscope.records.trial import RankFacts
-from stepscope.runs.facts import parse_environment
+from stepscope.records.facts import RunFacts
+from stepscope.records.trial import RankFacts, TrialFacts
 from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import RunPaths, replace_atomically
 from stepscope.sensors import procfs
@@ -151,10 +150,10 @@ def run_trial(
     try:
         for path in fence.group_paths():
             guard.tell_group(path)
-        trial = {**request.facts, "started_ns": started_ns}
-        facts: dict[str, Any] = {"workload": to_json(workload), "limits": {}, "trial": trial}
-        if "command" in request.facts:  # what the user typed says more than what we start
-            facts["command"] = request.facts["command"]
+        trial = TrialFacts(**request.facts, started_ns=started_ns)
+        # What the user typed says more than what we start.
+        command = tuple(trial.command)
+        facts = RunFacts(command=command, workload=to_json(workload), trial=trial)
         run = RunRequest(
             request.name or workload.short_name,
             [sys.executable, "-m", child.__name__],
@@ -245,7 +244,10 @@ class _Trial:
 
     def run(self) -> CompletedTrial:
         self._session.restart_clock()
-        self._session.facts["trial"]["spawned_ns"] = born_ns = time.monotonic_ns()
+        born_ns = time.monotonic_ns()
+        facts = self._session.facts
+        trial = replace(facts.trial or TrialFacts(), spawned_ns=born_ns)
+        self._session.facts = replace(facts, trial=trial)
         try:
             with uninterrupted() as signals:
                 pid = self._begin(born_ns)
@@ -368,20 +370,18 @@ class _Trial:
         if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self.token, self._seen)
-        limits = self.fence.facts()
-        times = to_json(limits.time)
-        session.facts["limits"] = {**to_json(limits, omit_defaults=True), "time": times}
         device = device_kind(next(iter(self._heartbeat.ranks()), RankFacts()))
-        environment = parse_environment(session.facts["environment"])
-        machine = MachineKind.of(environment, device, self.request.noise_key)
-        session.facts["trial"].update(
-            spread=to_json(NoiseStore(tell=self.tell).get(machine)),
-            ended_ns=session.facts["ending"]["monotonic_ns"],
+        machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
+        trial = replace(
+            session.facts.trial or TrialFacts(),
+            spread=NoiseStore(tell=self.tell).get(machine),
+            ended_ns=session.facts.ending.monotonic_ns,
             cleaned_ns=time.monotonic_ns(),
-            left=left.describe(),
-            removed=left.removed,
-            unclaimed=left.unclaimed,
+            left=tuple(left.describe()),
+            removed=tuple(left.removed),
+            unclaimed=tuple(left.unclaimed),
         )
+        session.facts = replace(session.facts, limits=self.fence.facts(), trial=trial)
         reaper.safely(session.end, ending, [])
         if bad:  # a model that does not exist is not a result: nothing is kept of it
             shutil.rmtree(self.paths.folder, ignore_errors=True)

@@ -120,7 +120,7 @@ def test_a_driver_that_never_opens_is_not_waited_for() -> None:
     aside.begin(0.05)
     begun = time.monotonic()
     aside.finish()
-    assert time.monotonic() - begun < 0.5 and not aside.is_open
+    assert time.monotonic() - begun < 0.5 and not aside.wait_until_open(0)
     assert aside.remarks() == []
     never.set()
 

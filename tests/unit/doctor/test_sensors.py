@@ -15,8 +15,7 @@ from stepscope.records.facts import SensorCost, SensorFacts
 from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
 from stepscope.sensors.gpu.nvml import Nvml, unreadable
 from stepscope.sensors.gpu.selection import gpu_sensors
-from stepscope.sensors.host import HostSensor
-from stepscope.sensors.shm import ShmSensor
+from stepscope.sensors.host import HostSensor, ShmSensor
 
 NO_PRESSURE = "this kernel keeps no pressure stall information (CONFIG_PSI, psi=1)"
 

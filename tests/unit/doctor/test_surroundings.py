@@ -23,7 +23,7 @@ from stepscope.doctor.surroundings import (
     threads,
 )
 from stepscope.records.facts import Environment
-from stepscope.runs.facts import parse_environment
+from stepscope.runs.facts import parse_facts
 
 GIB = 1 << 30
 
@@ -38,7 +38,7 @@ def machine(**sections: Any) -> Environment:
         "variables": {},
         **sections,
     }
-    return parse_environment(recorded)
+    return parse_facts({"environment": recorded}, Path("run")).environment
 
 
 def with_cpus(affinity: int, quota: float | None) -> Environment:
@@ -201,5 +201,5 @@ def test_an_environment_without_anything_is_survived(tmp_path: Path) -> None:
 def test_this_machine(tmp_path: Path) -> None:
     from stepscope.capture.environment import environment_record
 
-    remarks = look_around(parse_environment(environment_record([], tmp_path, None)), tmp_path)
+    remarks = look_around(environment_record([], tmp_path, None), tmp_path)
     assert {"CPUs", "Memory", "/dev/shm", "Limits", "Disk", "GPUs"} <= {r.topic for r in remarks}

@@ -84,6 +84,11 @@ class Told:
         (found,) = [each for each in read_folder(self.folder) if each.pid == os.getpid()]
         return found
 
+    def lines(self) -> list[str]:
+        """Which lines of code made loaders."""
+        process = self.process
+        return [process.name(record["a"]) for record in process.of(events.LOADER_MADE)]
+
     def of(self, kind: int) -> Records:
         found = [parse(path.read_bytes()) for path in self.folder.glob("*.bin")]
         return np.concatenate([each[each["kind"] == kind] for each in found])
@@ -168,7 +173,7 @@ def test_settings_and_the_line_of_a_loader_are_told_once(told: Told) -> None:
     (record,) = told.of(events.LOADER)
     assert (record["a"] & 0xFFFF, record["a"] >> 16, record["b"]) == (2, 3, BATCH)
     assert record["flags"] == 0
-    (line,) = told.process.named(events.LOADER_MADE)
+    (line,) = told.lines()
     where, _, code = line.partition("\t")
     assert where.endswith(f"test_hook.py:{number}")
     assert code == "loader = DataLoader(Numbers(), BATCH, num_workers=2, prefetch_factor=3)"
@@ -217,7 +222,7 @@ def test_a_subclass_with_an_init_of_its_own_works(told: Told) -> None:
     assert (loader.name, len(list(loader))) == ("mine", 8)
     (record,) = told.of(events.LOADER)
     assert record["b"] == 3
-    assert "super().__init__(Numbers(), batch_size=3)" in told.process.named(events.LOADER_MADE)[0]
+    assert "super().__init__(Numbers(), batch_size=3)" in told.lines()[0]
 
 
 def test_a_loader_that_cannot_be_hashed_works(told: Told) -> None:

@@ -167,7 +167,7 @@ print(json.dumps({"parent": tasks(), "child": json.loads(os.read(read, 99)), "pi
     assert seen["parent"] == 2
     assert seen["child"] == [1, 2]
     (child,) = [p for p in read_folder(tmp_path / "events") if p.pid == seen["pid"]]
-    assert "time.sleep(0.6)" in child.named(events.WHERE)[0]
+    assert "time.sleep(0.6)" in child.name(child.of(events.WHERE)["a"][0])
 
 
 def test_looking_costs_less_than_a_hundredth_of_a_cpu(run: Run) -> None:

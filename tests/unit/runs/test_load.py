@@ -15,7 +15,7 @@ from stepscope.analysis.bottleneck.account import account_of
 from stepscope.analysis.bottleneck.case import Case
 from stepscope.analysis.bottleneck.explain import explain
 from stepscope.analysis.bottleneck.inputs import data_wait
-from stepscope.analysis.run.data import RunData
+from stepscope.analysis.run.data import RunData, TrainerSettings
 from stepscope.inject import events
 from stepscope.records import Outcome
 from stepscope.runs.load import load
@@ -124,9 +124,9 @@ def test_a_main_that_torchrun_records_is_not_communication(trained: RunData) -> 
 
 def test_what_pytorch_is_set_to_is_known(trained: RunData) -> None:
     settings = trained.trainers[0].settings
-    assert settings["threads"] == 1
-    assert (settings["optimizer"], settings["device"]) == ("SGD", "cpu")
-    assert settings["parameters"] == 18
+    assert settings.threads == 1
+    assert (settings.optimizer, settings.device) == ("SGD", "cpu")
+    assert settings.parameters == 18
 
 
 def test_the_machine_and_the_ending_are_known(trained: RunData) -> None:
@@ -208,7 +208,7 @@ def test_places_are_taken_apart(paths: RunPaths) -> None:
     writer = a_step(paths)
     text = "train.py:3\tmodel(x)\ttorch/nn/modules/linear.py:forward\tF.linear(x)\tforward"
     for place, microseconds in ((text, 300_000), ("train.py:4\tx", 200_000), (text, 500_000)):
-        writer.write_place(place, microseconds)
+        writer.write_named(events.WHERE, place, b=microseconds)
     looks = seen(paths).trainers[0].stack_samples
     spent = {place.where: s for place, s in looks.between(0, 2**62).items()}
     assert spent == pytest.approx({"train.py:3": 0.8, "train.py:4": 0.2})
@@ -219,7 +219,7 @@ def test_places_are_taken_apart(paths: RunPaths) -> None:
 @pytest.mark.parametrize("text", ["{not json", "[1, 2]", ""])
 def test_settings_that_cannot_be_read_are_none(paths: RunPaths, text: str) -> None:
     a_step(paths).write_named(events.SETTINGS, text)
-    assert seen(paths).trainers[0].settings == {}
+    assert seen(paths).trainers[0].settings == TrainerSettings()
 
 
 def test_a_loader_without_a_batch_size_or_a_line_is_known(paths: RunPaths) -> None:

@@ -16,9 +16,8 @@ from pyarrow import parquet
 
 from stepscope.metrics import SCOPES, Scope, of_scope
 from stepscope.records import Entity
-from stepscope.runs.facts import write_facts
 from stepscope.runs.load import load
-from stepscope.runs.paths import RunPaths
+from stepscope.runs.paths import RunPaths, write_json
 from stepscope.runs.reader import Run, open_run
 from stepscope.runs.samples import series_of
 from stepscope.runs.streams import StreamWriter, pack
@@ -45,7 +44,7 @@ def write_segments(folder: Path, segments: list[tuple[bool, list[list[Any]]]]) -
     """A run without an ending, with these samples; the last segment is the live stream."""
     paths = RunPaths(folder)
     paths.events.mkdir(parents=True)
-    write_facts(paths, facts_of(Plan(ending=RUNNING)))
+    write_json(paths.run_json, facts_of(Plan(ending=RUNNING)))
     writer = StreamWriter(paths, "process")
     written: Rows = []
     time = BEGIN_NS
@@ -161,7 +160,7 @@ def test_metrics_that_were_read_together_share_their_times(tmp_path: Path) -> No
 def test_no_samples_give_no_series(tmp_path: Path, kind: str) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.events.mkdir(parents=True)
-    write_facts(paths, facts_of(Plan(ending=RUNNING)))
+    write_json(paths.run_json, facts_of(Plan(ending=RUNNING)))
     for scope in SCOPES if kind != "nothing" else ():
         writer = StreamWriter(paths, scope)
         if kind == "packed":
@@ -177,7 +176,7 @@ def test_no_samples_give_no_series(tmp_path: Path, kind: str) -> None:
 
 def test_columns_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
     write_segments(tmp_path / "run", [(True, [[(1, 0.1, "tree", None, {"cpu": 2.0})]])])
-    path = RunPaths(tmp_path / "run").parquet("process", 0)
+    path = tmp_path / "run" / "process.0000.parquet"
     table = parquet.read_table(path)
     parquet.write_table(table.append_column("warp_factor", pa.array([9.5])), path)
     assert list(stored(open_run(tmp_path / "run"))) == [("cpu", "tree")]
@@ -203,7 +202,7 @@ def test_what_every_row_has_is_enough(tmp_path: Path, scope: Scope) -> None:
     writer.append(1, None, Entity("tree"), {})
     writer.flush()
     writer.close()
-    write_facts(RunPaths(tmp_path), facts_of(Plan(ending=RUNNING)))
+    write_json(RunPaths(tmp_path).run_json, facts_of(Plan(ending=RUNNING)))
     run = open_run(tmp_path)
     assert load(run).series == {}
     assert load(run, set()).series == {}

@@ -7,13 +7,16 @@ import sys
 from pathlib import Path
 
 import hypothesis.strategies as st
+import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, given, settings
+from pyarrow import parquet
 
+from stepscope.errors import RunFolderError
 from stepscope.metrics import SCOPES, of_scope
 from stepscope.records import Entity
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.streams import StreamWriter, pack, read_segment
+from stepscope.runs.streams import StreamWriter, pack, read_segment, read_stored
 
 METRICS = [metric.key for metric in of_scope("process")]
 values = st.dictionaries(
@@ -193,3 +196,18 @@ print("pandas" in sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert done.stdout == "False\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    ("columns", "words"),
+    [
+        ({"entity": ["tree"], "window_s": [1.0], "pid": [None]}, "it has no column t_ns"),
+        ({"t_ns": ["now"], "window_s": [1.0], "entity": ["tree"], "pid": [1]}, "column t_ns has"),
+    ],
+)
+def test_a_table_of_something_else_is_a_damaged_folder(
+    tmp_path: Path, columns: dict[str, list[object]], words: str
+) -> None:
+    parquet.write_table(pa.table(columns), tmp_path / "host.0000.parquet")
+    with pytest.raises(RunFolderError, match=words):
+        read_stored(tmp_path / "host.0000.parquet")

@@ -18,8 +18,8 @@ from hypothesis import HealthCheck, given, settings
 from stepscope.inject import events
 from stepscope.records import Entity, Outcome
 from stepscope.runs.events import parse
-from stepscope.runs.facts import identity, identity_of_self, read_run_json, write_facts
-from stepscope.runs.paths import RunPaths
+from stepscope.runs.facts import identity, identity_of_self, read_run_json
+from stepscope.runs.paths import RunPaths, write_json
 from stepscope.runs.streams import StreamWriter, pack, read_segment
 from stepscope.runs.tail import EventsTail, Recent, RunTail, StreamTail
 from synthetic import RUNNING, Plan, write_run
@@ -283,9 +283,8 @@ def test_how_a_run_ends_is_seen_when_it_is_written(tmp_path: Path) -> None:
     assert abs(tail.now_ns - time.monotonic_ns()) < 5 * SECOND
     facts = read_run_json(paths.folder)
     end_ns = tail.begin_ns + 7 * SECOND
-    write_facts(
-        paths, {**facts, "ending": {"outcome": "crashed", "reason": "so", "monotonic_ns": end_ns}}
-    )
+    ending = {"outcome": "crashed", "reason": "so", "monotonic_ns": end_ns}
+    write_json(paths.run_json, {**facts, "ending": ending})
     tail.poll()
     assert (tail.ending.outcome, tail.ending.reason) == (Outcome.CRASHED, "so")
     assert tail.now_ns == end_ns

@@ -35,7 +35,7 @@ def process(pid: int, devices: dict[int, str], *records: Record) -> ProcessEvent
     for record, (t, kind, number, a, b) in zip(found, [*told, *records], strict=True):
         record["t"], record["kind"], record["number"] = t, kind, number
         record["a"], record["b"] = a, b
-    return ProcessEvents(pid, None, None, found, names)
+    return ProcessEvents(pid, None, found, names)
 
 
 def memory(t: int, allocated: int, reserved: int, number: int = 0) -> Record:
@@ -122,8 +122,8 @@ def test_gpus_of_the_facts_come_first_and_what_was_only_seen_gets_a_name() -> No
         }
     }
     told, seen = gpus_of(facts_from(facts), [A, B])
-    assert (told.label, told.name, told.memory_bytes) == ("GPU 2 slice 1", "NVIDIA H200", 18e9)
-    assert (seen.uuid, seen.label, seen.name, seen.memory_bytes) == (B, "GPU-bbbbbbbb", "", None)
+    assert (told.label, told.model, told.memory_bytes) == ("GPU 2 slice 1", "NVIDIA H200", 18e9)
+    assert (seen.uuid, seen.label, seen.model, seen.memory_bytes) == (B, "GPU-bbbbbbbb", "", None)
 
 
 @pytest.mark.parametrize("environment", [None, {}, {"gpus": None}, {"gpus": []}])

@@ -221,7 +221,7 @@ def test_no_process_and_no_mount_have_reasons(tmp_path: Path) -> None:
     unmounted.belongs("", "/")
     cgroup = unmounted.find()
     assert cgroup.reason == "no cgroup file system is mounted here"
-    assert cgroup.describe()["memory_limit_bytes"] is None
+    assert cgroup.describe().memory_limit_bytes is None
     sensor = CgroupSensor(cgroup)
     assert sensor.read() == []
     assert sensor.missing.keys() == set(sensor.metrics)

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from stepscope.sensors import procfs
-from stepscope.sensors.contract import KeptFile
 from stepscope.sensors.host import HostSensor
 
 TICKS = os.sysconf("SC_CLK_TCK")
@@ -98,14 +97,14 @@ def test_a_kernel_without_pressure_says_so(proc: str) -> None:
 
 
 def test_pressure_switched_off_at_boot_says_so(proc: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = KeptFile.read
+    read = os.pread
 
-    def refuse(self: KeptFile) -> bytes:
-        if "pressure" in self.path:
+    def refuse(descriptor: int, size: int, offset: int) -> bytes:
+        if "pressure" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
-        return read(self)
+        return read(descriptor, size, offset)
 
-    monkeypatch.setattr(KeptFile, "read", refuse)
+    monkeypatch.setattr(os, "pread", refuse)
     sensor = HostSensor(proc)
     [reading] = sensor.read()
     sensor.close()

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from stepscope.sensors.shm import ShmSensor
+from stepscope.sensors.host import ShmSensor
 
 
 def test_a_file_in_shared_memory_is_seen() -> None:

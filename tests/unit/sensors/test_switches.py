@@ -13,8 +13,7 @@ from pathlib import Path
 import pytest
 
 from stepscope.sensors.process import SwitchesSensor, UsageSensor
-from stepscope.sensors.roles import MAIN, TREE
-from stepscope.sensors.tree import ProcessTree
+from stepscope.sensors.tree import MAIN, TREE, ProcessTree
 
 FIGHT = """
 import os

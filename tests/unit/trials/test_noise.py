@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 from hypothesis import given
 
-from stepscope.records.facts import CpuFacts, Environment, RecordedGpuFacts
+from stepscope.records import Gpu
+from stepscope.records.facts import CpuFacts, Environment
 from stepscope.records.trial import ProcessNoise
 from stepscope.trials.noise import ASSUMED, MachineKind, NoiseStore
 from stepscope.trials.state import state_folder
@@ -160,8 +161,8 @@ def test_where_it_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_machines_are_told_apart() -> None:
-    one, two = (Environment(CpuFacts("AMD EPYC", logical)) for logical in (2, 4))
-    gpu = replace(one, gpus=(RecordedGpuFacts(uuid="GPU-1", model="NVIDIA H200"),))
+    one, two = (Environment(cpu=CpuFacts("AMD EPYC", logical)) for logical in (2, 4))
+    gpu = replace(one, gpus=(Gpu(uuid="GPU-1", model="NVIDIA H200"),))
     cnn = {"model": "cnn", "batch_size": 32, "seed": 1, "steps": 8}
     keys = {
         MachineKind.of(each, device, cnn).key

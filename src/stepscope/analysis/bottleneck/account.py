@@ -138,8 +138,7 @@ class Account:
     @property
     def threads(self) -> int | None:
         """The framework's threads, where it told how many."""
-        threads = self.trainer.settings.get("threads")
-        return threads if isinstance(threads, int) else None
+        return self.trainer.settings.threads
 
 
 def account_of(trainer: Trainer) -> Account | None:

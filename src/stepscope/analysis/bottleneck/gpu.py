@@ -77,7 +77,7 @@ def _bound(case: Case, account: Account) -> Finding:
         )
     if (device.fp32 or 0.0) >= limit("fp32_busy") and (device.tensor or 0.0) < limit("tensor_idle"):
         products = min(1.0, (device.fp32 or 0.0) / limit("fp32_in_products"))
-        precision = account.trainer.settings.get("matmul_precision")
+        precision = account.trainer.settings.matmul_precision
         return finding(
             "gpu.precision",
             "high",
@@ -216,7 +216,7 @@ def _launch(case: Case, account: Account) -> Finding | None:
         recommendations=[
             Recommendation("compile_to_graphs", "compile", True),
             "graph_callables",
-            None if account.trainer.settings.get("fused") else "fused_optimizer",
+            None if account.trainer.settings.fused else "fused_optimizer",
         ],
     )
 

@@ -65,7 +65,7 @@ def _communication(case: Case, ranks: Sequence[Account]) -> Finding | None:
     moved = case.highest_mean("loopback", "net_received", "gpu_nvlink_received")
     if share < limit("communication") or moved is None:
         return None
-    parameters = case.account.trainer.settings.get("parameters")
+    parameters = case.account.trainer.settings.parameters
     sure = share >= 2 * limit("communication") and moved >= limit("rank_traffic")
     return finding(
         "ranks.communication",

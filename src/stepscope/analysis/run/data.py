@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -74,6 +73,18 @@ NO_STACK_SAMPLES = StackSamples(np.empty(0, np.int64), np.empty(0, np.int64), np
 
 
 @dataclass(frozen=True)
+class TrainerSettings:
+    """What the framework was set to after the first step; None where it is not told."""
+
+    threads: int | None = None
+    optimizer: str | None = None
+    device: str | None = None
+    parameters: int | None = None
+    matmul_precision: str | None = None
+    fused: bool | None = None
+
+
+@dataclass(frozen=True)
 class Trainer:
     """One process that trains: what it reported of itself."""
 
@@ -82,7 +93,7 @@ class Trainer:
     device_steps: Records = field(default_factory=lambda: NO_RECORDS)
     """Steps that were timed on a GPU: `a` ns from batch to end, `b` ns to queue them."""
     stack_samples: StackSamples = NO_STACK_SAMPLES
-    settings: Mapping[str, Any] = field(default_factory=dict)
+    settings: TrainerSettings = TrainerSettings()
 
     @property
     def rank(self) -> int | None:

@@ -214,7 +214,7 @@ def _gpu_block(data: RunData, gpu: Gpu, used: bool) -> Block:
     brief = "  ".join([f"{word} {busy.text:>5}", f"{memory.text:>7}", f"{power.text:>5}", *remarks])
     short_name, rank = gpu.label.replace(" slice ", "/"), 3 if used else DETAILS - 1
     return Block(
-        f"{gpu.label}  {gpu.name}".rstrip(),
+        f"{gpu.label}  {gpu.model}".rstrip(),
         ", ".join(remarks),
         tuple(told),
         Row(short_name, (busy,), rank, brief),

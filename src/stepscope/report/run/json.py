@@ -28,7 +28,7 @@ def summary_dict(view: RunView) -> dict[str, Any]:
         {
             "label": row.gpu.label,
             "uuid": row.gpu.uuid,
-            "name": row.gpu.name,
+            "name": row.gpu.model,
             "used": row.used,
             "memory_bytes": row.gpu.memory_bytes,
             "power_limit_watts": row.gpu.power_limit_watts,

@@ -61,7 +61,7 @@ _LEDGER: tuple[tuple[Column, Callable[[EpochRow], str]], ...] = (
 )
 _GPUS: tuple[tuple[Column, Callable[[GpuRow], str]], ...] = (
     (Column("GPU", number=False), lambda row: row.gpu.label),
-    (Column("Name", number=False, extra=True), lambda row: row.gpu.name or MISSING),
+    (Column("Name", number=False, extra=True), lambda row: row.gpu.model or MISSING),
     (Column("SM"), lambda row: share_text(row.figures.gpu_sm)),
     (Column("Tensor"), lambda row: share_text(row.figures.gpu_tensor)),
     (Column("Memory bandwidth", extra=True), lambda row: share_text(row.figures.gpu_dram)),

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, ClassVar
 
+from stepscope.records import Gpu
+
 _MIB = float(1 << 20)
 _NOT_AVAILABLE = (1 << 64) - 1
 
@@ -51,9 +53,6 @@ _SLOWED_BY_HARDWARE = 0x08
 """Bits of NVML's clock event reasons: software cap and power brake; the two thermal slow-downs;
 clock settings, sync boost, board limit and reliability. The last comes with a brake or heat."""
 
-_LANE_BYTES_PER_S = {1: 0.25e9, 2: 0.5e9, 3: 0.985e9, 4: 1.97e9, 5: 3.94e9, 6: 7.56e9}
-"""What one PCIe lane carries at most each way, by generation."""
-
 
 class NvmlUnavailable(Exception):
     """The library cannot be used here; the text says why, `hint` what would help."""
@@ -73,29 +72,6 @@ class Unreadable(Exception):
         self.hint = hint
         self.lost = lost
         self.for_good = for_good
-
-
-@dataclass(frozen=True)
-class GpuFacts:
-    """What stays the same about a GPU, or about a MIG slice of one."""
-
-    index: int
-    uuid: str
-    name: str
-    label: str
-    bus: str | None = None
-    memory_bytes: float | None = None
-    power_limit_watts: float | None = None
-    pcie_generation: int | None = None
-    pcie_width: int | None = None
-    mig_of: str | None = None
-    """The UUID of the GPU that this is a slice of."""
-
-    @property
-    def link_bytes_per_s(self) -> float | None:
-        """What the PCIe link carries at most each way."""
-        lane = _LANE_BYTES_PER_S.get(self.pcie_generation or 0)
-        return lane * self.pcie_width if lane and self.pcie_width else None
 
 
 @dataclass(frozen=True)
@@ -177,7 +153,7 @@ class Nvml:
             yield gpu
             yield from self._slices(handle, gpu.facts)
 
-    def _slices(self, handle: Any, of: GpuFacts) -> Iterator[NvmlGpu]:
+    def _slices(self, handle: Any, of: Gpu) -> Iterator[NvmlGpu]:
         lib = self._lib
         try:
             if lib.nvmlDeviceGetMigMode(handle)[0] != 1:
@@ -194,8 +170,8 @@ class Nvml:
                 continue
 
     def _facts(
-        self, handle: Any, index: int, label: str = "", mig_of: str | None = None
-    ) -> GpuFacts:
+        self, handle: Any, index: int | None, label: str = "", mig_of: str | None = None
+    ) -> Gpu:
         lib = self._lib
 
         def told(ask: Callable[[], Any]) -> Any:
@@ -207,10 +183,10 @@ class Nvml:
         memory = told(lambda: lib.nvmlDeviceGetMemoryInfo(handle).total)
         limit = told(lambda: lib.nvmlDeviceGetEnforcedPowerLimit(handle))
         bus = told(lambda: lib.nvmlDeviceGetPciInfo(handle).busId)
-        return GpuFacts(
+        return Gpu(
             index=index,
             uuid=_text(lib.nvmlDeviceGetUUID(handle)),
-            name=_text(told(lambda: lib.nvmlDeviceGetName(handle)) or "unknown"),
+            model=_text(told(lambda: lib.nvmlDeviceGetName(handle)) or "unknown"),
             label=label or f"GPU {index}",
             bus=None if bus is None else _text(bus),
             memory_bytes=None if memory is None else float(memory),
@@ -225,7 +201,7 @@ class NvmlGpu:
     """One GPU or MIG slice. Each method is one question to the driver."""
 
     def __init__(
-        self, library: Any, handle: Any, facts: GpuFacts, slice_of: tuple[Any, int] | None = None
+        self, library: Any, handle: Any, facts: Gpu, slice_of: tuple[Any, int] | None = None
     ) -> None:
         self.facts = facts
         self._lib = library

@@ -12,6 +12,9 @@ from stepscope.sensors.gpu.sensors import GpuSensor, Values, WatchedGpu
 _ESTIMATED_PCIE = "one look of 20 ms each way in every second, taken for the whole of it"
 
 
+_PAUSE_S = 1.0
+
+
 class PcieSensor(GpuSensor):
     """PCIe traffic of GPUs that have no performance counters: by byte counters, or by looking.
 
@@ -30,17 +33,26 @@ class PcieSensor(GpuSensor):
         for watched in gpus:
             counter = None if only_look else _ByteCounter.of(watched, self.period)
             self._sources[watched.facts.uuid] = counter or _Looks(watched)
-        looks = [source for source in self._sources.values() if isinstance(source, _Looks)]
-        self._looker = _Looker(looks) if looks else None
-        if looks:
+        self._looks = [each for each in self._sources.values() if isinstance(each, _Looks)]
+        self._ended = threading.Event()
+        self._looker = threading.Thread(None, self._keep_looking, "stepscope-pcie", daemon=True)
+        if self._looks:
             self.estimated.update(dict.fromkeys(self.metrics, _ESTIMATED_PCIE))
+            self._looker.start()
 
     def values_of(self, watched: WatchedGpu) -> Values:
         return self.ask(watched, *self.metrics, by=self._sources[watched.facts.uuid].read)
 
     def close(self) -> None:
-        if self._looker:
-            self._looker.stop()
+        self._ended.set()
+        if self._looks:
+            self._looker.join(timeout=1.0)
+
+    def _keep_looking(self) -> None:
+        while not self._ended.is_set():
+            for look in self._looks:
+                look.look()
+            self._ended.wait(_PAUSE_S)
 
 
 class _ByteCounter:
@@ -112,25 +124,3 @@ class _Looks:
         seconds, self._read_at = now - self._read_at, now
         self._totals = (self._totals[0] + rates[0] * seconds, self._totals[1] + rates[1] * seconds)
         return self._totals
-
-
-class _Looker(threading.Thread):
-    """Looks again and again, at a pace that costs little."""
-
-    PAUSE_S = 1.0
-
-    def __init__(self, looks: Sequence[_Looks]) -> None:
-        super().__init__(name="stepscope-pcie", daemon=True)
-        self._looks = looks
-        self._ended = threading.Event()
-        self.start()
-
-    def run(self) -> None:
-        while not self._ended.is_set():
-            for look in self._looks:
-                look.look()
-            self._ended.wait(self.PAUSE_S)
-
-    def stop(self) -> None:
-        self._ended.set()
-        self.join(timeout=1.0)

@@ -75,7 +75,7 @@ def _visible(gpus: Sequence[NvmlGpu], environment: Mapping[str, str]) -> GpuSele
         return GpuSelection(list(gpus))
     whole = [gpu for gpu in gpus if gpu.facts.mig_of is None]
     by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
-    numbers_mean_the_same = by_place or len({gpu.facts.name for gpu in whole}) < 2
+    numbers_mean_the_same = by_place or len({gpu.facts.model for gpu in whole}) < 2
     chosen: list[NvmlGpu] = []
     for word in (part.strip() for part in told.split(",")):
         if word.isdigit() and not numbers_mean_the_same:

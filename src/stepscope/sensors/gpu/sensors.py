@@ -16,7 +16,7 @@ from stepscope.metrics import Scope
 from stepscope.records import Entity, Reading
 from stepscope.sensors import procfs
 from stepscope.sensors.contract import Sensor
-from stepscope.sensors.gpu.nvml import GpuFacts, NvmlGpu, Performance, Unreadable
+from stepscope.sensors.gpu.nvml import NvmlGpu, Performance, Unreadable
 
 Values = dict[str, float | None]
 
@@ -38,7 +38,7 @@ class WatchedGpu:
 
     def __init__(self, gpu: NvmlGpu) -> None:
         self.gpu = gpu
-        self.facts: GpuFacts = gpu.facts
+        self.facts = gpu.facts
         self.entity = Entity(gpu.facts.uuid)
         self.lost = ""
 

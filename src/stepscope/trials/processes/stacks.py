@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from stepscope.sensors import procfs
-from stepscope.sensors.roles import rank_in
+from stepscope.sensors.tree import rank_in
 from stepscope.trials.processes import trial_processes
 
 SIGNAL = int(signal.SIGRTMAX) - 3

@@ -59,7 +59,7 @@ def one_pass(
 
 def process(*records: bytes, pid: int = 7, rank: int | None = None) -> ProcessEvents:
     data = record(1, events.START) + b"".join(records)
-    return ProcessEvents(pid, rank, "3.11", parse(data), {events.name_id("step"): "step"})
+    return ProcessEvents(pid, rank, parse(data), {events.name_id("step"): "step"})
 
 
 def told(*processes: ProcessEvents, now: float) -> ReportedProgress:
@@ -114,7 +114,7 @@ def test_marks_without_any_loader() -> None:
     ]
     steps = [record(10 + n, events.STEP, 1, a=1) for n in range(15)]
     data = record(1, events.START) + b"".join(sorted(marks + steps, key=events.RECORD.unpack))
-    teller = ProcessEvents(7, None, "3.11", parse(data), {name: "epoch"})
+    teller = ProcessEvents(7, None, parse(data), {name: "epoch"})
     found = told(teller, now=25)
     assert found.epoch is not None
     assert (found.epoch.index, found.epoch.batches) == (5, None)

@@ -42,7 +42,7 @@ def recorded(
         for metric, value in told.items():
             table[metric, f"GPU-{number}"] = series(value)
     every = tuple(Gpu(f"GPU-{number}", f"GPU {number}") for number in range(len(gpus)))
-    facts = RunFacts(environment=Environment(CpuFacts(logical=cpus)))
+    facts = RunFacts(environment=Environment(cpu=CpuFacts(logical=cpus)))
     return RunData(table, [], 0, 30 * S, facts, every)
 
 

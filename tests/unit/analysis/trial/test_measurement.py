@@ -245,7 +245,7 @@ def test_others_disturb_where_they_leave_too_little(
         cpu=("tree", [own * value for value in during]),
         watcher_cpu=("watcher", [0.1] * 100),
     )
-    facts = RunFacts(environment=Environment(CpuFacts(logical=cpus, allowed=2.0)))
+    facts = RunFacts(environment=Environment(cpu=CpuFacts(logical=cpus, allowed=2.0)))
     it = found(record_of(steps_of([0.1] * 40)), replace(seen, facts=facts))
     assert it.interference.other_cores == pytest.approx(others, abs=0.01)
     assert it.is_disturbed == disturbed

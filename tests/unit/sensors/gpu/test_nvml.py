@@ -6,7 +6,8 @@ import pytest
 
 from fake_nvml import FakeNvml
 from gpus import fake_library
-from stepscope.sensors.gpu.nvml import GpuFacts, Nvml, NvmlUnavailable, Unreadable, unreadable
+from stepscope.records import Gpu
+from stepscope.sensors.gpu.nvml import Nvml, NvmlUnavailable, Unreadable, unreadable
 
 
 @pytest.mark.parametrize(
@@ -21,7 +22,7 @@ def test_a_library_that_cannot_be_opened_says_why(code: int, words: str) -> None
 def test_facts_of_a_gpu() -> None:
     library = fake_library()
     (gpu,) = library.gpus
-    assert gpu.facts.name == "NVIDIA H200"
+    assert gpu.facts.model == "NVIDIA H200"
     assert gpu.facts.label == "GPU 0"
     assert gpu.facts.memory_bytes == pytest.approx(150.75e9, rel=0.01)
     assert gpu.facts.power_limit_watts == 700
@@ -51,10 +52,7 @@ def test_facts_that_are_not_told_are_none() -> None:
 
 
 def test_an_unknown_generation_of_pcie_has_no_speed() -> None:
-    assert (
-        GpuFacts(0, "GPU-1", "x", "GPU 0", pcie_generation=9, pcie_width=16).link_bytes_per_s
-        is None
-    )
+    assert Gpu("GPU-1", "GPU 0", pcie_generation=9, pcie_width=16).link_bytes_per_s is None
 
 
 @pytest.mark.parametrize(

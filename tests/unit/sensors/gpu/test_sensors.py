@@ -276,4 +276,4 @@ def test_numbers_leave_a_doubt_where_gpus_differ() -> None:
     in_doubt = select_gpus(gpus, {"CUDA_VISIBLE_DEVICES": "1"})
     assert (len(in_doubt.gpus), in_doubt.is_certain) == (2, False)
     by_place = {"CUDA_VISIBLE_DEVICES": "1", "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
-    assert [gpu.facts.name for gpu in select_gpus(gpus, by_place).gpus] == ["Tesla T4"]
+    assert [gpu.facts.model for gpu in select_gpus(gpus, by_place).gpus] == ["Tesla T4"]
