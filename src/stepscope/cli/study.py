@@ -196,7 +196,7 @@ def _derive(view: StudyView) -> Path:
     from stepscope.report.study.document import write_report
     from stepscope.report.study.export import write_tables
 
-    folder = view.contents.folder / "derived"
+    folder = view.folder / "derived"
     try:
         folder.mkdir(exist_ok=True)
         write_tables(view, folder)

@@ -111,7 +111,8 @@ class Result:
         return self.values.get("samples_per_second")
 
     def on(self, machine: str) -> Result:
-        return replace(self, machine=machine)
+        """The same on a machine with a name; without one, as it is."""
+        return replace(self, machine=machine) if machine else self
 
 
 RETRIES = 2

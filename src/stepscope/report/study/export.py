@@ -101,9 +101,9 @@ def _responses(values: Mapping[str, float]) -> list[float | None]:
 
 def _trials(view: StudyView) -> Rows:
     """Every attempt, also those of sentinels and those that do not count."""
-    results = view.contents.results
+    results = view.results
     more = sorted({key for each in results for key in each.values} - COLUMNS.keys())
-    counting = {(each.machine, each.place) for each in view.contents.counted}
+    counting = {(each.machine, each.place) for each in view.counted}
     yield [
         *_names(
             "folder key role repeat attempt block machine counts outcome reason"
@@ -220,7 +220,7 @@ def _blocks(view: StudyView) -> Rows:
 
 def _skipped(view: StudyView) -> Rows:
     yield [*_factors(view), "reason"]
-    rows = [(ordered(levels, view.factors), why) for levels, why in view.contents.skipped]
+    rows = [(ordered(point.levels, view.factors), point.why) for point in view.skipped]
     for levels, why in sorted(rows, key=lambda row: (level_order(row[0]), row[1])):
         yield [*_levels(view, levels), why]
 
@@ -240,10 +240,10 @@ TABLES: dict[str, Callable[[StudyView], Rows]] = {
 
 def study_dict(view: StudyView) -> dict[str, Any]:
     """All that a study tells, as plain values."""
-    contents, analysis = view.contents, view.analysis
-    outcomes = Counter(each.outcome.value for each in contents.counted)
+    analysis = view.analysis
+    outcomes = Counter(each.outcome.value for each in view.counted)
     running = None
-    if now := contents.running:
+    if now := view.running:
         where = {"trial": now.trial, "share": now.share, "phase": now.phase}
         running = {"pid": now.pid, "since": now.at, **where}
     best = [
@@ -254,25 +254,25 @@ def study_dict(view: StudyView) -> dict[str, Any]:
         {
             "format": FORMAT,
             "name": view.name,
-            "folder": contents.folder,
-            "machine": contents.machine,
-            "state": view.state,
+            "folder": view.folder,
+            "machine": view.machine,
+            "state": view.state[0],
             "headline": view.headline,
             "warning": view.warning or None,
             "trials": {
-                "planned": contents.planned,
-                "finished": len(contents.counted),
-                "pending": contents.pending,
-                "attempts": len(contents.results),
-                "disturbed": contents.disturbed,
+                "planned": view.planned,
+                "finished": len(view.counted),
+                "pending": view.pending,
+                "attempts": len(view.results),
+                "disturbed": view.disturbed,
                 "outcomes": dict(sorted(outcomes.items())),
             },
-            "spent_seconds": contents.spent_s,
-            "left_seconds": contents.left_s,
+            "spent_seconds": view.spent_s,
+            "left_seconds": view.left_s,
             "running": running,
             "confidence": CONFIDENCE,
-            "fixed": contents.design.fixed,
-            "factors": contents.design.factors,
+            "fixed": view.design.fixed,
+            "factors": view.design.factors,
             "best": best,
             "sensitivity": [
                 {
@@ -297,7 +297,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 _renamed(each, **_INTERVAL, ok="trials_ok", cause="held_back_by", **_NOT_TOLD)
                 for each in view.configurations
             ],
-            "blocks": contents.blocks,
+            "blocks": view.blocks,
             "failures": [
                 {
                     "folder": each.place,
@@ -307,8 +307,8 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 }
                 for each in view.failures
             ],
-            "skipped": [{"levels": levels, "reason": why} for levels, why in contents.skipped],
-            "remarks": (*view.not_measured, *view.remarks),
+            "skipped": [{"levels": each.levels, "reason": each.why} for each in view.skipped],
+            "remarks": (*view.not_measured, *view.notes),
         }
     )
     return told

@@ -80,7 +80,7 @@ def plan_view(study: Study) -> PlanView:
         seconds_measured=durations.is_measured,
         spent_seconds=known.seconds,
         budget=_budget(study, len(wanted), seconds),
-        skipped=skipped_groups((left.levels, left.why) for left in study.skipped()),
+        skipped=skipped_groups(study.skipped()),
         not_chosen=points.not_chosen,
         remarks=(*points.remarks, *study.found.remarks),
     )

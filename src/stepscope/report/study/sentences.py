@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from stepscope.analysis.study.drift import BlockJudged, Trend
 from stepscope.analysis.study.records import (
+    RESPONSES,
+    Effects,
     Estimate,
+    Front,
     Interaction,
+    Level,
     MainEffect,
     Remark,
     Response,
     ScalingCurve,
     Sensitivity,
 )
-from stepscope.report.study.words import ratio_text
-from stepscope.studies.trial_spec import level_text
+from stepscope.report.kit.format import is_known, share_text
+from stepscope.report.study.words import (
+    counted,
+    ratio_text,
+    size_interval,
+    size_text,
+    upper_first,
+)
+from stepscope.studies.trial_spec import level_text, levels_text
 
 _NO_INTERVAL = "where it lies is not known"
 _REMARKS = {
@@ -54,6 +65,11 @@ _REMARKS = {
     ),
     "too_many_pairs": "there are too many levels to tell how all factors depend on each other",
 }
+_NOISE_SOURCES = {
+    "repeats": "from repeats",
+    "residuals": "from what the effects leave over",
+    "known": "as learnt of this machine before",
+}
 
 
 def remark_text(remark: Remark) -> str:
@@ -65,6 +81,10 @@ def remark_text(remark: Remark) -> str:
         response=remark.response,
         count=remark.count,
     )
+
+
+def ranking_title(found: Sensitivity) -> str:
+    return levels_text(found.group) or "All trials"
 
 
 def sensitivity_text(found: Sensitivity) -> str:
@@ -88,11 +108,40 @@ def _size(effect: MainEffect) -> str:
     return f"{ratio_text(size.value)}× ({between}{untold})"
 
 
+def effect_text(effect: MainEffect, response: Response) -> str:
+    """`1.28× (1.21–1.36)`."""
+    size, interval = size_text(effect.size, response), size_interval(effect.size, response)
+    return f"{size} ({interval})" if interval else size
+
+
+def best_level(effect: MainEffect, response: Response) -> str:
+    """The level to choose; empty where that depends."""
+    level = effect.highest if response.better == "more" else effect.lowest
+    return level_text(effect.factor, level) if response.better else ""
+
+
+def effects_text(effects: Effects) -> str:
+    """How many trials it is told of, how much alike ones differ, and how much is explained."""
+    noise = effects.noise
+    trials = counted(effects.trials, "trial")
+    parts = [f"{trials} of {counted(effects.configurations, 'configuration')}"]
+    if noise.source == "none" or not is_known(noise.sigma):
+        parts.append("no interval can be told: nothing was repeated")
+    else:
+        differ = share_text(noise.sigma)
+        if effects.response.scale == "difference":
+            differ = f"{noise.sigma * 100:.1f} points"
+        parts.append(f"trials alike differ by {differ} ({_NOISE_SOURCES[noise.source]})")
+    if is_known(effects.explained):
+        parts.append(f"factors explain {share_text(effects.explained)} of what differs")
+    return "; ".join(parts)
+
+
 def interaction_text(found: Interaction, response: Response) -> str:
     """`from 1 to 2 cpus: 1.90× with workers 0, 1.10× with workers 2`."""
 
-    def second(level: object) -> str:
-        return f"{found.second} {level_text(found.second, level)}"  # type: ignore[arg-type]
+    def second(level: Level) -> str:
+        return f"{found.second} {level_text(found.second, level)}"
 
     low, high = (level_text(found.first, level) for level in (found.low, found.high))
     begin = f"from {low} to {high} {found.first}"
@@ -103,6 +152,10 @@ def interaction_text(found: Interaction, response: Response) -> str:
     if response.scale == "ratio":
         return f"{begin}: {much} as much with {second(found.more)} as with {second(found.less)}"
     return f"{begin}: {much} more with {second(found.more)} than with {second(found.less)}"
+
+
+def curve_title(curve: ScalingCurve) -> str:
+    return _of_group(curve.factor, curve.group)
 
 
 def curve_text(curve: ScalingCurve) -> str:
@@ -136,6 +189,16 @@ def curve_text(curve: ScalingCurve) -> str:
     return f"more than {level} never pays: {other} is slower by {change}"
 
 
+def front_title(front: Front) -> str:
+    first, *others = (RESPONSES[key].label for key in front.responses)
+    return _of_group(f"{upper_first(first)} against {' and '.join(others)}", front.group)
+
+
+def front_text(front: Front) -> str:
+    beaten = f"{counted(front.beaten, 'other')} {'is' if front.beaten == 1 else 'are'} beaten"
+    return f"{counted(len(front.best), 'configuration')} to choose from; {beaten}."
+
+
 def block_reasons(block: BlockJudged) -> tuple[str, ...]:
     """Why a block is not believed; nothing where it is."""
     reasons = []
@@ -163,6 +226,10 @@ def trend_text(trend: Trend) -> str:
         f" ({_percent(least)} to {_percent(most)}) from block {trend.first} to {trend.last}:"
         " something drifts, as a machine that gets warm or a disk that fills"
     )
+
+
+def _of_group(title: str, group: Mapping[str, Level]) -> str:
+    return f"{title}, {levels_text(group)}" if group else title
 
 
 def _effect(value: float, response: Response) -> str:

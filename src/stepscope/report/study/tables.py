@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Sequence
 from datetime import datetime, timezone
 
-from stepscope.analysis.study.records import RESPONSES
+from stepscope.analysis.study.records import RESPONSES, THROUGHPUT, Effects, Front, Sensitivity
 from stepscope.report.kit.format import (
     MISSING,
     bytes_text,
@@ -17,16 +17,18 @@ from stepscope.report.kit.format import (
     share_text,
     significant,
 )
-from stepscope.report.kit.table import Column, Table
+from stepscope.report.kit.table import Column, RowTone, Table
 from stepscope.report.study.configurations import STEP, ConfigurationRow, levels_of, ordered
-from stepscope.report.study.effects import EffectsView, FrontView, Ranking
-from stepscope.report.study.view import BlockLine, SkippedGroup, StudyView
+from stepscope.report.study.sentences import best_level, effect_text
+from stepscope.report.study.view import BlockLine, StudyView, skipped_groups
 from stepscope.report.study.words import (
     BETWEEN,
     energy_text,
     interval_text,
     measured_text,
     rate_interval,
+    size_interval,
+    size_text,
     thinned,
     upper_first,
 )
@@ -68,8 +70,7 @@ _RESULTS: tuple[tuple[Column, Callable[[ConfigurationRow], str]], ...] = (
 def configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
     """A line per configuration, a column per factor."""
     numeric = {
-        factor.name: factor.is_numeric
-        for factor in (*view.analysis.factors, *view.contents.design.factors)
+        factor.name: factor.is_numeric for factor in (*view.analysis.factors, *view.design.factors)
     }
 
     def level(name: str) -> Callable[[ConfigurationRow], str]:
@@ -100,9 +101,10 @@ def first_rows(view: StudyView, most: int) -> Sequence[ConfigurationRow]:
     return [*view.configurations[: most - len(failed)], *failed]
 
 
-def ranking(ranking: Ranking, with_bars: bool = False) -> Table:
+def ranking(found: Sensitivity, with_bars: bool = False) -> Table:
     """Factors by how much they matter; bars show how far each is from no effect."""
-    sizes = [row.effect.size.value for row in ranking.rows]
+    response = RESPONSES[THROUGHPUT]
+    sizes = [effect.size.value for effect in found.effects]
     logs = [math.log(size) if is_known(size) and size > 0 else 0.0 for size in sizes]
     most = max(logs, default=0.0) or 1.0
     bars = ["█" * round(_BAR * max(0.0, each) / most) or "▏" for each in logs]
@@ -114,42 +116,53 @@ def ranking(ranking: Ranking, with_bars: bool = False) -> Table:
         Column("", number=False),
         Column("", number=False, spare=1),
     )
-    rows = (
-        (row.factor, row.size, row.interval, row.best, "" if row.is_told else "may be nothing", bar)
-        for row, bar in zip(ranking.rows, bars, strict=True)
+    rows = tuple(
+        (
+            effect.factor,
+            size_text(effect.size, response),
+            size_interval(effect.size, response),
+            best_level(effect, response),
+            "" if effect.is_told else "may be nothing",
+            bar,
+        )
+        for effect, bar in zip(found.effects, bars, strict=True)
     )
-    tones = tuple("" if row.is_told else "weak" for row in ranking.rows)
-    table = Table(columns, tuple(rows), tones)  # type: ignore[arg-type]
+    tones: tuple[RowTone, ...] = tuple("" if e.is_told else "weak" for e in found.effects)
+    table = Table(columns, rows, tones)
     return table if with_bars else table.without([5])
 
 
-def levels(view: EffectsView) -> Table:
+def levels(effects: Effects) -> Table:
     """A line per level; the size of the effect beside the first level of its factor."""
+    response = effects.response
     columns = (
         Column("Factor", number=False),
         Column("Level", number=False),
-        Column(upper_first(view.response.label)),
+        Column(upper_first(response.label)),
         Column(BETWEEN),
         Column("Trials", spare=2),
         Column(f"Effect ({BETWEEN})", number=False, spare=1),
     )
-    response = view.response
     rows = []
-    for row in view.rows:
-        factor, effect = row.factor, row.text
-        for each in thinned(row.effect.levels, _MOST_LEVELS):
+    for effect in effects.main:
+        factor, size = effect.factor, effect_text(effect, response)
+        for each in thinned(effect.levels, _MOST_LEVELS):
             mean = measured_text(each.mean, response)
             between = interval_text(each.low, each.high, response)
-            level = level_text(row.factor, each.level)
-            rows.append((factor, level, mean, between, f"{each.trials:,}", effect))
-            factor, effect = "", ""
+            level = level_text(effect.factor, each.level)
+            rows.append((factor, level, mean, between, f"{each.trials:,}", size))
+            factor, size = "", ""
     return Table(columns, tuple(rows))
 
 
-def front(view: FrontView) -> Table:
-    responses = [Column(upper_first(RESPONSES[key].label)) for key in view.front.responses]
-    rows = tuple((str(place), *row) for place, row in enumerate(view.rows, 1))
-    return Table((Column(""), *responses, _CONFIGURATION), rows)
+def front(view: StudyView, front: Front) -> Table:
+    responses = [RESPONSES[key] for key in front.responses]
+    columns = (*(Column(upper_first(each.label)) for each in responses), _CONFIGURATION)
+    rows = []
+    for place, each in enumerate(front.best, 1):
+        values = (measured_text(each.values.get(r.key), r) for r in responses)
+        rows.append((str(place), *values, levels_text(ordered(each.levels, view.factors))))
+    return Table((Column(""), *columns), tuple(rows))
 
 
 def blocks(blocks: Sequence[BlockLine]) -> Table:
@@ -197,6 +210,7 @@ def failures(view: StudyView, failed: Sequence[Result]) -> Table:
     )
 
 
-def skipped(groups: Sequence[SkippedGroup]) -> Table:
+def skipped(view: StudyView) -> Table:
     columns = (Column("Combinations"), _WHY, Column("For example", number=False))
+    groups = skipped_groups(view.skipped)
     return Table(columns, tuple((f"{g.combinations:,}", g.why, g.example) for g in groups))
