@@ -273,11 +273,11 @@ def many_trials(folder: Path, trials: int = 10_000) -> StudyView:
 
 def nasty_study(folder: Path) -> StudyView:
     """With texts that are code to a browser, and markup to a terminal."""
-    contents = usual_study(folder, name=f"{NASTY} {BRACKETS}")
-    blocks = [replace(block, reasons=(NASTY, BRACKETS), flagged=True) for block in contents.blocks]
-    results = [replace(each, cause=f"{BRACKETS} {NASTY}") for each in contents.results]
+    view = usual_study(folder, name=f"{NASTY} {BRACKETS}")
+    blocks = [replace(block, reasons=(NASTY, BRACKETS), flagged=True) for block in view.blocks]
+    results = [replace(each, cause=f"{BRACKETS} {NASTY}") for each in view.results]
     return replace(
-        contents,
+        view,
         machine=f"{BRACKETS} {NASTY}",
         blocks=blocks,
         counted=[each for each in results if each.is_result],

@@ -63,9 +63,9 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, contents: StudyView, folder: Path) -> Iterator[Page]:
+def opened(browser: Browser, view: StudyView, folder: Path) -> Iterator[Page]:
     """The page of a study; that it asked for nothing and complained of nothing is checked last."""
-    path = write_report(contents, folder)
+    path = write_report(view, folder)
     page = browser.new_page(viewport={"width": 1000, "height": 900})
     requests: list[str] = []
     complaints: list[str] = []
@@ -131,8 +131,8 @@ def test_texts_can_be_read_in_both_colours(browser: Browser, tmp_path: Path, sch
 
 
 def test_nothing_of_a_study_is_taken_for_code(browser: Browser, tmp_path: Path) -> None:
-    contents = nasty_study(tmp_path)
-    with opened(browser, contents, tmp_path) as page:
-        assert page.locator("h1").inner_text() == contents.name
+    view = nasty_study(tmp_path)
+    with opened(browser, view, tmp_path) as page:
+        assert page.locator("h1").inner_text() == view.name
         assert NASTY in page.locator(".top .note").inner_text()
         assert page.locator("script").count() == 0

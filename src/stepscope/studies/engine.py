@@ -11,6 +11,8 @@ block open on each.
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,9 +22,10 @@ from stepscope.analysis.study.drift import BlockJudged
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
 from stepscope.records.codec import to_json
+from stepscope.runs.paths import write_json
 from stepscope.studies.design.records import Design
 from stepscope.studies.estimate import TrialDurations
-from stepscope.studies.folder import Ledger, StudyPaths, claim, unwritable
+from stepscope.studies.folder import Ledger, StudyPaths, StudyProgress, claim, unwritable
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Launcher
 from stepscope.studies.measure import MeasuredTrial, measure_trial
 from stepscope.studies.planner import Planner, ProposedTrial
@@ -39,6 +42,9 @@ if TYPE_CHECKING:
 MOST_FAILURES = 3
 """Configurations in a row that failed for something around them: it will not get better."""
 
+_WRITTEN_EVERY_S = 1.0
+_NOTHING_YET = Progress("starting", 0, None, None, None, 0.0, 0.0)
+
 Why = Literal["done", "budget", "interrupted"]
 
 
@@ -48,7 +54,6 @@ class ProgressEvent:
 
     spec: TrialSpec
     attempt: Attempt
-    block: int
     progress: Progress
     done: int
     to_come: int | None
@@ -76,16 +81,8 @@ class ProgressListener(Protocol):
         """A trial is over."""
 
 
-class SilentListener:
-    def begins(self, study: Study) -> None: ...
-
-    def tell(self, text: str) -> None: ...
-
-    def disturbed(self, block: BlockJudged) -> None: ...
-
-    def show(self, moment: ProgressEvent) -> None: ...
-
-    def over(self, result: Result, moment: ProgressEvent) -> None: ...
+class SilentListener(ProgressListener):
+    """Hears everything, and says nothing."""
 
 
 @dataclass
@@ -141,6 +138,7 @@ class Engine:
         self._best: Result | None = None
         self._refusal: BadWorkload | None = None
         self._told = {number for number, judged in results.judged.items() if judged.flagged}
+        self._next_written = 0.0
         self.launched = 0
         """Trials that were begun, reference trials among them."""
 
@@ -382,14 +380,35 @@ class Engine:
         self._best = max(good, key=lambda result: result.throughput or 0.0, default=None)
 
     def _show(self, job: Job, progress: Progress) -> None:
-        self._listener.show(self._event(self._running[job.folder], progress))
+        """To the listener, and about every second to the file that `study show` reads."""
+        trial = self._running[job.folder]
+        event = self._event(trial, progress)
+        self._listener.show(event)
+        now = time.monotonic()
+        if now < self._next_written:
+            return
+        self._next_written = now + _WRITTEN_EVERY_S
+        written = StudyProgress(
+            os.getpid(),
+            time.time(),
+            trial_text(trial.spec, self._design.factors),
+            trial.attempt.role,
+            trial.attempt.repeat,
+            trial.block,
+            progress.phase,
+            progress.share,
+            progress.elapsed_s,
+            event.done,
+            event.to_come,
+            event.left_s,
+        )
+        try:
+            write_json(self._paths.now, written, indent=None)
+        except OSError:
+            self._next_written = math.inf  # a full disk: the study goes on without
 
     def _event(self, trial: _RunningTrial, progress: Progress) -> ProgressEvent:
         left = None if self._left_s is None else max(0.0, self._left_s - progress.elapsed_s)
-        spec, attempt, block = trial.spec, trial.attempt, trial.block
         return ProgressEvent(
-            spec, attempt, block, progress, self._done, self._to_come, left, self._best
+            trial.spec, trial.attempt, progress, self._done, self._to_come, left, self._best
         )
-
-
-_NOTHING_YET = Progress("starting", 0, None, None, None, 0.0, 0.0)

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from stepscope.records import Outcome
 from stepscope.studies.design.records import Design, SkippedPoint
 from stepscope.studies.dominated import Dominance, observed
 from stepscope.studies.results import Results
@@ -83,11 +84,9 @@ class GridPlanner(Planner):
                 continue
             if results.answer(key, repeat) is not None or dominance.reason(trial.spec):
                 continue
-            if (
-                results.was_disturbed(key, repeat)
-                or results.has_failed(key, repeat)
-                or results.lost(key, repeat) >= _LOST_OFTEN
-            ):
+            tries = results.tries(key, repeat)
+            lost = sum(result.outcome is Outcome.LOST for result in tries)
+            if lost >= _LOST_OFTEN or any(r.is_result or r.infrastructure for r in tries):
                 last.append(trial)
             else:
                 yield trial

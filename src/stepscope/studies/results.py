@@ -175,10 +175,8 @@ class Results:
 
     def answer(self, key: str, repeat: int) -> Result | None:
         """The result that counts; None while there is none, or it is to be tried again."""
-        found = self._of.get((key, "trial", repeat))
-        if not found:
-            return None
-        found = [r for r in found if not self._forgiven or r.place not in self._forgiven]
+        tries = self.tries(key, repeat)
+        found = [r for r in tries if not self._forgiven or r.place not in self._forgiven]
         answers = [result for result in found if result.is_result]
         calm = [result for result in answers if not self.is_disturbed(result)]
         if calm:
@@ -190,29 +188,17 @@ class Results:
 
     def best_known(self, key: str, repeat: int) -> Result | None:
         """What there is for tables: the answer, or one that may yet be replaced."""
-        answer = self.answer(key, repeat)
-        if answer is not None:
-            return answer
-        found = self._of.get((key, "trial", repeat), ())
-        return next((result for result in reversed(found) if result.is_result), None)
+        tried = (result for result in reversed(self.tries(key, repeat)) if result.is_result)
+        return self.answer(key, repeat) or next(tried, None)
 
     def is_disturbed(self, result: Result) -> bool:
         """Whether its block was, in a way that may have changed it."""
         judged = self.judged.get(result.block)
         return judged is not None and judged.flagged
 
-    def lost(self, key: str, repeat: int) -> int:
-        """How often who ran it died meanwhile."""
-        found = self._of.get((key, "trial", repeat), ())
-        return sum(result.outcome is Outcome.LOST for result in found)
-
-    def has_failed(self, key: str, repeat: int) -> bool:
-        """Whether something around it has."""
-        return any(result.infrastructure for result in self._of.get((key, "trial", repeat), ()))
-
-    def was_disturbed(self, key: str, repeat: int) -> bool:
-        """Whether there is an answer that does not count."""
-        return any(result.is_result for result in self._of.get((key, "trial", repeat), ()))
+    def tries(self, key: str, repeat: int) -> Sequence[Result]:
+        """All attempts at a trial that are over, also those that do not count."""
+        return self._of.get((key, "trial", repeat), ())
 
     @property
     def judged(self) -> Mapping[int, BlockJudged]:

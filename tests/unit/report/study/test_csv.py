@@ -15,12 +15,12 @@ from stepscope.analysis.study.records import RESPONSES
 from stepscope.report.study.export import COLUMNS, TABLES, csv_text, write_tables
 from stepscope.studies.trial_spec import NAMES
 from synthetic_studies import (
-    view_of_results,
     design_of,
     empty_study,
     grid,
     nasty_study,
     usual_study,
+    view_of_results,
 )
 
 

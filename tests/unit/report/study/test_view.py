@@ -17,7 +17,6 @@ from stepscope.report.study.sentences import best_level, effect_text, ranking_ti
 from stepscope.report.study.view import StudyView, skipped_groups
 from stepscope.report.study.words import about_text, size_interval, size_text, thinned, tick_text
 from synthetic_studies import (
-    view_of_results,
     design_of,
     empty_study,
     grid,
@@ -26,6 +25,7 @@ from synthetic_studies import (
     out_of_memory,
     ten_factors,
     usual_study,
+    view_of_results,
 )
 
 
