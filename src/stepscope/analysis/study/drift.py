@@ -105,7 +105,20 @@ def judge_blocks(
     rates = [each.reference_rate for each in blocks if _is_rate(each.reference_rate)]
     usual = float(np.median(rates)) if len(rates) >= COMPARED_FROM else None  # type: ignore[arg-type]
     tolerated = _tolerated(np.log([rate for rate in rates if rate]), known) if usual else math.inf
-    return {each.number: _judged(each, usual, tolerated) for each in blocks}
+    judged = {}
+    for block in blocks:
+        relative = None
+        if usual and block.reference_rate and _is_rate(block.reference_rate):
+            relative = block.reference_rate / usual
+        judged[block.number] = BlockJudged(
+            block.number,
+            relative,
+            usual,
+            is_out_of_line=relative is not None and abs(math.log(relative)) > tolerated,
+            reference_failed=usual is not None and block.reference_failed,
+            disturbances=_disturbances(block),
+        )
+    return judged
 
 
 def trend(blocks: Sequence[BlockSeen]) -> Trend | None:
@@ -125,20 +138,6 @@ def trend(blocks: Sequence[BlockSeen]) -> Trend | None:
     if change.low <= 1 <= change.high or abs(change.value - 1) < LEAST:
         return None
     return Trend(change, int(min(numbers)), int(max(numbers)))
-
-
-def _judged(block: BlockSeen, usual: float | None, tolerated: float) -> BlockJudged:
-    relative = None
-    if usual and block.reference_rate and _is_rate(block.reference_rate):
-        relative = block.reference_rate / usual
-    return BlockJudged(
-        block.number,
-        relative,
-        usual,
-        is_out_of_line=relative is not None and abs(math.log(relative)) > tolerated,
-        reference_failed=usual is not None and block.reference_failed,
-        disturbances=_disturbances(block),
-    )
 
 
 def _tolerated(

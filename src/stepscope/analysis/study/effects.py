@@ -51,28 +51,18 @@ def main_effects(fit: Fitted) -> tuple[tuple[MainEffect, ...], tuple[Remark, ...
             continue
         if margin.untold:
             remarks.append(Remark("confounded_levels", (factor.name,), margin.untold))
-        told.append(_main_effect(margin, fit.noise, fit.response.scale))
+        levels, scale = margin.factor.levels, fit.response.scale
+        highest, lowest = int(np.argmax(margin.means)), int(np.argmin(margin.means))
+        difference = float(margin.means[highest] - margin.means[lowest])
+        error, pairs = margin.error(highest, lowest), len(levels) * (len(levels) - 1) // 2
+        size = estimate(difference, error, fit.noise, scale, looked=pairs)
+        means = level_means(margin, fit.noise, scale)
+        told.append(
+            MainEffect(
+                factor.name, means, levels[highest], levels[lowest], size, is_told(size, scale)
+            )
+        )
     return tuple(sorted(told, key=lambda each: -each.size.value)), tuple(remarks)
-
-
-def _main_effect(margin: Margin, noise: Noise, scale: Scale) -> MainEffect:
-    highest, lowest = int(np.argmax(margin.means)), int(np.argmin(margin.means))
-    levels = len(margin.means)
-    size = estimate(
-        float(margin.means[highest] - margin.means[lowest]),
-        margin.error(highest, lowest),
-        noise,
-        scale,
-        looked=levels * (levels - 1) // 2,
-    )
-    return MainEffect(
-        margin.factor.name,
-        level_means(margin, noise, scale),
-        margin.factor.levels[highest],
-        margin.factor.levels[lowest],
-        size,
-        is_told(size, scale),
-    )
 
 
 def level_means(margin: Margin, noise: Noise, scale: Scale) -> tuple[LevelMean, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
@@ -34,11 +34,11 @@ def _interaction(fitted: Fitted, one: int, other: int) -> Interaction | None:
     found = _largest(fitted, fit or fitted.model.full, one, other)
     if found is None:
         return None
-    size = estimate(found.value, found.error, fitted.noise, response.scale, found.looked)
+    (low, high), more, less, value, error, looked = found
+    size = estimate(value, error, fitted.noise, response.scale, looked)
     first, second = cells.factors[one], cells.factors[other]
-    low, high = found.firsts
     changes: list[tuple[Level, float]] = []
-    for at in sorted((found.more, found.less)) if fit else ():
+    for at in sorted((more, less)) if fit else ():
         change = float(means[high, at] - means[low, at])
         changes.append((second.levels[at], raised(change) if response.scale == "ratio" else change))
     return Interaction(
@@ -49,14 +49,13 @@ def _interaction(fitted: Fitted, one: int, other: int) -> Interaction | None:
         is_told(size, response.scale),
         low=first.levels[low],
         high=first.levels[high],
-        more=second.levels[found.more],
-        less=second.levels[found.less],
+        more=second.levels[more],
+        less=second.levels[less],
         changes=tuple(changes),
     )
 
 
-@dataclass(frozen=True)
-class _Largest:
+class _Largest(NamedTuple):
     """Of all contrasts that were looked at."""
 
     firsts: tuple[int, int]

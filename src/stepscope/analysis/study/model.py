@@ -108,9 +108,6 @@ class Model:
         terms = [term for term in self.terms if len(term.of) == 2 and not self._is_told(term)]
         return tuple((term.of[0], term.of[1]) for term in terms)
 
-    def term(self, *of: int) -> Term:
-        return next(term for term in self.terms if term.of == of)
-
     def moments(self, means: Floats) -> Floats:
         """The model's matrix times a response of the configurations."""
         weighted = means * self.cells.repeats
@@ -129,7 +126,7 @@ class Model:
 
     def rows(self, *of: int) -> Floats:
         """What each level of a factor (or combination of two) adds to the mean, as contrasts."""
-        term = self.term(*of)
+        term = next(term for term in self.terms if term.of == of)
         rows = np.zeros((len(term.coding), self.width))
         rows[:, term.columns] = term.coding
         return rows
