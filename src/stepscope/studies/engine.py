@@ -81,8 +81,16 @@ class ProgressListener(Protocol):
         """A trial is over."""
 
 
-class SilentListener(ProgressListener):
-    """Hears everything, and says nothing."""
+class SilentListener:
+    def begins(self, study: Study) -> None: ...
+
+    def tell(self, text: str) -> None: ...
+
+    def disturbed(self, block: BlockJudged) -> None: ...
+
+    def show(self, moment: ProgressEvent) -> None: ...
+
+    def over(self, result: Result, moment: ProgressEvent) -> None: ...
 
 
 @dataclass
