@@ -183,13 +183,13 @@ def _draw(view: StudyView, full: bool, stderr: bool = False) -> Console:
 
 def _has_changed(target: Path, folder: Path) -> bool:
     """Whether a design file is of other trials than those of the study's last run."""
-    from stepscope.studies.design.file import design_digest, read_design
+    from stepscope.studies.design.file import read_design, trials_text
 
     kept = folder / "design.yaml"
     if not (target.is_file() and kept.is_file()):
         return False
     now, then = read_design(target), read_design(kept, is_kept=True)
-    return (design_digest(now), now.repeats) != (design_digest(then), then.repeats)
+    return (trials_text(now), now.repeats) != (trials_text(then), then.repeats)
 
 
 def _derive(view: StudyView) -> Path:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import dataclasses
-import hashlib
 import json
 import re
 import typing
@@ -44,7 +43,6 @@ KEYS = (
     "oom",
 )
 _NAME = re.compile(r"\w(?:[\w .+-]{0,98}[\w+-])?")
-_DIGEST_LENGTH = 12
 MOST_REPEATS = 1000
 _UNITS = {
     **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1),
@@ -68,9 +66,9 @@ def read_design(path: Path, is_kept: bool = False) -> Design:
     return dataclasses.replace(design, name=design.name or path.stem, file=path, text=text)
 
 
-def design_digest(design: Design) -> str:
+def trials_text(design: Design) -> str:
     """The same for the same trials: whatever the spacing, the comments, the budget, the repeats."""
-    told = {
+    trials = {
         "fixed": dict(design.fixed),
         "factors": [[factor.name, list(factor.levels)] for factor in design.factors],
         "rules": sorted(ast.unparse(ast.parse(rule.plain, mode="eval")) for rule in design.rules),
@@ -78,8 +76,7 @@ def design_digest(design: Design) -> str:
         "seed": design.seed,
         "sentinel": dict(design.reference or {}) if design.with_reference else None,
     }
-    text = json.dumps(told, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_LENGTH]
+    return json.dumps(trials, sort_keys=True)
 
 
 class _DesignReader:

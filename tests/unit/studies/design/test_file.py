@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from stepscope.errors import BadDesign
 from stepscope.studies.design.file import (
     KEYS,
-    design_digest,
     parse_duration,
     parse_share,
     read_design,
+    trials_text,
 )
 from stepscope.studies.design.nodes import MOST_BYTES
 from stepscope.studies.design.records import Budget, Design
@@ -298,7 +298,7 @@ def test_what_cannot_be_opened(tmp_path: Path) -> None:
 
 
 def test_the_digest_is_of_what_is_tried(tmp_path: Path) -> None:
-    digest = design_digest(read(tmp_path, WHOLE))
+    digest = trials_text(read(tmp_path, WHOLE))
     for same in (
         WHOLE.replace("repeats: 3", "repeats: 5   # more"),
         WHOLE.replace("time: 2h", "time: 3h"),
@@ -306,7 +306,7 @@ def test_the_digest_is_of_what_is_tried(tmp_path: Path) -> None:
         WHOLE.replace("4GiB", "4096MiB"),
         WHOLE.replace("name: cnn-on-two-cores", "name: other"),
     ):
-        assert same != WHOLE and design_digest(read(tmp_path, same)) == digest
+        assert same != WHOLE and trials_text(read(tmp_path, same)) == digest
     for other in (
         WHOLE.replace("[32, 128]", "[32, 64]"),
         WHOLE.replace("2 * cpus", "3 * cpus"),
@@ -315,7 +315,7 @@ def test_the_digest_is_of_what_is_tried(tmp_path: Path) -> None:
         WHOLE.replace("seconds: 3", "seconds: 4"),
         WHOLE.replace("sentinel: {batch_size: 32}", "sentinel: none"),
     ):
-        assert other != WHOLE and design_digest(read(tmp_path, other)) != digest
+        assert other != WHOLE and trials_text(read(tmp_path, other)) != digest
 
 
 @pytest.mark.parametrize(
