@@ -28,7 +28,7 @@ from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.folder import Ledger, StudyPaths, StudyProgress, claim, unwritable
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Launcher
 from stepscope.studies.measure import MeasuredTrial, measure_trial
-from stepscope.studies.planner import Planner, ProposedTrial
+from stepscope.studies.planner import Planner
 from stepscope.studies.results import REFERENCE, Attempt, Result, Results, Role
 from stepscope.studies.scan import DAMAGED
 from stepscope.studies.trial_spec import TrialSpec, in_design_words, resolved, trial_text
@@ -181,7 +181,10 @@ class Engine:
                 here = [each for each in self._running.values() if each.machine == machine]
                 if len(here) >= slots or any(each.attempt.is_reference for each in here):
                     break
-                proposed = self._next_proposed()
+                running = {(each.spec.key, each.attempt.repeat) for each in self._running.values()}
+                wanted = self._planner.next(self._results)
+                new = (each for each in wanted if (each.spec.key, each.repeat) not in running)
+                proposed = next(new, None)
                 if proposed is None:
                     return True
                 if not self._is_affordable(proposed.spec):
@@ -200,11 +203,6 @@ class Engine:
                 if self._launch(proposed.spec, "trial", proposed.repeat, machine):
                     block.trials += 1
         return True
-
-    def _next_proposed(self) -> ProposedTrial | None:
-        running = {(each.attempt.key, each.attempt.repeat) for each in self._running.values()}
-        proposed = self._planner.next(self._results)
-        return next((p for p in proposed if (p.spec.key, p.repeat) not in running), None)
 
     def _is_affordable(self, spec: TrialSpec) -> bool:
         budget, results = self._design.budget, self._results

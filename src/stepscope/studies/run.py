@@ -60,7 +60,17 @@ def write_down(study: Study) -> None:
     if folder.is_study(paths.folder):
         with contextlib.suppress(folder.DamagedStudy):  # then it is made anew
             before = folder.read_study_facts(paths)
-    _check_same_study(study, before)
+    # Studies whose names lead to the same folder, or that have the same name in two projects, are
+    # not mixed up.
+    is_moved = before.file and design.file and before.file != str(design.file.absolute())
+    known = {result.key for result in study.found.results}
+    is_other = is_moved and known and known.isdisjoint(spec.key for spec in study.points.chosen)
+    if before.name not in ("", design.name) or is_other:
+        raise CannotTry(
+            f"{paths.folder} is of another study, {before.name!r}"
+            + (f" by {before.file}" if is_other else ""),
+            "Give this one another name, or another place with --out DIR",
+        )
     if before.machine not in ("", machine) and study.found.results:
         raise CannotTry(
             f"This study was begun on another machine ({before.machine}; this is {machine})",
@@ -87,18 +97,3 @@ def write_down(study: Study) -> None:
         folder.write_study_facts(paths, facts)
     except OSError as error:
         raise folder.unwritable(paths, error) from None
-
-
-def _check_same_study(study: Study, before: folder.StudyFacts) -> None:
-    """Studies whose names lead to the same folder, or that have the same name in two projects, are
-    not mixed up."""
-    file = study.design.file
-    is_moved = before.file and file and before.file != str(file.absolute())
-    known = {result.key for result in study.found.results}
-    is_other = is_moved and known and known.isdisjoint(spec.key for spec in study.points.chosen)
-    if before.name not in ("", study.design.name) or is_other:
-        raise CannotTry(
-            f"{study.paths.folder} is of another study, {before.name!r}"
-            + (f" by {before.file}" if is_other else ""),
-            "Give this one another name, or another place with --out DIR",
-        )

@@ -144,32 +144,24 @@ def entries(
             trouble.at(node, f"{what} should be names with values, not {in_words(node)}")
         return
     seen: dict[str, int] = {}
-    for key, value in _merged(node):
+    own = [(key, value) for key, value in node.value if key.tag != _MERGE]
+    merged = []  # by `<<: *anchor`, one level deep
+    for key, value in node.value:
+        if key.tag == _MERGE:
+            for source in value.value if isinstance(value, SequenceNode) else [value]:
+                merged += source.value if isinstance(source, MappingNode) else []
+    for key, value in (*own, *merged):
         name = str(key.value) if isinstance(key, ScalarNode) else ""
         if not name:
             trouble.at(key, f"in {what}, this is no name")
         elif name in seen:
-            if (key, value) in node.value:
+            if (key, value) in own:
                 trouble.at(key, f"{name} is there twice, first in line {seen[name]}")
         elif known is not None and name not in known:
             trouble.at(key, f"{what} has no {name!r}", nearest(name, known))
         else:
             seen[name] = key.start_mark.line + 1
             yield name, key, value
-
-
-def _merged(node: MappingNode) -> Iterator[tuple[Node, Node]]:
-    """Its own entries, then those of `<<: *anchor`, one level deep."""
-    own = [(key, value) for key, value in node.value if key.tag != _MERGE]
-    names = {key.value for key, _ in own if isinstance(key, ScalarNode)}
-    yield from own
-    for key, value in node.value:
-        if key.tag != _MERGE:
-            continue
-        for source in value.value if isinstance(value, SequenceNode) else [value]:
-            for other, below in source.value if isinstance(source, MappingNode) else ():
-                if not (isinstance(other, ScalarNode) and other.value in names):
-                    yield other, below
 
 
 def in_words(node: Node) -> str:
