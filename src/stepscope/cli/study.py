@@ -152,12 +152,17 @@ def show_study(target: Path, out: Path = _USUAL, as_json: bool = False, full: bo
     """What a study tells; `full` also writes its page and its tables."""
     _be_quick()
     from stepscope.report.study.read import read_view
+    from stepscope.studies.design.file import read_design, trials_text
     from stepscope.studies.study import find_folder
 
     folder = find_folder(target, out)
     view = read_view(folder)
-    if _has_changed(target, folder):
-        say(f"{target} was changed since the study was run: this is by the design as it was then")
+    kept = folder / "design.yaml"
+    if target.is_file() and kept.is_file():
+        now, then = read_design(target), read_design(kept, is_kept=True)
+        if (trials_text(now), now.repeats) != (trials_text(then), then.repeats):
+            as_then = "this is by the design as it was then"
+            say(f"{target} was changed since the study was run: {as_then}")
     page = _derive(view) if full else None
     if as_json:
         from stepscope.report.study.export import study_dict
@@ -179,17 +184,6 @@ def _draw(view: StudyView, full: bool, stderr: bool = False) -> Console:
     console = Console(stderr=stderr)
     draw(console, screen_of(view, console.width, full))
     return console
-
-
-def _has_changed(target: Path, folder: Path) -> bool:
-    """Whether a design file is of other trials than those of the study's last run."""
-    from stepscope.studies.design.file import read_design, trials_text
-
-    kept = folder / "design.yaml"
-    if not (target.is_file() and kept.is_file()):
-        return False
-    now, then = read_design(target), read_design(kept, is_kept=True)
-    return (trials_text(now), now.repeats) != (trials_text(then), then.repeats)
 
 
 def _derive(view: StudyView) -> Path:

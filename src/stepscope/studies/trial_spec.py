@@ -194,9 +194,7 @@ def in_design_words(text: str) -> str:
 
 def setting(settings: Mapping[str, Level], name: str) -> Level:
     """A setting of a spec's settings, also where it was left as it would be."""
-    if name in settings or name in LIMITS or name not in SETTINGS:
-        return settings.get(name)
-    return setting_default(name)  # type: ignore[no-any-return]
+    return settings.get(name, setting_default(name) if name in SETTINGS else None)
 
 
 def level_text(name: str, value: Level) -> str:

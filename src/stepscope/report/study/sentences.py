@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 from stepscope.analysis.study.drift import BlockJudged, Trend
 from stepscope.analysis.study.records import (
@@ -74,10 +74,11 @@ _NOISE_SOURCES = {
 
 def remark_text(remark: Remark) -> str:
     factor = remark.factors[0] if remark.factors else ""
+    levels = [level_text(factor, level) for level in remark.levels]
     return _REMARKS[remark.kind].format(
         factor=factor,
         both=" and ".join(remark.factors),
-        levels=_listed([level_text(factor, level) for level in remark.levels]),
+        levels=" and ".join(filter(None, [", ".join(levels[:-1]), *levels[-1:]])),
         response=remark.response,
         count=remark.count,
     )
@@ -264,8 +265,3 @@ def _percent(share: float) -> str:
 def _is_plural(factor: str) -> bool:
     """Workers matter, a batch_size matters."""
     return factor.endswith("s")
-
-
-def _listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))
