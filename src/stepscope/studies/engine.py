@@ -371,7 +371,6 @@ class Engine:
             )
 
     def _look_ahead(self) -> None:
-        """What is to come, and how long it will take."""
         to_come = self._planner.to_come(self._results)
         if to_come is not None:
             self._to_come = len(to_come)

@@ -81,7 +81,6 @@ class StudyFacts:
     host: str = ""
     stepscope: str = ""
     file: str = ""
-    """Of the design."""
     lacked: Mapping[str, str] = field(default_factory=dict)
     """What the machine could not run, and why, by the keys of specs."""
     code: Mapping[str, list[str]] = field(default_factory=dict)
@@ -280,7 +279,6 @@ def runner_of(paths: StudyPaths) -> Claim | None:
 
 
 def unwritable(paths: StudyPaths, error: OSError) -> CannotTry:
-    """What to do about a study that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return CannotTry(
         f"The study cannot be written in {paths.folder}: {error.strerror}",

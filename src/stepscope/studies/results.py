@@ -58,7 +58,6 @@ class Result:
     """A finished trial, as its line in the ledger has it."""
 
     key: str
-    """Of its spec."""
     settings: Mapping[str, Level]
     role: Role
     repeat: int
@@ -221,12 +220,10 @@ class Results:
 
     @property
     def references(self) -> int:
-        """Reference trials that were begun."""
         return max((n for (_, role, n) in self._attempts if role == REFERENCE), default=0)
 
     @property
     def seconds(self) -> float:
-        """That all trials took so far."""
         return sum(result.seconds for result in self.results)
 
     def in_blocks(self) -> dict[int, list[Result]]:

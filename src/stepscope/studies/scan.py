@@ -43,9 +43,7 @@ class StudyScan:
     unwritten: list[Result]
     """Those of them that belong into the ledger."""
     attempts: set[Attempt]
-    """All that were ever begun."""
     running: list[Attempt]
-    """Whose runner lives."""
     remarks: list[str]
 
 

@@ -55,7 +55,6 @@ class BlockSeen:
 
     number: int
     reference_rate: float | None
-    """Its samples per second."""
     reference_failed: bool = False
     noise: Sequence[Sequence[str]] = ()
     """What disturbed it, of every trial (and of the reference) that was disturbed."""
@@ -101,7 +100,6 @@ class Trend:
 def judge_blocks(
     blocks: Sequence[BlockSeen], known: ProcessNoise | None = None
 ) -> dict[int, BlockJudged]:
-    """Every block by its number."""
     rates = [each.reference_rate for each in blocks if _is_rate(each.reference_rate)]
     usual = float(np.median(rates)) if len(rates) >= COMPARED_FROM else None  # type: ignore[arg-type]
     tolerated = _tolerated(np.log([rate for rate in rates if rate]), known) if usual else math.inf

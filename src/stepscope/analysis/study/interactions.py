@@ -143,6 +143,5 @@ def _place(cells: Cells, one: int, other: int) -> Integers:
 
 
 def _counts(cells: Cells, one: int, other: int) -> Integers:
-    """Of trials in each cell."""
     size = cells.sizes()[one] * cells.sizes()[other]
     return np.bincount(_place(cells, one, other), cells.repeats, size).astype(np.int64)

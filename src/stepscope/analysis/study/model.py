@@ -39,7 +39,6 @@ class Term:
     coding: Floats
     """A row per level, or per combination of levels; they sum to zero."""
     columns: slice
-    """Of the model."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +86,6 @@ class Model:
 
     @cached_property
     def full(self) -> ModelFit:
-        """With all terms."""
         return self._fit(self.terms)
 
     @cached_property
@@ -99,7 +97,6 @@ class Model:
 
     @cached_property
     def additive(self) -> ModelFit:
-        """With no pairs at all."""
         return self._fit([term for term in self.terms if len(term.of) < 2])
 
     @cached_property
@@ -118,7 +115,6 @@ class Model:
         return np.concatenate(sums)
 
     def predicted(self, effects: Floats) -> Floats:
-        """The response of every configuration."""
         parts = [
             (term.coding @ effects[term.columns])[_places(self.cells, term)] for term in self.terms
         ]

@@ -43,7 +43,6 @@ class ConfigurationRow:
 
 
 def ordered(levels: Mapping[str, Level], factors: Iterable[str]) -> dict[str, Level]:
-    """Levels in the order of the design."""
     return {name: levels[name] for name in factors if name in levels}
 
 

@@ -25,7 +25,6 @@ class PlanView:
     folder: Path
     fixed: str
     factors: dict[str, str]
-    """Name and levels."""
     combinations: int
     configurations: int
     available: int
@@ -49,7 +48,6 @@ class PlanView:
 
 
 def plan_view(study: Study) -> PlanView:
-    """What a study would do now."""
     design, points, known = study.design, study.points, study.known
     wanted = [each.spec for each in study.grid.next(known)]
     durations = TrialDurations(known.results)
@@ -155,6 +153,5 @@ def plan_document(view: PlanView) -> Document:
 
 
 def plan_dict(view: PlanView) -> dict[str, Any]:
-    """For JSON."""
     told = to_json(view)
     return {"format": 1, **{key: value for key, value in told.items() if key != "fixed"}}

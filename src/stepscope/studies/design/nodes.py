@@ -145,7 +145,7 @@ def entries(
         return
     seen: dict[str, int] = {}
     own = [(key, value) for key, value in node.value if key.tag != _MERGE]
-    merged = []  # by `<<: *anchor`, one level deep
+    merged: list[tuple[Node, Node]] = []  # by `<<: *anchor`, one level deep
     for key, value in node.value:
         if key.tag == _MERGE:
             for source in value.value if isinstance(value, SequenceNode) else [value]:

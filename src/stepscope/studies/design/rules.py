@@ -85,7 +85,6 @@ class Rule:
 
     text: str
     line: int
-    """Of the design's file."""
     because: str = ""
 
     def skips(self, settings: Settings) -> bool:
