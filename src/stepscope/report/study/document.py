@@ -238,7 +238,7 @@ def _screen_tables(view: StudyView, width: int) -> Iterator[Block]:
     table = tables.configurations(view, shown)
     if table.compact(width).width > width:
         shown = tables.first_rows(view, _MOST_WRAPPED)
-        table = tables.folded_configurations(view, shown)
+        table = tables.configurations(view, shown, is_folded=True)
     rest = _more(view.configurations, shown, ", in configurations.csv")
     yield Section("Configurations", (table, Paragraph(rest, "note")))
     few = len(view.blocks) <= _MOST_SHOWN

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
 from stepscope.analysis.study.records import RESPONSES, THROUGHPUT, Effects, Front, Sensitivity
@@ -67,8 +68,10 @@ _RESULTS: tuple[tuple[Column, Callable[[ConfigurationRow], str]], ...] = (
 )
 
 
-def configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
-    """A line per configuration, a column per factor."""
+def configurations(
+    view: StudyView, rows: Sequence[ConfigurationRow], is_folded: bool = False
+) -> Table:
+    """A line per configuration, a column per factor; for many factors, all in the last one."""
     numeric = {
         factor.name: factor.is_numeric for factor in (*view.analysis.factors, *view.design.factors)
     }
@@ -77,20 +80,11 @@ def configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
         return lambda row: level_text(name, row.levels.get(name))
 
     factors = [(Column(name, numeric.get(name, False)), level(name)) for name in view.factors]
-    return _toned(Table.of(rows, [*factors, *_RESULTS]), rows)
-
-
-def folded_configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
-    """The same with all levels in one column, the last: for many factors."""
-
-    def levels(row: ConfigurationRow) -> str:
-        return levels_text(ordered(row.levels, view.factors))
-
-    return _toned(Table.of(rows, [*_RESULTS, (_CONFIGURATION, levels)]), rows)
-
-
-def _toned(table: Table, rows: Sequence[ConfigurationRow]) -> Table:
-    return Table(table.columns, table.rows, tuple(row.tone for row in rows)).known()
+    table = Table.of(rows, [*factors, *_RESULTS])
+    if is_folded:
+        levels = (_CONFIGURATION, lambda row: levels_text(ordered(row.levels, view.factors)))
+        table = Table.of(rows, [*_RESULTS, levels])
+    return replace(table, tones=tuple(row.tone for row in rows)).known()
 
 
 def first_rows(view: StudyView, most: int) -> Sequence[ConfigurationRow]:
@@ -166,48 +160,38 @@ def front(view: StudyView, front: Front) -> Table:
 
 
 def blocks(blocks: Sequence[BlockLine]) -> Table:
-    def rate(block: BlockLine) -> str:
-        known = is_known(block.sentinel_rate)
-        return f"{rate_text(block.sentinel_rate)} /s" if known else MISSING
-
-    def began(block: BlockLine) -> str:
-        if not block.began:
-            return ""
-        return datetime.fromtimestamp(block.began, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-    def flagged(block: BlockLine) -> str:
-        words = (("yes", block.flagged), ("run again", block.rerun))
-        return ", ".join(word for word, is_so in words if is_so)
-
-    return Table.of(
-        blocks,
-        [
-            (Column("Block"), lambda block: str(block.number)),
-            (Column("Began", number=False, spare=1), began),
-            (Column("Trials", spare=2), lambda block: count_text(block.trials)),
-            (Column("Sentinel"), rate),
-            (Column("Flagged", number=False), flagged),
-            (_WHY, lambda block: "; ".join(block.reasons)),
-        ],
+    columns = (
+        Column("Block"),
+        Column("Began", number=False, spare=1),
+        Column("Trials", spare=2),
+        Column("Sentinel"),
+        Column("Flagged", number=False),
+        _WHY,
     )
+    rows = []
+    for block in blocks:
+        began = datetime.fromtimestamp(block.began, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        rate = f"{rate_text(block.sentinel_rate)} /s" if block.sentinel_rate else MISSING
+        flags = ["yes"] * block.flagged + ["run again"] * block.rerun
+        name, trials = str(block.number), count_text(block.trials)
+        why = "; ".join(block.reasons)
+        rows.append((name, began if block.began else "", trials, rate, ", ".join(flags), why))
+    return Table(columns, tuple(rows))
 
 
 def failures(view: StudyView, failed: Sequence[Result]) -> Table:
-    def outcome(each: Result) -> str:
-        return "sentinel" if each.is_reference else each.outcome.value
-
-    def trial(each: Result) -> str:
-        return levels_text(levels_of(each, view.factors))
-
-    return Table.of(
-        failed,
-        [
-            (Column("Outcome", number=False), outcome),
-            (Column("Attempt"), lambda each: str(each.attempt)),
-            (Column("Trial", number=False), trial),
-            (_WHY, lambda each: each.reason),
-        ],
+    columns = (
+        Column("Outcome", number=False),
+        Column("Attempt"),
+        Column("Trial", number=False),
+        _WHY,
     )
+    rows = []
+    for each in failed:
+        outcome = "sentinel" if each.is_reference else each.outcome.value
+        trial = levels_text(levels_of(each, view.factors))
+        rows.append((outcome, str(each.attempt), trial, each.reason))
+    return Table(columns, tuple(rows))
 
 
 def skipped(view: StudyView) -> Table:
