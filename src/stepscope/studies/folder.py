@@ -36,11 +36,10 @@ from stepscope.records.facts import ProcessIdentity
 from stepscope.runs.facts import identity_of_self
 from stepscope.runs.paths import write_json
 from stepscope.studies.results import Attempt, Result
+from stepscope.trials.state import locked
 
 FORMAT = 1
 DEFAULT_FOLDER = "studies"
-_OTHERS_LOOK_S = 0.5
-"""Who only looks whether somebody runs the study holds its lock for a moment."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without links say: there a claim may be torn, and a torn one does not count."""
 
@@ -220,16 +219,19 @@ class Ledger:
 @contextlib.contextmanager
 def alone(paths: StudyPaths) -> Iterator[None]:
     """Run a study as the only one. The kernel lets go of the lock when we die, however that is."""
-    try:
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise unwritable(paths, error) from None
-    try:
+    with contextlib.ExitStack() as held:
         try:
-            _lock(paths, lock)
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, _own_claim().encode(), 0)
+            # Who only looks whether somebody runs the study holds the lock for a moment.
+            held.enter_context(locked(paths.lock))
+            paths.lock.write_text(_own_claim())
+        except BlockingIOError:
+            runner = runner_of(paths) or Claim()
+            since = time.strftime("%H:%M:%S", time.localtime(runner.at)) if runner.at else "a while"
+            by = f" by process {runner.pid} on {runner.host}" if runner.pid > 0 else ""
+            raise StudyBusy(
+                f"{paths.folder} is being run already{by}, since {since}",
+                f"See how far it is: stepscope study show {paths.folder}",
+            ) from None
         except OSError as error:
             raise unwritable(paths, error) from None
         try:
@@ -237,26 +239,6 @@ def alone(paths: StudyPaths) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 paths.now.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
-
-
-def _lock(paths: StudyPaths, lock: int) -> None:
-    until = time.monotonic() + _OTHERS_LOOK_S
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.01)
-                continue
-        runner = runner_of(paths) or Claim()
-        since = time.strftime("%H:%M:%S", time.localtime(runner.at)) if runner.at else "a while"
-        by = f" by process {runner.pid} on {runner.host}" if runner.pid > 0 else ""
-        raise StudyBusy(
-            f"{paths.folder} is being run already{by}, since {since}",
-            f"See how far it is: stepscope study show {paths.folder}",
-        )
 
 
 def runner_of(paths: StudyPaths) -> Claim | None:
