@@ -201,14 +201,10 @@ class Ledger:
 
     def add(self, result: Result) -> None:
         line = dumps(result, omit_defaults=True) + "\n"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             self._folder.mkdir(exist_ok=True)
-            descriptor = os.open(self._path, flags, 0o644)
-            try:
-                os.write(descriptor, line.encode())
-            finally:
-                os.close(descriptor)
+            with self._path.open("ab", buffering=0) as file:
+                file.write(line.encode())
         except OSError as error:
             raise CannotTry(
                 f"The ledger of the study cannot be written in {self._folder}: {error.strerror}",

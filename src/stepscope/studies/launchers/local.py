@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from types import TracebackType
 
 from stepscope.errors import StepscopeError
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
@@ -47,12 +46,7 @@ class LocalLauncher:
         self._over = self._guard.dismiss
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._over()
         self._guard = None
 
