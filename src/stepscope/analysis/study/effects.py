@@ -26,6 +26,8 @@ from stepscope.analysis.study.records import (
     Sensitivity,
 )
 
+_ABOUT_NOISE = {"none": [Remark("noise_unknown")], "residuals": [Remark("noise_from_residuals")]}
+
 
 def effects_of(fit: Fitted) -> Effects:
     main, untold = main_effects(fit)
@@ -37,7 +39,12 @@ def effects_of(fit: Fitted) -> Effects:
         main=main,
         interactions=interactions(fit),
         explained=fit.explained,
-        remarks=(*fit.remarks, *_about_noise(fit), *_about_pairs(fit), *untold),
+        remarks=(
+            *fit.remarks,
+            *_ABOUT_NOISE.get(fit.noise.source, ()),
+            *_about_pairs(fit),
+            *untold,
+        ),
     )
 
 
@@ -72,12 +79,6 @@ def level_means(margin: Margin, noise: Noise, scale: Scale) -> tuple[LevelMean, 
         mean = estimate(float(margin.means[at]), error, noise, scale)
         told.append(LevelMean(level, mean.value, mean.low, mean.high, margin.trials[at]))
     return tuple(told)
-
-
-def _about_noise(fit: Fitted) -> tuple[Remark, ...]:
-    if fit.noise.source == "none":
-        return (Remark("noise_unknown"),)
-    return (Remark("noise_from_residuals"),) if fit.noise.source == "residuals" else ()
 
 
 def _about_pairs(fit: Fitted) -> tuple[Remark, ...]:

@@ -6,7 +6,7 @@ import hashlib
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.analysis.study.records import Factor, Level
@@ -176,9 +176,16 @@ def default_reference(
 
     why = ""
     for levels in candidates():
-        spec, problem = _allowed(design, levels)
-        problem = lacks(spec) if spec else problem
-        if spec and not problem:
+        settings = {**design.fixed, **levels}
+        try:
+            spec = make_spec(settings)
+        except StepscopeError as error:
+            why = why or f"it cannot be tried: {in_design_words(str(error))}"
+            continue
+        problem = lacks(spec)
+        if rule := next((rule for rule in design.rules if rule.skips(settings)), None):
+            problem = f"it is skipped by `{rule.plain}` in line {rule.line}"
+        if not problem:
             return spec
         why = why or problem
     named = f" with {levels_text(said)}" if said else ""
@@ -186,19 +193,6 @@ def default_reference(
         f"{_place(design)}the sentinel{named}: {why}",
         "Say other settings for it, or `sentinel: none`",
     )
-
-
-def _allowed(design: Design, levels: Mapping[str, Level]) -> tuple[TrialSpec | None, str]:
-    """The trial with these levels, or why there is none."""
-    settings = {**design.fixed, **levels}
-    try:
-        spec = make_spec(settings)
-    except StepscopeError as error:
-        return None, f"it cannot be tried: {in_design_words(str(error))}"
-    rule = next((rule for rule in design.rules if rule.skips(settings)), None)
-    if rule:
-        return None, f"it is skipped by `{rule.plain}` in line {rule.line}"
-    return spec, ""
 
 
 def _middle(factor: Factor) -> Level:
