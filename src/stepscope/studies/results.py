@@ -120,7 +120,7 @@ Trial = tuple[str, int]
 """The key of a spec, and which repeat of it."""
 
 
-def spread_of(results: Sequence[Result]) -> ProcessNoise | None:
+def noise_before(results: Sequence[Result]) -> ProcessNoise | None:
     """How much trials were known to differ on their machine before the first of these: later ones
     have learnt from those before."""
     told = [result for result in results if result.values.get("spread_dof")]
@@ -205,7 +205,7 @@ class Results:
         if self._judged is None:
             self._judged = {}
             for (machine, _), blocks in self._comparable_blocks().items():
-                spread = spread_of([each for each in self.results if each.machine == machine])
+                spread = noise_before([each for each in self.results if each.machine == machine])
                 self._judged |= judge_blocks(blocks, spread)
         return self._judged
 

@@ -31,6 +31,7 @@ _ABOUT_NOISE = {"none": [Remark("noise_unknown")], "residuals": [Remark("noise_f
 
 def effects_of(fit: Fitted) -> Effects:
     main, untold = main_effects(fit)
+    about_noise = _ABOUT_NOISE.get(fit.noise.source, ())
     return Effects(
         response=fit.response,
         trials=fit.trials,
@@ -39,12 +40,7 @@ def effects_of(fit: Fitted) -> Effects:
         main=main,
         interactions=interactions(fit),
         explained=fit.explained,
-        remarks=(
-            *fit.remarks,
-            *_ABOUT_NOISE.get(fit.noise.source, ()),
-            *_about_pairs(fit),
-            *untold,
-        ),
+        remarks=(*fit.remarks, *about_noise, *_about_pairs(fit), *untold),
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = str | int | float | bool | None
-"""A value of a knob or a limit. None is "as much as there is", or what the workload chooses."""
+"""A value of a setting or a limit. None is "as much as there is", or what the workload chooses."""
 
 Scale = Literal["ratio", "difference"]
 

@@ -12,7 +12,7 @@ from stepscope.report.study.view import BlockLine, StudyView
 from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.folder import StudyPaths, read_study_facts, running_now
 from stepscope.studies.merge import parts_of
-from stepscope.studies.results import MACHINE, Result, Results, spread_of
+from stepscope.studies.results import MACHINE, Result, Results, noise_before
 from stepscope.studies.study import Study, code_remarks
 from stepscope.studies.trial_spec import levels_text
 
@@ -69,7 +69,7 @@ def _view(paths: StudyPaths, studies: Iterable[tuple[str, Study]]) -> StudyView:
         skipped=[point for _, study in parts for point in study.skipped()],
         pending=len(wanted),
         blocks=[line for _, study in parts for line in _block_lines(study.known)],
-        analysis=analyse(observations, factors, spread_of(results)),
+        analysis=analyse(observations, factors, noise_before(results)),
         spent_s=sum(study.known.seconds for _, study in parts),
         left_s=TrialDurations(results).total(wanted),
         running=running_now(paths),

@@ -65,6 +65,13 @@ _REMARKS = {
     ),
     "too_many_pairs": "there are too many levels to tell how all factors depend on each other",
 }
+_NO_KNEE = {
+    "two_levels": "two levels show no knee: {other} {gain}",
+    "gaining": "still gaining {change} from {level} to {other}",
+    "unclear": "it cannot be told yet whether more {name} {pay}: {other} {gain}",
+    "flat": "{name} {do} not matter here: all are within {change}",
+    "never_pays": "more than {level} never pays: {other} is slower by {change}",
+}
 _NOISE_SOURCES = {
     "repeats": "from repeats",
     "residuals": "from what the effects leave over",
@@ -175,19 +182,15 @@ def curve_text(curve: ScalingCurve) -> str:
         return text
     if none is None:
         return ""
-    level, other = level_text(name, none.level), level_text(name, none.other)
-    change = _percent(abs(none.gain.value - 1))
-    if none.kind == "two_levels":
-        return f"two levels show no knee: {other} {_gain(none.gain)}"
-    if none.kind == "gaining":
-        return f"still gaining {change} from {level} to {other}"
-    if none.kind == "unclear":
-        pays = "pay" if is_plural else "pays"
-        return f"it cannot be told yet whether more {name} {pays}: {other} {_gain(none.gain)}"
-    if none.kind == "flat":
-        do = "do" if is_plural else "does"
-        return f"{name} {do} not matter here: all are within {change}"
-    return f"more than {level} never pays: {other} is slower by {change}"
+    return _NO_KNEE[none.kind].format(
+        name=name,
+        pay="pay" if is_plural else "pays",
+        do="do" if is_plural else "does",
+        level=level_text(name, none.level),
+        other=level_text(name, none.other),
+        change=_percent(abs(none.gain.value - 1)),
+        gain=_gain(none.gain),
+    )
 
 
 def front_title(front: Front) -> str:

@@ -59,7 +59,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
-_TEXTS = frozenset((*DATA, *PARTS, *(text for knob in SETTINGS.values() for text in knob.choices)))
+_TEXTS = frozenset((*DATA, *PARTS, *(text for each in SETTINGS.values() for text in each.choices)))
 _SLIPS = (
     (r"&&|\|\|", "Write `and`, `or`"),
     (r"![^=]", "Write `not`"),
