@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stepscope.report.study.view import StudyView
-    from stepscope.studies.run import Ran
-    from stepscope.studies.study import Study
 
 STUDIES_VARIABLE = "STEPSCOPE_STUDIES"
 
@@ -36,6 +34,11 @@ StudiesOut = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on standard output.")]
 _USUAL = Path("studies")
 _THREADS = "OPENBLAS_NUM_THREADS"
+_ENDED = {
+    "interrupted": "interrupted: the same command goes on from here",
+    "budget": "the budget is used up, or too little is left for another trial: raise it in the "
+    "design to go on from here",
+}
 
 
 @app.command()
@@ -80,6 +83,7 @@ def run(
     """
     _be_quick()
     from stepscope.cli.progress import StudyBar
+    from stepscope.report.study.export import study_dict
     from stepscope.report.study.read import view_of
     from stepscope.studies.launchers.local import LocalLauncher
     from stepscope.studies.run import run_study
@@ -99,7 +103,16 @@ def run(
                     _derive(view_of(study))
             raise
     if ran.trials or not quiet or as_json:
-        _conclude(study, ran, quiet, as_json)
+        view = view_of(study)
+        if ran.trials or not study.paths.report.exists():
+            _derive(view)
+        if as_json:
+            write_json(study_dict(view))
+        if not quiet:
+            _draw(view, full=False, stderr=True)
+            if ran.why in _ENDED:
+                say(_ENDED[ran.why])
+            say(f"report: {near(study.paths.report)}")
     os._exit(130 if ran.why == "interrupted" else 0)  # at once: all is on disk
 
 
@@ -200,25 +213,3 @@ def _derive(view: StudyView) -> Path:
             f"The report cannot be written in {folder}: {error.strerror}",
             "Copy the study to a place you can write",
         ) from None
-
-
-def _conclude(study: Study, ran: Ran, quiet: bool, as_json: bool) -> None:
-    from stepscope.report.study.read import view_of
-
-    view = view_of(study)
-    page = study.paths.report
-    if ran.trials or not page.exists():
-        _derive(view)
-    if as_json:
-        from stepscope.report.study.export import study_dict
-
-        write_json(study_dict(view))
-    if quiet:
-        return
-    _draw(view, full=False, stderr=True)
-    if ran.why == "interrupted":
-        say("interrupted: the same command goes on from here")
-    if ran.why == "budget":
-        used_up = "the budget is used up, or too little is left for another trial"
-        say(f"{used_up}: raise it in the design to go on from here")
-    say(f"report: {near(page)}")

@@ -95,17 +95,9 @@ def _machine_names(sources: Sequence[StudyPaths]) -> list[str]:
     """By their hardware; where several hosts have the same, by these too. Two studies of one host
     are of one machine."""
     facts = [read_study_facts(source) for source in sources]
-    names = [each.machine or "unknown" for each in facts]
-    hosts = [each.host or "unknown host" for each in facts]
-    several = {
-        name
-        for name in names
-        if len({host for other, host in zip(names, hosts, strict=True) if other == name}) > 1
-    }
-    return [
-        f"{name} ({host})" if name in several else name
-        for name, host in zip(names, hosts, strict=True)
-    ]
+    named = [(each.machine or "unknown", each.host or "unknown host") for each in facts]
+    hosts = Counter(name for name, _ in set(named))
+    return [f"{name} ({host})" if hosts[name] > 1 else name for name, host in named]
 
 
 def _copy(source: Path, target: Path) -> None:
