@@ -383,26 +383,13 @@ class Engine:
     def _show(self, job: Job, progress: Progress) -> None:
         """To the listener, and about every second to the file that `study show` reads."""
         trial = self._running[job.folder]
-        event = self._event(trial, progress)
-        self.listener.show(event)
+        self.listener.show(self._event(trial, progress))
         now = time.monotonic()
         if now < self._next_written:
             return
         self._next_written = now + _WRITTEN_EVERY_S
-        written = StudyProgress(
-            os.getpid(),
-            time.time(),
-            trial_text(trial.spec, self.design.factors),
-            trial.attempt.role,
-            trial.attempt.repeat,
-            trial.block,
-            progress.phase,
-            progress.share,
-            progress.elapsed_s,
-            event.done,
-            event.to_come,
-            event.left_s,
-        )
+        name = trial_text(trial.spec, self.design.factors)
+        written = StudyProgress(os.getpid(), time.time(), name, progress.phase, progress.share)
         try:
             write_json(self.paths.now, written, indent=None)
         except OSError:

@@ -102,15 +102,8 @@ class StudyProgress:
     pid: int = 0
     at: float = 0.0
     trial: str = "starting"
-    role: str = ""
-    repeat: int = 0
-    block: int = 0
     phase: str = ""
     share: float | None = None
-    elapsed_s: float = 0.0
-    done: int = 0
-    to_come: int | None = None
-    left_s: float | None = None
 
 
 class DamagedStudy(RunFolderError):
