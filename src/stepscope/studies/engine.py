@@ -97,9 +97,8 @@ class SilentListener:
 class _RunningTrial:
     spec: TrialSpec
     attempt: Attempt
-    machine: str
-    block: int
-    began: float = field(default_factory=time.time)
+    blank: Result
+    """What is known of its result before it is over."""
     began_ns: int = field(default_factory=time.monotonic_ns)
 
 
@@ -172,7 +171,7 @@ class Engine:
         for machine, slots in self.launcher.machines.items():
             block = self._blocks[machine]
             while True:
-                here = [each for each in self._running.values() if each.machine == machine]
+                here = [each for each in self._running.values() if each.blank.machine == machine]
                 if len(here) >= slots or any(each.attempt.is_reference for each in here):
                     break
                 running = {(each.spec.key, each.attempt.repeat) for each in self._running.values()}
@@ -236,7 +235,19 @@ class Engine:
         gpu_count = gpus if isinstance(gpus, int) else None
         name = spec.workload.short_name
         job = Job(workload, spec.limits, folder, name, facts, machine, gpu_count)
-        self._running[job.folder] = _RunningTrial(spec, attempt, machine, block)
+        blank = Result(
+            spec.key,
+            spec.settings,
+            role,
+            repeat,
+            number,
+            block,
+            Outcome.CRASHED,
+            infrastructure=True,
+            began=time.time(),
+            machine=machine,
+        )
+        self._running[job.folder] = _RunningTrial(spec, attempt, blank)
         self.launched += 1
         self.launcher.start(job)
         return True
@@ -263,7 +274,7 @@ class Engine:
         self._look_ahead()
         self.listener.over(result, self._event(trial, _NOTHING_YET))
         if result.is_reference and result.is_result:
-            block = self._blocks[trial.machine]
+            block = self._blocks[trial.blank.machine]
             block.failed_references = 0 if result.is_ok else block.failed_references + 1
             if block.failed_references == 2:
                 self.listener.tell(
@@ -279,21 +290,8 @@ class Engine:
     def _measure(
         self, finished: FinishedTrial, trial: _RunningTrial
     ) -> tuple[Result, MeasuredTrial | None]:
-        attempt = trial.attempt
-        blank = Result(
-            attempt.key,
-            trial.spec.settings,
-            attempt.role,
-            attempt.repeat,
-            attempt.number,
-            trial.block,
-            Outcome.CRASHED,
-            reason=str(finished.error or ""),
-            infrastructure=True,
-            began=trial.began,
-            seconds=(time.monotonic_ns() - trial.began_ns) / 1e9,
-            machine=trial.machine,
-        )
+        seconds = (time.monotonic_ns() - trial.began_ns) / 1e9
+        blank = replace(trial.blank, reason=str(finished.error or ""), seconds=seconds)
         if finished.error is not None:
             return blank, None
         try:
