@@ -84,19 +84,17 @@ def open_design(path: Path) -> tuple[str, Node, Trouble]:
     root = None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = (error.problem or error.context or "").rstrip(".")
-        place = (mark.line, mark.column) if mark else (0, 0)
-        trouble.add(*place, f"this is no YAML: {what}", _hint_for(str(error)))
-    except yaml.reader.ReaderError as error:
-        before = _BREAK.split(text[: error.position])
-        trouble.add(
-            len(before) - 1,
-            len(before[-1]),
-            f"this is no YAML: {error.reason}",
-            _hint_for(str(error)),
-        )
+    except yaml.YAMLError as error:
+        line, column, what = 0, 0, ""
+        if isinstance(error, yaml.MarkedYAMLError):
+            mark = error.problem_mark or error.context_mark
+            what = (error.problem or error.context or "").rstrip(".")
+            line, column = (mark.line, mark.column) if mark else (0, 0)
+        elif isinstance(error, yaml.reader.ReaderError):
+            before = _BREAK.split(text[: error.position])
+            line, column, what = len(before) - 1, len(before[-1]), error.reason
+        hint = next((hint for words, hint in _HINTS if re.search(words, str(error))), "")
+        trouble.add(line, column, f"this is no YAML: {what}", hint)
     except RecursionError:
         trouble.add(0, 0, "this is nested too deeply")
     except (ValueError, IndexError) as error:  # escapes that PyYAML does not check
@@ -129,10 +127,6 @@ def _text_of(path: Path) -> str:
     except UnicodeDecodeError as error:
         line = len(_BREAK.split(data[: error.start].decode("utf-8", "replace")))
         raise BadDesign(f"{path}:{line}: this is not UTF-8", "Save it as UTF-8") from None
-
-
-def _hint_for(problem: str) -> str:
-    return next((hint for words, hint in _HINTS if re.search(words, problem)), "")
 
 
 def entries(
