@@ -166,17 +166,12 @@ def interaction_plot(interaction: Interaction, response: Response) -> Figure:
 def curve_plot(curve: ScalingCurve) -> Figure:
     """Throughput over more and more of something, with its knee."""
     response, title, says = RESPONSES[THROUGHPUT], curve_title(curve), curve_text(curve)
-    points = [
-        (float(each.level), each)
-        for each in curve.points
-        if isinstance(each.level, int | float) and not isinstance(each.level, bool)
-    ]
-    xs = [x for x, _ in points]
-    highest = max([e for _, p in points for e in (p.mean, p.high) if is_known(e)], default=1.0)
+    points = curve.points
+    xs = [float(point.level) for point in points]  # type: ignore[arg-type]
+    highest = max(end for point in points for end in (point.mean, point.high) if is_known(end))
     # Each doubling is as wide as the next, where the levels double.
     is_log = len(xs) > 2 and min(xs) > 0 and all(math.log2(x).is_integer() for x in xs)
-    low, high = min(xs, default=0.0), max(xs, default=1.0)
-    across_scale = svg.Scale(low, high, _LEFT + 14, _RIGHT - 14, is_log)
+    across_scale = svg.Scale(min(xs), max(xs), _LEFT + 14, _RIGHT - 14, is_log)
     places = [(x, _number_text(curve.factor, x)) for x in xs]
     scale = svg.Scale(0.0, highest * 1.06, _BOTTOM, _TOP)
     parts = _rate_axes(scale, across_scale, places, curve.factor)
@@ -187,9 +182,9 @@ def curve_plot(curve: ScalingCurve) -> Figure:
         at, anchor = (x + 8, "start") if is_left else (x - 8, "end")
         parts.append(svg.line(x, _BOTTOM, x, _TOP, "knee"))
         parts.append(svg.text(at, _BOTTOM - 9, words, "knee-text", anchor))
-    drawn = [(across_scale.at(x), scale.at(p.mean), p) for x, p in points]
-    parts.append(svg.path([(x, y) for x, y, _ in drawn], "line series-0"))
-    for x, y, point in drawn:
+    drawn = [(across_scale.at(x), scale.at(p.mean)) for x, p in zip(xs, points, strict=True)]
+    parts.append(svg.path(drawn, "line series-0"))
+    for point, (x, y) in zip(points, drawn, strict=True):
         between = interval_text(point.low, point.high, response)
         mark = ""
         if between:
@@ -207,17 +202,21 @@ def front_plot(
     front: Front, configurations: Sequence[Configuration], factors: Sequence[str]
 ) -> Figure:
     """Throughput against what it costs; those that nothing beats are numbered and joined."""
-    up, cost = (RESPONSES[key] for key in front.responses[:2])
-    best = [each for each in front.best if _has(each, up, cost)]
+    up, cost = (RESPONSES[key] for key in front.responses)
+    best = front.best
     names = {each.name for each in best}
-    group = front.group.items()
-    others = [e for e in configurations if e.name not in names and _has(e, up, cost)]
-    others = [e for e in others if all(e.levels.get(name) == level for name, level in group)]
-    others = thinned(others, MOST_POINTS)
+    beaten = [
+        each
+        for each in configurations
+        if each.name not in names
+        and all(is_known(each.values.get(key)) for key in front.responses)
+        and front.group.items() <= each.levels.items()
+    ]
+    others = thinned(beaten, MOST_POINTS)
     shown = [*others, *best]
     low, high = svg.padded((e.values[cost.key] for e in shown), 0.08, 0.02)
     low = max(0.0, low)
-    top = max((e.values[up.key] for e in shown), default=1.0) * 1.08
+    top = max(each.values[up.key] for each in shown) * 1.08
     scale, across_scale = svg.Scale(0.0, top, _BOTTOM, _TOP), svg.Scale(low, high, _LEFT, _RIGHT)
     places = [(value, tick_text(value, cost)) for value in svg.ticks(low, high)]
     parts = _rate_axes(scale, across_scale, places, cost.label)
@@ -230,12 +229,11 @@ def front_plot(
         return f"{levels_text(ordered(each.levels, factors))}: {values}"
 
     parts += [svg.tipped(svg.dot(*place(each), 3.2, "beaten"), tip(each)) for each in others]
-    if len(front.responses) == 2:
-        points = sorted(map(place, best))
-        steps = points[:1]
-        for (_, y), (x, after) in pairwise(points):  # to the next cost, then up to what it buys
-            steps += [(x, y), (x, after)]
-        parts.append(svg.path(steps, "step"))
+    points = sorted(map(place, best))
+    steps = points[:1]
+    for (_, y), (x, after) in pairwise(points):  # to the next cost, then up to what it buys
+        steps += [(x, y), (x, after)]
+    parts.append(svg.path(steps, "step"))
     parts += [svg.tipped(svg.dot(*place(each), 5, "front"), tip(each)) for each in best]
     parts += _numbers([place(each) for each in best])
     label = f"Throughput against {cost.label}"
@@ -298,10 +296,6 @@ def _rate_axes(
         *svg.bottom_axis(across, _BOTTOM, places),
         svg.text(_RIGHT, _BOTTOM + 31, unit, "unit", "end"),
     ]
-
-
-def _has(each: Configuration, *responses: Response) -> bool:
-    return all(is_known(each.values.get(response.key)) for response in responses)
 
 
 def _number_text(factor: str, value: float) -> str:
