@@ -199,10 +199,8 @@ class Engine:
 
     def _is_affordable(self, spec: TrialSpec) -> bool:
         budget, results = self.design.budget, self.results
-        if budget.trials is not None:
-            tried = sum(result.is_trial and result.is_result for result in results.results)
-            if tried + len(self._running) >= budget.trials:
-                return False
+        if budget.trials is not None and results.tried + len(self._running) >= budget.trials:
+            return False
         if budget.seconds is None:
             return True
         expected = self._durations.of(spec) if self._durations.is_measured else None

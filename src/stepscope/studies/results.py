@@ -215,6 +215,11 @@ class Results:
         return trend(max(self._comparable_blocks().values(), key=len, default=[]))
 
     @property
+    def tried(self) -> int:
+        """How often a trial was answered, also where that does not count."""
+        return sum(result.is_trial and result.is_result for result in self.results)
+
+    @property
     def last_block(self) -> int:
         return max((result.block for result in self.results), default=0)
 

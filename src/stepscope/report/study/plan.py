@@ -94,8 +94,7 @@ def _budget(study: Study, to_come: int, seconds: float | None) -> str:
         covers = f": enough for about {left / seconds:.0%} of them" if short and seconds else ""
         parts.append(f"{seconds_text(left)} of {seconds_text(budget.seconds)}{covers}")
     if budget.trials is not None:
-        tried = sum(r.is_trial and r.is_result for r in known.results)
-        left_trials = max(0, budget.trials - tried)
+        left_trials = max(0, budget.trials - known.tried)
         covers = f": enough for {left_trials} of {to_come}" if left_trials < to_come else ""
         parts.append(f"{left_trials} of {budget.trials} trials{covers}")
     return "; ".join(parts)
