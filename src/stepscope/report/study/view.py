@@ -199,7 +199,7 @@ class StudyView:
             if not inside:
                 continue
             first, *others = inside
-            names = as_good(inside, noise) if group else analysis.as_good
+            names = set(as_good(inside, noise) if group else analysis.as_good)
             own = [name for name in self.factors if name not in group] or self.factors
             levels = ordered(first.levels, own)
             otherwise = (

@@ -37,7 +37,7 @@ class LocalLauncher:
         self._turns = turns or machine_lock()
         self._series = trial_processes.new_token()
         self._started = 0
-        self._waiting: list[Job] = []
+        self._job: Job | None = None
         self._guard: Guard | None = None
         self._over: Callable[[], None] = lambda: None
 
@@ -51,15 +51,15 @@ class LocalLauncher:
         self._guard = None
 
     def start(self, job: Job) -> None:
-        assert not self._waiting
-        self._waiting.append(job)
+        assert self._job is None
+        self._job = job
 
     def wait(self, show: Show) -> list[FinishedTrial]:
-        return [self._run(self._waiting.pop(0), show)] if self._waiting else []
-
-    def _run(self, job: Job, show: Show) -> FinishedTrial:
-        guard = self._guard
+        job, guard = self._job, self._guard
+        if job is None:
+            return []
         assert guard is not None
+        self._job = None
         self._started += 1
         limits = job.limits
         if job.gpu_count is not None:
@@ -80,6 +80,6 @@ class LocalLauncher:
                 tried = run_trial(request, token, guard, self._tell, partial(show, job))
         except StepscopeError as error:
             self._over = guard.dismiss
-            return FinishedTrial(job, error)
+            return [FinishedTrial(job, error)]
         self._over = guard.dismiss
-        return FinishedTrial(job, None, tuple(tried.leftovers), tried.asked_to_end)
+        return [FinishedTrial(job, None, tuple(tried.leftovers), tried.asked_to_end)]
