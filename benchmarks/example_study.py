@@ -18,6 +18,7 @@ from typing import Any
 import results_file
 from stepscope import open_study
 from stepscope.report.study.export import study_dict
+from stepscope.report.study.sentences import curve_text, curve_title, sensitivity_text
 from stepscope.report.study.view import StudyView
 
 EXAMPLES = Path(__file__).parents[1] / "examples" / "study"
@@ -42,9 +43,9 @@ def main() -> None:
         subprocess.run([sys.executable, "-m", "stepscope", *command], check=True)
     view = open_study(options.out / options.example.replace("_", "-"))
     for ranking in view.rankings:
-        print(ranking.says or ranking.title)
-    for curve in view.curves:
-        print(f"{curve.title}: {curve.says}")
+        print(sensitivity_text(ranking))
+    for curve in view.analysis.curves:
+        print(f"{curve_title(curve)}: {curve_text(curve)}")
     told = study_dict(view)
     figures = {"design": design.read_text(), **{key: told[key] for key in KEPT if key in told}}
     path = results_file.write(f"study_{options.example}", figures, measured_on=_machine(view))
@@ -61,7 +62,7 @@ def _options() -> argparse.Namespace:
 
 def _machine(view: StudyView) -> dict[str, Any]:
     """The environment of a trial: where it was measured."""
-    folder = view.contents.folder
+    folder = view.folder
     for facts in sorted(folder.glob("*/r*/run.json")):
         return dict(json.loads(facts.read_text())["environment"])
     raise SystemExit(f"{folder} has no trial")

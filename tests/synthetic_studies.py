@@ -13,8 +13,8 @@ from typing import Any
 from stepscope.analysis.study.analyse import analyse
 from stepscope.analysis.study.records import Factor, Level, Observation
 from stepscope.records import Outcome
-from stepscope.report.study.view import BlockLine, StudyContents
-from stepscope.studies.design.records import Design
+from stepscope.report.study.view import BlockLine, StudyView
+from stepscope.studies.design.records import Design, SkippedPoint
 from stepscope.studies.folder import StudyProgress
 from stepscope.studies.results import Result
 from stepscope.studies.trial_spec import make_spec
@@ -111,9 +111,9 @@ def observations_of(results: Sequence[Result], names: Sequence[str]) -> list[Obs
     ]
 
 
-def contents_of(
+def view_of_results(
     design: Design, folder: Path, results: Sequence[Result], **more: Any
-) -> StudyContents:
+) -> StudyView:
     """A study with these results, all of which count, analysed."""
     names = [factor.name for factor in design.factors]
     known: dict[str, Any] = {
@@ -124,7 +124,7 @@ def contents_of(
         "spent_s": 600.0,
     }
     counted = [each for each in results if each.is_trial and each.is_result]
-    return StudyContents(
+    return StudyView(
         name=design.name,
         folder=folder,
         machine=MACHINE,
@@ -153,7 +153,7 @@ def grid(
 
 def usual_study(
     folder: Path, name: str = "cnn-on-two-cores", gpu: bool = False, running: bool = False
-) -> StudyContents:
+) -> StudyView:
     """Two models, batches, workers and CPUs: an OOM, combinations skipped, a disturbed block."""
     design = design_of(name, FACTORS)
     results = grid(design, random.Random(6), gpu, keep=lambda s: s["workers"] <= s["cpus"])
@@ -162,16 +162,14 @@ def usual_study(
     ]
     lost = replace(results[7], outcome=Outcome.LOST, reason="the machine went down", values={})
     results[7] = replace(results[7], attempt=2)
-    skipped: list[tuple[Mapping[str, Level], str]] = [
-        (levels, "workers > cpus (line 9)") for levels in too_many_workers()
-    ]
+    skipped = [SkippedPoint(levels, "workers > cpus (line 9)") for levels in too_many_workers()]
     much: dict[str, Level] = {"model": "vit", "batch_size": 512, "workers": 4, "cpus": 4.0}
     ran_out = "needs more memory than vit, batch_size 512, workers 2, which ran out of it"
-    skipped.append((much, ran_out))
+    skipped.append(SkippedPoint(much, ran_out))
     now = StudyProgress(
         4711, BEGAN, "vit, batch_size 32, workers 2, cpus 2", phase="training", share=0.4
     )
-    return contents_of(
+    return view_of_results(
         design,
         folder,
         [*results, lost],
@@ -226,23 +224,23 @@ def blocks_of(count: int, flagged: set[int]) -> tuple[BlockLine, ...]:
     )
 
 
-def empty_study(folder: Path) -> StudyContents:
+def empty_study(folder: Path) -> StudyView:
     design = design_of("empty", FACTORS)
-    return contents_of(design, folder, [], planned=60, pending=60, left_s=1500.0, spent_s=0.0)
+    return view_of_results(design, folder, [], planned=60, pending=60, left_s=1500.0, spent_s=0.0)
 
 
-def only_out_of_memory(folder: Path) -> StudyContents:
+def only_out_of_memory(folder: Path) -> StudyView:
     design = design_of("too-large", {"batch_size": (512, 1024)})
     results = [out_of_memory(each) for each in grid(design, random.Random(2))]
-    return contents_of(design, folder, results)
+    return view_of_results(design, folder, results)
 
 
-def one_factor(folder: Path) -> StudyContents:
+def one_factor(folder: Path) -> StudyView:
     design = design_of("workers", {"workers": (0, 1, 2, 4, 8)})
-    return contents_of(design, folder, grid(design, random.Random(3)))
+    return view_of_results(design, folder, grid(design, random.Random(3)))
 
 
-def ten_factors(folder: Path) -> StudyContents:
+def ten_factors(folder: Path) -> StudyView:
     levels: dict[str, Sequence[Level]] = {
         "batch_size": (32, 64),
         "workers": (0, 2),
@@ -261,29 +259,29 @@ def ten_factors(folder: Path) -> StudyContents:
     picked = set(rng.sample(range(2**10), 48))
     places = iter(range(2**10))
     results = grid(design, rng, keep=lambda _: next(places) in picked)
-    return contents_of(design, folder, results)
+    return view_of_results(design, folder, results)
 
 
-def many_trials(folder: Path, trials: int = 10_000) -> StudyContents:
+def many_trials(folder: Path, trials: int = 10_000) -> StudyView:
     batches = tuple(range(8, 8 + 8 * (trials // (3 * 12)), 8))
     levels = {"batch_size": batches, "workers": (0, 1, 2, 4), "cpus": (1.0, 2.0, 4.0)}
     design = design_of("many", levels)
     results = grid(design, random.Random(5))
     flagged = set(range(40, len(results) // 8, 97))
-    return contents_of(design, folder, results, blocks=blocks_of(len(results) // 8, flagged))
+    return view_of_results(design, folder, results, blocks=blocks_of(len(results) // 8, flagged))
 
 
-def nasty_study(folder: Path) -> StudyContents:
+def nasty_study(folder: Path) -> StudyView:
     """With texts that are code to a browser, and markup to a terminal."""
-    contents = usual_study(folder, name=f"{NASTY} {BRACKETS}")
-    blocks = [replace(block, reasons=(NASTY, BRACKETS), flagged=True) for block in contents.blocks]
-    results = [replace(each, cause=f"{BRACKETS} {NASTY}") for each in contents.results]
+    view = usual_study(folder, name=f"{NASTY} {BRACKETS}")
+    blocks = [replace(block, reasons=(NASTY, BRACKETS), flagged=True) for block in view.blocks]
+    results = [replace(each, cause=f"{BRACKETS} {NASTY}") for each in view.results]
     return replace(
-        contents,
+        view,
         machine=f"{BRACKETS} {NASTY}",
         blocks=blocks,
         counted=[each for each in results if each.is_result],
         results=[*results, replace(results[0], outcome=Outcome.LOST, reason=f"{BRACKETS} {NASTY}")],
-        skipped=[({"model": NASTY, "data": BRACKETS}, f"{BRACKETS} {NASTY}")],
+        skipped=[SkippedPoint({"model": NASTY, "data": BRACKETS}, f"{BRACKETS} {NASTY}")],
         remarks=[f"{BRACKETS} {NASTY}"],
     )

@@ -181,7 +181,7 @@ def study(
     """Run what is missing of a study, by its design file, and return what all of it teaches.
 
     It goes on where it was, like `stepscope study run`; `onlooker` hears how it goes. `.analysis`
-    of the view has effects, knees and fronts as records, `.contents.results` every trial.
+    of the view has effects, knees and fronts as records, `.results` every trial.
     """
     check_interval(interval, CannotTry)
     planned = Study.of(design, out).to_run()

@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from stepscope.report.study.document import write_report
-from stepscope.report.study.view import StudyContents, study_view
+from stepscope.report.study.view import StudyView
 from synthetic_studies import (
     NASTY,
     empty_study,
@@ -63,9 +63,9 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(browser: Browser, contents: StudyContents, folder: Path) -> Iterator[Page]:
+def opened(browser: Browser, view: StudyView, folder: Path) -> Iterator[Page]:
     """The page of a study; that it asked for nothing and complained of nothing is checked last."""
-    path = write_report(study_view(contents), folder)
+    path = write_report(view, folder)
     page = browser.new_page(viewport={"width": 1000, "height": 900})
     requests: list[str] = []
     complaints: list[str] = []
@@ -108,7 +108,7 @@ def test_all_of_a_study_is_seen_and_nothing_overlaps(browser: Browser, tmp_path:
     ids=["usual", "one", "ten", "empty", "nasty", "many"],
 )
 def test_page_fits_a_phone(
-    browser: Browser, tmp_path: Path, make: Callable[[Path], StudyContents]
+    browser: Browser, tmp_path: Path, make: Callable[[Path], StudyView]
 ) -> None:
     with opened(browser, make(tmp_path), tmp_path) as page:
         for width in (400, 1240):
@@ -131,8 +131,8 @@ def test_texts_can_be_read_in_both_colours(browser: Browser, tmp_path: Path, sch
 
 
 def test_nothing_of_a_study_is_taken_for_code(browser: Browser, tmp_path: Path) -> None:
-    contents = nasty_study(tmp_path)
-    with opened(browser, contents, tmp_path) as page:
-        assert page.locator("h1").inner_text() == contents.name
+    view = nasty_study(tmp_path)
+    with opened(browser, view, tmp_path) as page:
+        assert page.locator("h1").inner_text() == view.name
         assert NASTY in page.locator(".top .note").inner_text()
         assert page.locator("script").count() == 0

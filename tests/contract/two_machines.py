@@ -14,7 +14,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
-from types import TracebackType
 
 from stepscope.errors import CannotTry
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
@@ -37,12 +36,7 @@ class TwoMachines:
     def __enter__(self) -> TwoMachines:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for _, process in self._running.values():
             assert process.pid is not None
             os.kill(process.pid, signal.SIGINT)

@@ -19,7 +19,6 @@ from stepscope.inject import events
 from stepscope.opened_run import OpenedRun, open_run
 from stepscope.records import Outcome
 from stepscope.report.study.export import TABLES, study_dict
-from stepscope.report.study.view import study_view
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run, latest_run
 from stepscope.steplog import FIELDS, RECORD
@@ -276,7 +275,7 @@ def test_the_files_of_a_study_are_described(tmp_path: Path) -> None:
     text = (DOCS / "studies.md").read_text(encoding="utf-8")
     for name in TABLES:
         assert f"`{name}`" in text, name
-    for key in (*KEYS, *study_dict(study_view(usual_study(tmp_path)))):
+    for key in (*KEYS, *study_dict(usual_study(tmp_path))):
         assert f"`{key}`" in text, key
 
 

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from stepscope.report.study.view import StudyView
-    from stepscope.studies.run import Ran
-    from stepscope.studies.study import Study
 
 STUDIES_VARIABLE = "STEPSCOPE_STUDIES"
 
@@ -36,6 +34,11 @@ StudiesOut = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON on standard output.")]
 _USUAL = Path("studies")
 _THREADS = "OPENBLAS_NUM_THREADS"
+_ENDED = {
+    "interrupted": "interrupted: the same command goes on from here",
+    "budget": "the budget is used up, or too little is left for another trial: raise it in the "
+    "design to go on from here",
+}
 
 
 @app.command()
@@ -81,6 +84,7 @@ def run(
     _be_quick()
     from stepscope.capture.request import check_interval
     from stepscope.cli.progress import StudyBar
+    from stepscope.report.study.export import study_dict
     from stepscope.report.study.read import view_of
     from stepscope.studies.launchers.local import LocalLauncher
     from stepscope.studies.run import run_study
@@ -99,7 +103,16 @@ def run(
                     _derive(view_of(study))
             raise
     if ran.trials or not quiet or as_json:
-        _conclude(study, ran, quiet, as_json)
+        view = view_of(study)
+        if ran.trials or not study.paths.report.exists():
+            _derive(view)
+        if as_json:
+            write_json(study_dict(view))
+        if not quiet:
+            _draw(view, full=False, stderr=True)
+            if ran.why in _ENDED:
+                say(_ENDED[ran.why])
+            say(f"report: {near(study.paths.report)}")
     os._exit(130 if ran.why == "interrupted" else 0)  # at once: all is on disk
 
 
@@ -152,12 +165,17 @@ def show_study(target: Path, out: Path = _USUAL, as_json: bool = False, full: bo
     """What a study tells; `full` also writes its page and its tables."""
     _be_quick()
     from stepscope.report.study.read import read_view
+    from stepscope.studies.design.file import read_design, trials_text
     from stepscope.studies.study import find_folder
 
     folder = find_folder(target, out)
     view = read_view(folder)
-    if _has_changed(target, folder):
-        say(f"{target} was changed since the study was run: this is by the design as it was then")
+    kept = folder / "design.yaml"
+    if target.is_file() and kept.is_file():
+        now, then = read_design(target), read_design(kept, is_kept=True)
+        if (trials_text(now), now.repeats) != (trials_text(then), then.repeats):
+            as_then = "this is by the design as it was then"
+            say(f"{target} was changed since the study was run: {as_then}")
     page = _derive(view) if full else None
     if as_json:
         from stepscope.report.study.export import study_dict
@@ -181,22 +199,11 @@ def _draw(view: StudyView, full: bool, stderr: bool = False) -> Console:
     return console
 
 
-def _has_changed(target: Path, folder: Path) -> bool:
-    """Whether a design file is of other trials than those of the study's last run."""
-    from stepscope.studies.design.file import design_digest, read_design
-
-    kept = folder / "design.yaml"
-    if not (target.is_file() and kept.is_file()):
-        return False
-    now, then = read_design(target), read_design(kept, is_kept=True)
-    return (design_digest(now), now.repeats) != (design_digest(then), then.repeats)
-
-
 def _derive(view: StudyView) -> Path:
     from stepscope.report.study.document import write_report
     from stepscope.report.study.export import write_tables
 
-    folder = view.contents.folder / "derived"
+    folder = view.folder / "derived"
     try:
         folder.mkdir(exist_ok=True)
         write_tables(view, folder)
@@ -206,25 +213,3 @@ def _derive(view: StudyView) -> Path:
             f"The report cannot be written in {folder}: {error.strerror}",
             "Copy the study to a place you can write",
         ) from None
-
-
-def _conclude(study: Study, ran: Ran, quiet: bool, as_json: bool) -> None:
-    from stepscope.report.study.read import view_of
-
-    view = view_of(study)
-    page = study.paths.report
-    if ran.trials or not page.exists():
-        _derive(view)
-    if as_json:
-        from stepscope.report.study.export import study_dict
-
-        write_json(study_dict(view))
-    if quiet:
-        return
-    _draw(view, full=False, stderr=True)
-    if ran.why == "interrupted":
-        say("interrupted: the same command goes on from here")
-    if ran.why == "budget":
-        used_up = "the budget is used up, or too little is left for another trial"
-        say(f"{used_up}: raise it in the design to go on from here")
-    say(f"report: {near(page)}")

@@ -12,7 +12,6 @@ import math
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 from stepscope.analysis.study.records import Level
 from stepscope.records import Outcome
@@ -43,10 +42,6 @@ class Dominance:
     share: float
     seed: int
 
-    @cached_property
-    def _outcomes(self) -> set[Outcome]:
-        return {outcome for outcome, _ in self.ooms}
-
     def reason(self, spec: TrialSpec) -> str:
         """Why a trial need not be run; nothing if it has to be."""
         found = self._below(spec)
@@ -64,7 +59,7 @@ class Dominance:
 
     def _below(self, spec: TrialSpec) -> tuple[Outcome, TrialSpec] | None:
         """One that ran out of memory with less."""
-        for outcome in self._outcomes:
+        for outcome in _GROWS if self.ooms else ():
             for least in self.ooms.get(_kind(outcome, spec), ()):
                 if _needs_more(outcome, least, spec):
                     return outcome, least

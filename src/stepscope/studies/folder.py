@@ -36,11 +36,10 @@ from stepscope.records.facts import ProcessIdentity
 from stepscope.runs.facts import identity_of_self
 from stepscope.runs.paths import write_json
 from stepscope.studies.results import Attempt, Result
+from stepscope.trials.state import locked
 
 FORMAT = 1
 DEFAULT_FOLDER = "studies"
-_OTHERS_LOOK_S = 0.5
-"""Who only looks whether somebody runs the study holds its lock for a moment."""
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 """What file systems without links say: there a claim may be torn, and a torn one does not count."""
 
@@ -81,7 +80,6 @@ class StudyFacts:
     host: str = ""
     stepscope: str = ""
     file: str = ""
-    """Of the design."""
     lacked: Mapping[str, str] = field(default_factory=dict)
     """What the machine could not run, and why, by the keys of specs."""
     code: Mapping[str, list[str]] = field(default_factory=dict)
@@ -104,15 +102,8 @@ class StudyProgress:
     pid: int = 0
     at: float = 0.0
     trial: str = "starting"
-    role: str = ""
-    repeat: int = 0
-    block: int = 0
     phase: str = ""
     share: float | None = None
-    elapsed_s: float = 0.0
-    done: int = 0
-    to_come: int | None = None
-    left_s: float | None = None
 
 
 class DamagedStudy(RunFolderError):
@@ -203,14 +194,10 @@ class Ledger:
 
     def add(self, result: Result) -> None:
         line = dumps(result, omit_defaults=True) + "\n"
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         try:
             self._folder.mkdir(exist_ok=True)
-            descriptor = os.open(self._path, flags, 0o644)
-            try:
-                os.write(descriptor, line.encode())
-            finally:
-                os.close(descriptor)
+            with self._path.open("ab", buffering=0) as file:
+                file.write(line.encode())
         except OSError as error:
             raise CannotTry(
                 f"The ledger of the study cannot be written in {self._folder}: {error.strerror}",
@@ -221,16 +208,19 @@ class Ledger:
 @contextlib.contextmanager
 def alone(paths: StudyPaths) -> Iterator[None]:
     """Run a study as the only one. The kernel lets go of the lock when we die, however that is."""
-    try:
-        paths.folder.mkdir(parents=True, exist_ok=True)
-        lock = os.open(paths.lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError as error:
-        raise unwritable(paths, error) from None
-    try:
+    with contextlib.ExitStack() as held:
         try:
-            _lock(paths, lock)
-            os.ftruncate(lock, 0)
-            os.pwrite(lock, _own_claim().encode(), 0)
+            # Who only looks whether somebody runs the study holds the lock for a moment.
+            held.enter_context(locked(paths.lock))
+            paths.lock.write_text(_own_claim())
+        except BlockingIOError:
+            runner = runner_of(paths) or Claim()
+            since = time.strftime("%H:%M:%S", time.localtime(runner.at)) if runner.at else "a while"
+            by = f" by process {runner.pid} on {runner.host}" if runner.pid > 0 else ""
+            raise StudyBusy(
+                f"{paths.folder} is being run already{by}, since {since}",
+                f"See how far it is: stepscope study show {paths.folder}",
+            ) from None
         except OSError as error:
             raise unwritable(paths, error) from None
         try:
@@ -238,26 +228,6 @@ def alone(paths: StudyPaths) -> Iterator[None]:
         finally:
             with contextlib.suppress(OSError):
                 paths.now.unlink(missing_ok=True)
-    finally:
-        os.close(lock)
-
-
-def _lock(paths: StudyPaths, lock: int) -> None:
-    until = time.monotonic() + _OTHERS_LOOK_S
-    while True:
-        try:
-            return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() < until:
-                time.sleep(0.01)
-                continue
-        runner = runner_of(paths) or Claim()
-        since = time.strftime("%H:%M:%S", time.localtime(runner.at)) if runner.at else "a while"
-        by = f" by process {runner.pid} on {runner.host}" if runner.pid > 0 else ""
-        raise StudyBusy(
-            f"{paths.folder} is being run already{by}, since {since}",
-            f"See how far it is: stepscope study show {paths.folder}",
-        )
 
 
 def runner_of(paths: StudyPaths) -> Claim | None:
@@ -280,7 +250,6 @@ def runner_of(paths: StudyPaths) -> Claim | None:
 
 
 def unwritable(paths: StudyPaths, error: OSError) -> CannotTry:
-    """What to do about a study that cannot be written."""
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     return CannotTry(
         f"The study cannot be written in {paths.folder}: {error.strerror}",

@@ -62,7 +62,22 @@ def measure_trial(folder: Path, blank: Result) -> MeasuredTrial:
         seconds=record.trial.seconds or 0.0,
     )
     if ending.outcome not in (Outcome.INTERRUPTED, Outcome.LOST):
-        result = _measured(record, load(run), result)
+        data = load(run)
+        measured = measure(record, data)
+        values = _values(record, measured, data)
+        cause = ""
+        if result.is_ok:
+            with contextlib.suppress(StepscopeError):  # too little was seen to tell
+                cause = explain(data).first.cause
+        result = replace(
+            result,
+            values={k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)},
+            low=measured.interval.low if measured.interval else None,
+            high=measured.interval.high if measured.interval else None,
+            steady=measured.steady.steady,
+            noise=measured.interference.reasons(),
+            cause=cause,
+        )
     return MeasuredTrial(result, run.facts.environment, device_kind(record.first))
 
 
@@ -74,24 +89,6 @@ def is_infrastructure(ending: Ending) -> bool:
         return True
     said = " ".join((ending.reason, str(ending.evidence.get("message") or "")))
     return ending.signal in _SIGNALS_FROM_OUTSIDE or _AROUND.search(said) is not None
-
-
-def _measured(record: TrialRecord, data: RunData, result: Result) -> Result:
-    measured = measure(record, data)
-    values = _values(record, measured, data)
-    cause = ""
-    if result.is_ok:
-        with contextlib.suppress(StepscopeError):  # too little was seen to tell
-            cause = explain(data).first.cause
-    return replace(
-        result,
-        values={k: float(v) for k, v in values.items() if v is not None and math.isfinite(v)},
-        low=measured.interval.low if measured.interval else None,
-        high=measured.interval.high if measured.interval else None,
-        steady=measured.steady.steady,
-        noise=measured.interference.reasons(),
-        cause=cause,
-    )
 
 
 def _values(

@@ -29,19 +29,18 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         raise RunFolderError(
             "There is nothing to merge", "Give the folders of at least two studies"
         )
-    sources = [StudyPaths(folder.absolute()) for folder in folders]
-    if len({source.folder.resolve() for source in sources}) < len(sources):
+    if len({folder.resolve() for folder in folders}) < len(folders):
         raise RunFolderError("A study was given twice", "Give each folder once")
-    studies = [(source, Study.in_folder(source.folder)) for source in sources]
+    studies = [Study.in_folder(folder) for folder in folders]
     _check(studies, out)
-    names = _machine_names([source for source, _ in studies])
+    names = _machine_names(studies)
     places = [f"{number}-{slug(name)}" for number, name in enumerate(names, 1)]
     draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
     try:
-        for source, place in zip(sources, places, strict=True):
-            _copy(source.folder, StudyPaths(draft).machines / place)
+        for study, place in zip(studies, places, strict=True):
+            _copy(study.paths.folder, StudyPaths(draft).machines / place)
         facts = StudyFacts(
-            name=studies[0][1].design.name,
+            name=studies[0].design.name,
             merged=dict(zip(places, names, strict=True)),
             begun=time.time(),
             stepscope=__version__,
@@ -56,8 +55,8 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
     finally:
         shutil.rmtree(draft, ignore_errors=True)
     trials: Counter[str] = Counter()
-    for name, (_, study) in zip(names, studies, strict=True):
-        trials[name] += sum(r.is_trial and r.is_result for r in study.known.results)
+    for name, study in zip(names, studies, strict=True):
+        trials[name] += study.known.tried
     return dict(trials)
 
 
@@ -70,42 +69,33 @@ def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
         yield machine, Study.in_folder(paths.machines / folder)
 
 
-def _check(studies: Sequence[tuple[StudyPaths, Study]], out: Path) -> None:
+def _check(studies: Sequence[Study], out: Path) -> None:
     if out.exists():
         raise RunFolderError(f"{out} is there already", "Choose another --out, or remove it")
-    for source, _ in studies:
-        if source.folder.resolve() in out.resolve().parents:
+    first, factors = studies[0].paths.folder, {each.name for each in studies[0].design.factors}
+    for study in studies:
+        folder = study.paths.folder
+        if folder.resolve() in out.resolve().parents:
             raise RunFolderError(
-                f"{out} is inside of {source.folder}", "Choose an --out beside the studies"
+                f"{out} is inside of {folder}", "Choose an --out beside the studies"
             )
-        if runner_of(source) is not None:
+        if runner_of(study.paths) is not None:
             raise RunFolderError(
-                f"{source.folder} is being run now", "Wait until it is done, or interrupt it"
+                f"{folder} is being run now", "Wait until it is done, or interrupt it"
             )
-    first = {factor.name for factor in studies[0][1].design.factors}
-    for source, study in studies[1:]:
-        if not first & {factor.name for factor in study.design.factors}:
+        if factors.isdisjoint(factor.name for factor in study.design.factors):
             raise RunFolderError(
-                f"{source.folder} has no factor in common with {studies[0][0].folder}",
-                "Merge studies of the same design",
+                f"{folder} has no factor in common with {first}", "Merge studies of the same design"
             )
 
 
-def _machine_names(sources: Sequence[StudyPaths]) -> list[str]:
+def _machine_names(studies: Sequence[Study]) -> list[str]:
     """By their hardware; where several hosts have the same, by these too. Two studies of one host
     are of one machine."""
-    facts = [read_study_facts(source) for source in sources]
-    names = [each.machine or "unknown" for each in facts]
-    hosts = [each.host or "unknown host" for each in facts]
-    several = {
-        name
-        for name in names
-        if len({host for other, host in zip(names, hosts, strict=True) if other == name}) > 1
-    }
-    return [
-        f"{name} ({host})" if name in several else name
-        for name, host in zip(names, hosts, strict=True)
-    ]
+    facts = [read_study_facts(study.paths) for study in studies]
+    named = [(each.machine or "unknown", each.host or "unknown host") for each in facts]
+    hosts = Counter(name for name, _ in set(named))
+    return [f"{name} ({host})" if hosts[name] > 1 else name for name, host in named]
 
 
 def _copy(source: Path, target: Path) -> None:

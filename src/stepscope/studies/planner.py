@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
+from stepscope.records import Outcome
 from stepscope.studies.design.records import Design, SkippedPoint
 from stepscope.studies.dominated import Dominance, observed
 from stepscope.studies.results import Results
@@ -59,7 +60,8 @@ class GridPlanner(Planner):
         self._design = design
         self._specs = {spec.key: spec for spec in points}
         self.unavailable = {spec.key: why for spec in points if (why := lacks(spec))}
-        self._observed: tuple[Results, int, Dominance] = Results(), 0, Dominance({}, 0.0, 0)
+        self._seen: tuple[Results, int] | None = None
+        self._observed = Dominance({}, 0.0, 0)
         self.order: list[ProposedTrial] = []
         """Every trial that this machine can run."""
         for repeat in range(1, design.repeats + 1):
@@ -83,11 +85,9 @@ class GridPlanner(Planner):
                 continue
             if results.answer(key, repeat) is not None or dominance.reason(trial.spec):
                 continue
-            if (
-                results.was_disturbed(key, repeat)
-                or results.has_failed(key, repeat)
-                or results.lost(key, repeat) >= _LOST_OFTEN
-            ):
+            tries = results.tries(key, repeat)
+            lost = sum(result.outcome is Outcome.LOST for result in tries)
+            if lost >= _LOST_OFTEN or any(r.is_result or r.infrastructure for r in tries):
                 last.append(trial)
             else:
                 yield trial
@@ -112,12 +112,9 @@ class GridPlanner(Planner):
 
     def _dominance(self, results: Results) -> Dominance:
         """Computed once per number of results: it is asked for several times a trial."""
-        share, seed = self._design.tested_share, self._design.seed
-        if not self._design.skip_dominated:
-            return Dominance({}, share, seed)
-        before, count, dominance = self._observed
-        if results is not before or len(results.results) != count:
+        design, seen = self._design, (results, len(results.results))
+        if design.skip_dominated and seen != self._seen:
             calm = [each for each in results.results if not results.is_disturbed(each)]
-            dominance = observed(calm, self._specs, share, seed)
-            self._observed = results, len(results.results), dominance
-        return dominance
+            self._observed = observed(calm, self._specs, design.tested_share, design.seed)
+            self._seen = seen
+        return self._observed

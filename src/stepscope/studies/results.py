@@ -58,7 +58,6 @@ class Result:
     """A finished trial, as its line in the ledger has it."""
 
     key: str
-    """Of its spec."""
     settings: Mapping[str, Level]
     role: Role
     repeat: int
@@ -111,7 +110,8 @@ class Result:
         return self.values.get("samples_per_second")
 
     def on(self, machine: str) -> Result:
-        return replace(self, machine=machine)
+        """The same on a machine with a name; without one, as it is."""
+        return replace(self, machine=machine) if machine else self
 
 
 RETRIES = 2
@@ -120,7 +120,7 @@ Trial = tuple[str, int]
 """The key of a spec, and which repeat of it."""
 
 
-def spread_of(results: Sequence[Result]) -> ProcessNoise | None:
+def noise_before(results: Sequence[Result]) -> ProcessNoise | None:
     """How much trials were known to differ on their machine before the first of these: later ones
     have learnt from those before."""
     told = [result for result in results if result.values.get("spread_dof")]
@@ -174,10 +174,8 @@ class Results:
 
     def answer(self, key: str, repeat: int) -> Result | None:
         """The result that counts; None while there is none, or it is to be tried again."""
-        found = self._of.get((key, "trial", repeat))
-        if not found:
-            return None
-        found = [r for r in found if not self._forgiven or r.place not in self._forgiven]
+        tries = self.tries(key, repeat)
+        found = [r for r in tries if not self._forgiven or r.place not in self._forgiven]
         answers = [result for result in found if result.is_result]
         calm = [result for result in answers if not self.is_disturbed(result)]
         if calm:
@@ -189,29 +187,17 @@ class Results:
 
     def best_known(self, key: str, repeat: int) -> Result | None:
         """What there is for tables: the answer, or one that may yet be replaced."""
-        answer = self.answer(key, repeat)
-        if answer is not None:
-            return answer
-        found = self._of.get((key, "trial", repeat), ())
-        return next((result for result in reversed(found) if result.is_result), None)
+        tried = (result for result in reversed(self.tries(key, repeat)) if result.is_result)
+        return self.answer(key, repeat) or next(tried, None)
 
     def is_disturbed(self, result: Result) -> bool:
         """Whether its block was, in a way that may have changed it."""
         judged = self.judged.get(result.block)
         return judged is not None and judged.flagged
 
-    def lost(self, key: str, repeat: int) -> int:
-        """How often who ran it died meanwhile."""
-        found = self._of.get((key, "trial", repeat), ())
-        return sum(result.outcome is Outcome.LOST for result in found)
-
-    def has_failed(self, key: str, repeat: int) -> bool:
-        """Whether something around it has."""
-        return any(result.infrastructure for result in self._of.get((key, "trial", repeat), ()))
-
-    def was_disturbed(self, key: str, repeat: int) -> bool:
-        """Whether there is an answer that does not count."""
-        return any(result.is_result for result in self._of.get((key, "trial", repeat), ()))
+    def tries(self, key: str, repeat: int) -> Sequence[Result]:
+        """All attempts at a trial that are over, also those that do not count."""
+        return self._of.get((key, "trial", repeat), ())
 
     @property
     def judged(self) -> Mapping[int, BlockJudged]:
@@ -219,7 +205,7 @@ class Results:
         if self._judged is None:
             self._judged = {}
             for (machine, _), blocks in self._comparable_blocks().items():
-                spread = spread_of([each for each in self.results if each.machine == machine])
+                spread = noise_before([each for each in self.results if each.machine == machine])
                 self._judged |= judge_blocks(blocks, spread)
         return self._judged
 
@@ -229,17 +215,20 @@ class Results:
         return trend(max(self._comparable_blocks().values(), key=len, default=[]))
 
     @property
+    def tried(self) -> int:
+        """How often a trial was answered, also where that does not count."""
+        return sum(result.is_trial and result.is_result for result in self.results)
+
+    @property
     def last_block(self) -> int:
         return max((result.block for result in self.results), default=0)
 
     @property
     def references(self) -> int:
-        """Reference trials that were begun."""
         return max((n for (_, role, n) in self._attempts if role == REFERENCE), default=0)
 
     @property
     def seconds(self) -> float:
-        """That all trials took so far."""
         return sum(result.seconds for result in self.results)
 
     def in_blocks(self) -> dict[int, list[Result]]:

@@ -10,15 +10,12 @@ from dataclasses import dataclass
 
 from stepscope import __version__
 from stepscope.errors import CannotTry
-from stepscope.runs.paths import replace_atomically, write_json
+from stepscope.runs.paths import replace_atomically
 from stepscope.studies import folder
-from stepscope.studies.engine import Engine, ProgressEvent, ProgressListener, Why
+from stepscope.studies.engine import Engine, ProgressListener, Why
 from stepscope.studies.launchers.contract import Launcher
 from stepscope.studies.planner import Planner
 from stepscope.studies.study import Study, code_remarks
-from stepscope.studies.trial_spec import trial_text
-
-_SHOWN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -40,7 +37,6 @@ def run_study(
 
     With `again`, what crashed or took too long before is tried again.
     """
-    design = study.design
     with folder.alone(study.paths):
         study.look_again()  # who ran it before may have ended a moment ago
         write_down(study)
@@ -51,9 +47,8 @@ def run_study(
         ledger = folder.Ledger(study.paths)
         for result in study.found.unwritten:
             ledger.add(result)
-        progress = _ProgressFile(study, listener)
         engine = Engine(
-            study.paths, planner, launcher, study.known, progress, design, study.reference
+            study.paths, planner, launcher, study.known, listener, study.design, study.reference
         )
         return Ran(engine.run(), engine.launched)
 
@@ -65,7 +60,17 @@ def write_down(study: Study) -> None:
     if folder.is_study(paths.folder):
         with contextlib.suppress(folder.DamagedStudy):  # then it is made anew
             before = folder.read_study_facts(paths)
-    _check_same_study(study, before)
+    # Studies whose names lead to the same folder, or that have the same name in two projects, are
+    # not mixed up.
+    is_moved = before.file and design.file and before.file != str(design.file.absolute())
+    known = {result.key for result in study.found.results}
+    is_other = is_moved and known and known.isdisjoint(spec.key for spec in study.points.chosen)
+    if before.name not in ("", design.name) or is_other:
+        raise CannotTry(
+            f"{paths.folder} is of another study, {before.name!r}"
+            + (f" by {before.file}" if is_other else ""),
+            "Give this one another name, or another place with --out DIR",
+        )
     if before.machine not in ("", machine) and study.found.results:
         raise CannotTry(
             f"This study was begun on another machine ({before.machine}; this is {machine})",
@@ -92,58 +97,3 @@ def write_down(study: Study) -> None:
         folder.write_study_facts(paths, facts)
     except OSError as error:
         raise folder.unwritable(paths, error) from None
-
-
-def _check_same_study(study: Study, before: folder.StudyFacts) -> None:
-    """Studies whose names lead to the same folder, or that have the same name in two projects, are
-    not mixed up."""
-    file = study.design.file
-    is_moved = before.file and file and before.file != str(file.absolute())
-    known = {result.key for result in study.found.results}
-    is_other = is_moved and known and known.isdisjoint(spec.key for spec in study.points.chosen)
-    if before.name not in ("", study.design.name) or is_other:
-        raise CannotTry(
-            f"{study.paths.folder} is of another study, {before.name!r}"
-            + (f" by {before.file}" if is_other else ""),
-            "Give this one another name, or another place with --out DIR",
-        )
-
-
-class _ProgressFile:
-    """Writes down what runs now, for `study show`, and passes everything on."""
-
-    def __init__(self, study: Study, listener: ProgressListener) -> None:
-        self._path = study.paths.now
-        self._factors = study.design.factors
-        self._next = 0.0
-        self.begins = listener.begins
-        self.tell = listener.tell
-        self.disturbed = listener.disturbed
-        self.over = listener.over
-        self._show = listener.show
-
-    def show(self, moment: ProgressEvent) -> None:
-        self._show(moment)
-        now = time.monotonic()
-        if now < self._next:
-            return
-        self._next = now + _SHOWN_S
-        progress = moment.progress
-        told = folder.StudyProgress(
-            os.getpid(),
-            time.time(),
-            trial_text(moment.spec, self._factors),
-            moment.attempt.role,
-            moment.attempt.repeat,
-            moment.block,
-            progress.phase,
-            progress.share,
-            progress.elapsed_s,
-            moment.done,
-            moment.to_come,
-            moment.left_s,
-        )
-        try:
-            write_json(self._path, told, indent=None)
-        except OSError:
-            self._next = float("inf")  # a full disk: the study goes on, and nobody is shown it

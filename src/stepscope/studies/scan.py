@@ -34,9 +34,7 @@ class StudyScan:
     unwritten: list[Result]
     """Those of them that belong into the ledger."""
     attempts: set[Attempt]
-    """All that were ever begun."""
     running: list[Attempt]
-    """Whose runner lives."""
     remarks: list[str]
 
 
@@ -114,9 +112,12 @@ def _recover(
         last_written = max(
             (_last_changed(Path(entry)) for entry in os.scandir(folder)), default=0.0
         )
+    settings: Mapping[str, Any] = {}
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+        settings = dict(json.loads(paths.spec(attempt.key).read_bytes())["settings"])
     lost = Result(
         attempt.key,
-        _settings(paths, attempt.key),
+        settings,
         attempt.role,
         attempt.repeat,
         attempt.number,
@@ -140,13 +141,6 @@ def _recover(
             said = getattr(error, "message", f"{folder} cannot be understood: {error}")
             remarks.append(f"{said}: the trial counts as lost, and is tried again")
         return lost
-
-
-def _settings(paths: StudyPaths, key: str) -> Mapping[str, Any]:
-    try:
-        return dict(json.loads(paths.spec(key).read_bytes())["settings"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return {}
 
 
 def _last_changed(path: Path) -> float:

@@ -98,12 +98,10 @@ class Study:
         return self.grid
 
     def _lacks(self, spec: TrialSpec) -> str:
-        """Why a trial cannot be had; nothing if it can."""
         return self.here.lacks(spec) if self.lacked is None else self.lacked.get(spec.key, "")
 
     @cached_property
     def found(self) -> StudyScan:
-        """What is in its folder now."""
         if not self.paths.folder.is_dir():
             return StudyScan([], [], set(), [], [])
 

@@ -1,7 +1,7 @@
-"""What one trial of a study is: settings of knobs and limits alike, by name.
+"""What one trial of a study is: settings and limits alike, by name.
 
 Its key is a hash of the settings that are not as they would be anyway, so that it stays the same on
-another machine, and when a later stepscope has more knobs. It names the folder of its trials.
+another machine, and when a later stepscope has more settings. It names the folder of its trials.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LIMITS: dict[str, str] = {
     "timeout": "End a trial after so many seconds.",
     "hang": "End a trial when nothing was heard of it for so many seconds.",
 }
-"""What a design may set besides knobs, as `stepscope trial` has them."""
+"""What a design may set besides settings, as `stepscope trial` has them."""
 SIZES = ("memory", "gpu_memory")
 NAMES = ("model", *SETTINGS, *LIMITS)
 _KEY_LENGTH = 12
@@ -107,10 +107,10 @@ def make_spec(settings: Mapping[str, Any]) -> TrialSpec:
     model = settings.get("model")
     if not isinstance(model, str):
         raise BadWorkload("No model was named" if model is None else f"{model!r} is no model")
-    knobs = {name: value for name, value in settings.items() if name in SETTINGS}
-    workload = make_workload(model, knobs)
+    given = {name: value for name, value in settings.items() if name in SETTINGS}
+    workload = make_workload(model, given)
     bounds = {name: checked_limit(name, settings[name]) for name in LIMITS if name in settings}
-    said = {"model": model, **{name: getattr(workload, name) for name in knobs}, **bounds}
+    said = {"model": model, **{name: getattr(workload, name) for name in given}, **bounds}
     changed = {name: value for name, value in said.items() if value != DEFAULTS.get(name)}
     return TrialSpec(dict(sorted(changed.items())), workload, _limits(bounds))
 
@@ -122,8 +122,6 @@ def checked_level(name: str, value: Any) -> Level:
         return str(value)
     if name in LIMITS:
         return checked_limit(name, value)
-    if name not in SETTINGS:
-        raise BadWorkload(f"{name!r} is neither a setting nor a limit", nearest(name, NAMES))
     # Checked with a model that goes with it: only a user's workload has data of its own.
     is_own_data = name == "data" and isinstance(value, str) and value.split(":")[-1] == "own"
     model = "train.py:workload" if is_own_data else "cnn"
@@ -195,9 +193,7 @@ def in_design_words(text: str) -> str:
 
 def setting(settings: Mapping[str, Level], name: str) -> Level:
     """A setting of a spec's settings, also where it was left as it would be."""
-    if name in settings or name in LIMITS or name not in SETTINGS:
-        return settings.get(name)
-    return setting_default(name)  # type: ignore[no-any-return]
+    return settings.get(name, setting_default(name) if name in SETTINGS else None)
 
 
 def level_text(name: str, value: Level) -> str:

@@ -43,16 +43,16 @@ def test_the_machine_becomes_a_factor(done: Path, tmp_path: Path) -> None:
     b = of_machine(done, tmp_path / "b", machine="2 × Slow")
     out = tmp_path / "both"
     assert merge_studies([a, b], out) == {"8 × Fast": 2, "2 × Slow": 2}
-    contents = read_view(out).contents
-    levels = {factor.name: factor.levels for factor in contents.analysis.factors}
+    view = read_view(out)
+    levels = {factor.name: factor.levels for factor in view.analysis.factors}
     assert levels == {MACHINE: ("8 × Fast", "2 × Slow"), "batch_size": (16, 64)}
-    assert sorted((r.machine, r.settings["batch_size"]) for r in contents.counted) == [
+    assert sorted((r.machine, r.settings["batch_size"]) for r in view.counted) == [
         ("2 × Slow", 16),
         ("2 × Slow", 64),
         ("8 × Fast", 16),
         ("8 × Fast", 64),
     ]
-    assert (contents.planned, contents.pending, contents.running) == (4, 0, None)
+    assert (view.planned, view.pending, view.running) == (4, 0, None)
 
 
 def test_the_sources_stay_as_they_were(done: Path, tmp_path: Path) -> None:

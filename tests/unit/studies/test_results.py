@@ -56,7 +56,7 @@ def test_a_disturbed_one_is_asked_for_again_until_reruns_are_used_up(
     for attempt in range(1, reruns + 1):
         it.add(result(attempt, attempt, outcome=outcome, noise=NOISE))
         assert it.answer(KEY, 1) is None
-        assert it.was_disturbed(KEY, 1)
+        assert len(it.tries(KEY, 1)) == attempt
         shown = it.best_known(KEY, 1)
         assert shown is not None and shown.attempt == attempt
     last = result(reruns + 1, reruns + 1, outcome=outcome, noise=NOISE)
@@ -114,7 +114,7 @@ def test_three_failures_around_a_trial_and_it_is_given_up() -> None:
     it = known()
     for attempt in range(1, RETRIES + 1):
         it.add(failed(attempt))
-        assert it.answer(KEY, 1) is None and it.has_failed(KEY, 1)
+        assert it.answer(KEY, 1) is None and len(it.tries(KEY, 1)) == attempt
     it.add(failed(RETRIES + 1))
     assert it.answer(KEY, 1) == failed(RETRIES + 1)
 
@@ -136,8 +136,7 @@ def test_a_rerun_that_fails_for_ever_leaves_the_disturbed_answer() -> None:
 def test_who_died_or_was_interrupted_never_counts(outcome: Outcome) -> None:
     it = known(*(result(attempt, outcome=outcome, values={}) for attempt in range(1, 20)))
     assert it.answer(KEY, 1) is None and it.best_known(KEY, 1) is None
-    assert not it.was_disturbed(KEY, 1)
-    assert it.lost(KEY, 1) == (19 if outcome is Outcome.LOST else 0)
+    assert [each.outcome for each in it.tries(KEY, 1)] == [outcome] * 19
 
 
 def test_the_number_of_an_attempt_is_never_used_twice() -> None:

@@ -31,10 +31,10 @@ def analyse(
     known before the study.
     """
     table = table_of(observations, factors)
-    spreads = {THROUGHPUT: known} if known else {}
-    fits = fitted(table, tuple(RESPONSES.values()), spreads)
+    fits = fitted(table, RESPONSES.values(), known)
     rates = fits.get(THROUGHPUT)
     trials = Throughputs(table, known, rates)
+    few = () if len(table.observations) > 1 else (Remark("too_few_trials"),)
     found = configurations(observations, rates, known)
     return StudyAnalysis(
         # With all levels of the design, where trials have more than one of them.
@@ -49,7 +49,5 @@ def analyse(
         curves=curves(trials),
         fronts=fronts(found),
         as_good=as_good(found, rates.noise if rates else None),
-        remarks=table.remarks
-        if len(table.observations) > 1
-        else (*table.remarks, Remark("too_few_trials")),
+        remarks=table.remarks + few,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from itertools import groupby
 
 from stepscope.analysis.statistics import t_quantile
@@ -43,8 +43,52 @@ def configurations(
     for each in observations:
         key = tuple(sorted((name, level_key(level)) for name, level in each.levels.items()))
         groups.setdefault((each.name, key), []).append(each)
-    told = [_configuration(group, fit, known) for group in groups.values()]
-    return tuple(sorted(told, key=_order))
+    found = []
+    for first, *others in groups.values():
+        measured = {key: _measured([first, *others], key) for key in RESPONSES}
+        values = {key: _mean(each, key) for key, each in measured.items() if each}
+        between = _interval(measured[THROUGHPUT], fit, known)
+        low, high = (between.low, between.high) if between else (None, None)
+        levels = dict(first.levels)
+        found.append(Configuration(first.name, levels, 1 + len(others), values, low, high))
+
+    def order(each: Configuration) -> tuple[float, str, str]:
+        return -each.values.get(THROUGHPUT, -math.inf), each.name, str(each.levels)
+
+    return tuple(sorted(found, key=order))
+
+
+def _measured(group: Sequence[Observation], key: str) -> list[float]:
+    values = [each.values[key] for each in group if key in each.values]
+    is_ratio = RESPONSES[key].scale == "ratio"
+    return [each for each in values if math.isfinite(each) and (each > 0 or not is_ratio)]
+
+
+def _mean(values: Sequence[float], key: str) -> float:
+    if RESPONSES[key].scale == "ratio":
+        return math.exp(math.fsum(map(math.log, values)) / len(values))
+    return math.fsum(values) / len(values)
+
+
+def _interval(
+    rates: Sequence[float], fit: Fitted | None, known: ProcessNoise | None
+) -> Interval | None:
+    if not rates or fit is None:
+        return None
+    # What is known of the noise but for these repeats: by all others, and before the study.
+    own, others = Scatter(*scatter(rates)), fit.trials - len(rates)
+    squares, dof = max(0.0, fit.repeats.squares - own.squares), fit.repeats.dof - own.dof
+    if known:
+        before = with_evidence(known, squares, dof, others)
+    elif dof >= 1:
+        before = ProcessNoise(math.sqrt(squares / dof), dof, "learnt", others)
+    elif fit.noise.source == "none":
+        return None
+    else:
+        before = ProcessNoise(fit.noise.sigma, fit.noise.dof, "others")
+    found = combined(rates, before)
+    scale = _mean(rates, THROUGHPUT) / found.mean
+    return Interval(float(found.interval.low) * scale, float(found.interval.high) * scale)
 
 
 def as_good(found: Sequence[Configuration], noise: Noise | None) -> tuple[str, ...]:
@@ -67,30 +111,23 @@ def as_good(found: Sequence[Configuration], noise: Noise | None) -> tuple[str, .
 
 def fronts(configurations: Sequence[Configuration]) -> tuple[Front, ...]:
     """Throughput against memory and against energy, for each model, where they were measured."""
-    models = list(dict.fromkeys(each.levels.get("model") for each in configurations))
-    if len(models) < 2:
-        return _fronts(configurations, {})
-    found: tuple[Front, ...] = ()
-    for model in sorted(models, key=str):
-        own = [each for each in configurations if each.levels.get("model") == model]
-        found += _fronts(own, {"model": model})
-    return found
 
-
-def _fronts(
-    configurations: Sequence[Configuration], group: Mapping[str, Level]
-) -> tuple[Front, ...]:
     def has(each: Configuration, key: str) -> bool:
         return math.isfinite(each.values.get(key, math.nan))
 
-    # Bytes of a GPU and of the host are not compared: the memory that most configurations have.
-    memory = max(MEMORY, key=lambda key: sum(has(each, key) for each in configurations))
+    models: dict[Level, list[Configuration]] = {}
+    for each in configurations:
+        models.setdefault(each.levels.get("model"), []).append(each)
     found = []
-    for other in (memory, ENERGY):
-        measured = [each for each in configurations if has(each, THROUGHPUT) and has(each, other)]
-        if measured:
-            best = _unbeaten(measured, other)
-            found.append(Front((THROUGHPUT, other), tuple(best), len(measured) - len(best), group))
+    for model in sorted(models, key=str):
+        own, group = models[model], {"model": model} if len(models) > 1 else {}
+        # Bytes of a GPU and of the host are not compared: the memory that most of them have.
+        memory = max(MEMORY, key=lambda key: sum(has(each, key) for each in own))
+        for other in (memory, ENERGY):
+            measured = [each for each in own if has(each, THROUGHPUT) and has(each, other)]
+            if measured:
+                best = tuple(_unbeaten(measured, other))
+                found.append(Front((THROUGHPUT, other), best, len(measured) - len(best), group))
     return tuple(found)
 
 
@@ -109,66 +146,3 @@ def _unbeaten(measured: Sequence[Configuration], other: str) -> list[Configurati
             least = cost
             best += equals
     return best
-
-
-def _configuration(
-    group: Sequence[Observation], fit: Fitted | None, known: ProcessNoise | None
-) -> Configuration:
-    values = {}
-    for key in RESPONSES:
-        measured = _measured(group, key)
-        if measured:
-            values[key] = _mean(measured, key)
-    between = _interval(_measured(group, THROUGHPUT), fit, known)
-    first = group[0]
-    return Configuration(
-        first.name,
-        dict(first.levels),
-        len(group),
-        values,
-        between.low if between else None,
-        between.high if between else None,
-    )
-
-
-def _measured(group: Sequence[Observation], key: str) -> list[float]:
-    values = [each.values[key] for each in group if key in each.values]
-    is_ratio = RESPONSES[key].scale == "ratio"
-    return [each for each in values if math.isfinite(each) and (each > 0 or not is_ratio)]
-
-
-def _mean(values: Sequence[float], key: str) -> float:
-    if RESPONSES[key].scale == "ratio":
-        return math.exp(math.fsum(map(math.log, values)) / len(values))
-    return math.fsum(values) / len(values)
-
-
-def _interval(
-    rates: Sequence[float], fit: Fitted | None, known: ProcessNoise | None
-) -> Interval | None:
-    if not rates or fit is None:
-        return None
-    before = _before(Scatter(*scatter(rates)), len(rates), fit, known)
-    if before is None:
-        return None
-    found = combined(rates, before)
-    scale = _mean(rates, THROUGHPUT) / found.mean
-    return Interval(float(found.interval.low) * scale, float(found.interval.high) * scale)
-
-
-def _before(
-    own: Scatter, trials: int, fit: Fitted, known: ProcessNoise | None
-) -> ProcessNoise | None:
-    """What is known of the spread but for these repeats: by all others, and before the study."""
-    squares, dof = max(0.0, fit.repeats.squares - own.squares), fit.repeats.dof - own.dof
-    if known:
-        return with_evidence(known, squares, dof, fit.trials - trials)
-    if dof >= 1:
-        return ProcessNoise(math.sqrt(squares / dof), dof, "learnt", fit.trials - trials)
-    noise = fit.noise
-    return None if noise.source == "none" else ProcessNoise(noise.sigma, noise.dof, "others")
-
-
-def _order(configuration: Configuration) -> tuple[float, str, str]:
-    rate = configuration.values.get(THROUGHPUT, -math.inf)
-    return -rate, configuration.name, str(configuration.levels)

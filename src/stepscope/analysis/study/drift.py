@@ -21,12 +21,14 @@ import math
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeGuard
 
 import numpy as np
 
 from stepscope.analysis.statistics import t_quantile
 from stepscope.analysis.study.noise import Scatter, estimate
 from stepscope.analysis.study.records import Estimate, Noise
+from stepscope.analysis.study.table import Floats
 from stepscope.records.trial import ProcessNoise
 
 COMPARED_FROM = 3
@@ -55,7 +57,6 @@ class BlockSeen:
 
     number: int
     reference_rate: float | None
-    """Its samples per second."""
     reference_failed: bool = False
     noise: Sequence[Sequence[str]] = ()
     """What disturbed it, of every trial (and of the reference) that was disturbed."""
@@ -101,24 +102,34 @@ class Trend:
 def judge_blocks(
     blocks: Sequence[BlockSeen], known: ProcessNoise | None = None
 ) -> dict[int, BlockJudged]:
-    """Every block by its number."""
     rates = [each.reference_rate for each in blocks if _is_rate(each.reference_rate)]
-    usual = float(np.median(rates)) if len(rates) >= COMPARED_FROM else None  # type: ignore[arg-type]
-    tolerated = _tolerated(np.log([rate for rate in rates if rate]), known) if usual else math.inf
-    return {each.number: _judged(each, usual, tolerated) for each in blocks}
+    usual = float(np.median(rates)) if len(rates) >= COMPARED_FROM else None
+    tolerated = _tolerated(np.log(rates), known) if usual else math.inf
+    judged = {}
+    for block in blocks:
+        rate = block.reference_rate
+        relative = rate / usual if usual and _is_rate(rate) else None
+        judged[block.number] = BlockJudged(
+            block.number,
+            relative,
+            usual,
+            is_out_of_line=relative is not None and abs(math.log(relative)) > tolerated,
+            reference_failed=usual is not None and block.reference_failed,
+            disturbances=_disturbances(block),
+        )
+    return judged
 
 
 def trend(blocks: Sequence[BlockSeen]) -> Trend | None:
     """Whether reference trials became slower or faster over the study; None if not."""
-    told = [(each.number, each.reference_rate) for each in blocks if _is_rate(each.reference_rate)]
-    if len(told) < TREND_FROM or len({number for number, _ in told}) < 3:
+    numbers = np.array([b.number for b in blocks if _is_rate(b.reference_rate)], np.float64)
+    logarithms = np.log([b.reference_rate for b in blocks if _is_rate(b.reference_rate)])
+    if len(numbers) < TREND_FROM or len(set(numbers)) < 3:
         return None
-    numbers = np.array([number for number, _ in told], np.float64)
-    logarithms = np.log([rate for _, rate in told if rate])
     away = numbers - numbers.mean()
     slope = float(away @ logarithms / (away @ away))
     rest = logarithms - logarithms.mean() - slope * away
-    scatter = Scatter(float(rest @ rest), len(told) - 2.0)
+    scatter = Scatter(float(rest @ rest), len(numbers) - 2.0)
     noise = Noise(max(scatter.sigma, 1e-9), scatter.dof, "residuals")
     span = float(np.ptp(numbers))
     change = estimate(slope * span, span / math.sqrt(float(away @ away)), noise, "ratio")
@@ -127,23 +138,7 @@ def trend(blocks: Sequence[BlockSeen]) -> Trend | None:
     return Trend(change, int(min(numbers)), int(max(numbers)))
 
 
-def _judged(block: BlockSeen, usual: float | None, tolerated: float) -> BlockJudged:
-    relative = None
-    if usual and block.reference_rate and _is_rate(block.reference_rate):
-        relative = block.reference_rate / usual
-    return BlockJudged(
-        block.number,
-        relative,
-        usual,
-        is_out_of_line=relative is not None and abs(math.log(relative)) > tolerated,
-        reference_failed=usual is not None and block.reference_failed,
-        disturbances=_disturbances(block),
-    )
-
-
-def _tolerated(
-    logarithms: np.ndarray[tuple[int], np.dtype[np.float64]], known: ProcessNoise | None
-) -> float:
+def _tolerated(logarithms: Floats, known: ProcessNoise | None) -> float:
     """How far a reference may be off, as a logarithm."""
     count = len(logarithms)
     known = known or _USUAL
@@ -168,5 +163,5 @@ def _disturbances(block: BlockSeen) -> tuple[Disturbance, ...]:
     return tuple(Disturbance(alike[0], len(alike), trials) for alike in kinds.values())
 
 
-def _is_rate(rate: float | None) -> bool:
+def _is_rate(rate: float | None) -> TypeGuard[float]:
     return rate is not None and math.isfinite(rate) and rate > 0

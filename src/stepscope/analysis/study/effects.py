@@ -26,9 +26,12 @@ from stepscope.analysis.study.records import (
     Sensitivity,
 )
 
+_ABOUT_NOISE = {"none": [Remark("noise_unknown")], "residuals": [Remark("noise_from_residuals")]}
+
 
 def effects_of(fit: Fitted) -> Effects:
     main, untold = main_effects(fit)
+    about_noise = _ABOUT_NOISE.get(fit.noise.source, ())
     return Effects(
         response=fit.response,
         trials=fit.trials,
@@ -37,7 +40,7 @@ def effects_of(fit: Fitted) -> Effects:
         main=main,
         interactions=interactions(fit),
         explained=fit.explained,
-        remarks=(*fit.remarks, *_about_noise(fit), *_about_pairs(fit), *untold),
+        remarks=(*fit.remarks, *about_noise, *_about_pairs(fit), *untold),
     )
 
 
@@ -51,28 +54,18 @@ def main_effects(fit: Fitted) -> tuple[tuple[MainEffect, ...], tuple[Remark, ...
             continue
         if margin.untold:
             remarks.append(Remark("confounded_levels", (factor.name,), margin.untold))
-        told.append(_main_effect(margin, fit.noise, fit.response.scale))
+        levels, scale = margin.factor.levels, fit.response.scale
+        highest, lowest = int(np.argmax(margin.means)), int(np.argmin(margin.means))
+        difference = float(margin.means[highest] - margin.means[lowest])
+        error, pairs = margin.error(highest, lowest), len(levels) * (len(levels) - 1) // 2
+        size = estimate(difference, error, fit.noise, scale, looked=pairs)
+        means = level_means(margin, fit.noise, scale)
+        told.append(
+            MainEffect(
+                factor.name, means, levels[highest], levels[lowest], size, is_told(size, scale)
+            )
+        )
     return tuple(sorted(told, key=lambda each: -each.size.value)), tuple(remarks)
-
-
-def _main_effect(margin: Margin, noise: Noise, scale: Scale) -> MainEffect:
-    highest, lowest = int(np.argmax(margin.means)), int(np.argmin(margin.means))
-    levels = len(margin.means)
-    size = estimate(
-        float(margin.means[highest] - margin.means[lowest]),
-        margin.error(highest, lowest),
-        noise,
-        scale,
-        looked=levels * (levels - 1) // 2,
-    )
-    return MainEffect(
-        margin.factor.name,
-        level_means(margin, noise, scale),
-        margin.factor.levels[highest],
-        margin.factor.levels[lowest],
-        size,
-        is_told(size, scale),
-    )
 
 
 def level_means(margin: Margin, noise: Noise, scale: Scale) -> tuple[LevelMean, ...]:
@@ -82,12 +75,6 @@ def level_means(margin: Margin, noise: Noise, scale: Scale) -> tuple[LevelMean, 
         mean = estimate(float(margin.means[at]), error, noise, scale)
         told.append(LevelMean(level, mean.value, mean.low, mean.high, margin.trials[at]))
     return tuple(told)
-
-
-def _about_noise(fit: Fitted) -> tuple[Remark, ...]:
-    if fit.noise.source == "none":
-        return (Remark("noise_unknown"),)
-    return (Remark("noise_from_residuals"),) if fit.noise.source == "residuals" else ()
 
 
 def _about_pairs(fit: Fitted) -> tuple[Remark, ...]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from stepscope.analysis.study.model import Model, ModelFit
+from stepscope.analysis.study.model import Model
 from stepscope.analysis.study.noise import Scatter, noise_of
 from stepscope.analysis.study.records import (
     RESPONSES,
@@ -21,7 +21,6 @@ from stepscope.analysis.study.records import (
 from stepscope.analysis.study.table import (
     Cells,
     Floats,
-    Integers,
     ObservationTable,
     cells_of,
     level_key,
@@ -75,6 +74,7 @@ class Fitted:
         over what was observed of them.
         """
         model, rows = self.model, self.model.rows(column)
+        factor, trials = self.cells.factors[column], self.cells.trials(column)
         best: Margin | None = None
         for fit, centre in (
             (model.full, model.centre()),
@@ -83,35 +83,33 @@ class Fitted:
         ):
             told = np.flatnonzero(fit.tells(rows + centre))
             if len(told) > max(1, len(best.means) if best else 0):
-                best = self._margin(column, fit, (rows + centre)[told], told)
+                chosen = (rows + centre)[told]
+                best = Margin(
+                    Factor(factor.name, tuple(factor.levels[at] for at in told)),
+                    chosen @ fit.solved(self.moments),
+                    fit.covariance(chosen),
+                    tuple(int(trials[at]) for at in told),
+                    tuple(level for at, level in enumerate(factor.levels) if at not in told),
+                )
             if len(told) == len(rows):
                 break
         return best
 
-    def _margin(self, column: int, fit: ModelFit, rows: Floats, told: Integers) -> Margin:
-        factor, trials = self.cells.factors[column], self.cells.trials(column)
-        return Margin(
-            Factor(factor.name, tuple(factor.levels[at] for at in told)),
-            rows @ fit.solved(self.moments),
-            fit.covariance(rows),
-            tuple(int(trials[at]) for at in told),
-            tuple(level for at, level in enumerate(factor.levels) if at not in told),
-        )
-
 
 def fitted(
     table: ObservationTable,
-    responses: Sequence[Response],
-    known: Mapping[str, ProcessNoise],
+    responses: Iterable[Response],
+    known: ProcessNoise | None = None,
     usual: Noise | None = None,
 ) -> dict[str, Fitted]:
     """Those of which there are two trials, by their keys.
 
-    Responses that the same trials have share a model: to solve it is most of the work. `usual` is
-    the noise of a larger set of trials, for where there are too few repeats among these.
+    Responses that the same trials have share a model: to solve it is most of the work. `known` is
+    the noise of throughput as it was known before, `usual` that of a larger set of trials, for
+    where there are too few repeats among these.
     """
     models: dict[bytes, Model] = {}
-    told = {}
+    fits = {}
     for response in responses:
         rows, values, remarks = table.rows_with(response)
         if len(rows) < 2:
@@ -119,10 +117,10 @@ def fitted(
         at = rows.tobytes()
         if at not in models:
             models[at] = Model(cells_of(table, rows))
-        told[response.key] = _fit(
-            response, models[at], values, known.get(response.key), usual, table.remarks + remarks
-        )
-    return told
+        before = known if response.key == THROUGHPUT else None
+        fit = _fit(response, models[at], values, before, usual)
+        fits[response.key] = replace(fit, remarks=table.remarks + remarks + fit.cells.remarks)
+    return fits
 
 
 def _fit(
@@ -131,7 +129,6 @@ def _fit(
     values: Floats,
     known: ProcessNoise | None,
     usual: Noise | None,
-    remarks: tuple[Remark, ...],
 ) -> Fitted:
     cells = model.cells
     means = cells.mean(values)
@@ -153,9 +150,7 @@ def _fit(
     explained = None
     if free and total > 0:
         explained = min(1.0, max(0.0, 1 - (repeats.squares + free.squares) / total))
-    return Fitted(
-        response, cells, model, means, moments, repeats, noise, explained, remarks + cells.remarks
-    )
+    return Fitted(response, cells, model, means, moments, repeats, noise, explained)
 
 
 class Throughputs:
@@ -166,7 +161,7 @@ class Throughputs:
     ) -> None:
         self.all = whole
         self._table = table
-        self._known = {THROUGHPUT: known} if known else {}
+        self._known = known
         self._fits: dict[tuple[str, tuple[bool, Level]], Fitted | None] = {}
 
     def of(self, factor: str, level: Level) -> Fitted | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from itertools import combinations
+from typing import NamedTuple
 
 import numpy as np
 
 from stepscope.analysis.study.fitted import Fitted
 from stepscope.analysis.study.model import ModelFit
 from stepscope.analysis.study.noise import estimate, is_told, raised
-from stepscope.analysis.study.records import CellMean, Interaction, Level
+from stepscope.analysis.study.records import CellMean, Interaction
 from stepscope.analysis.study.table import Cells, Floats, Integers
 
 MOST_LEVELS = 6
@@ -34,29 +34,34 @@ def _interaction(fitted: Fitted, one: int, other: int) -> Interaction | None:
     found = _largest(fitted, fit or fitted.model.full, one, other)
     if found is None:
         return None
-    size = estimate(found.value, found.error, fitted.noise, response.scale, found.looked)
+    (low, high), more, less, value, error, looked = found
+    size = estimate(value, error, fitted.noise, response.scale, looked)
     first, second = cells.factors[one], cells.factors[other]
-    low, high = found.firsts
-    changes: list[tuple[Level, float]] = []
-    for at in sorted((found.more, found.less)) if fit else ():
-        change = float(means[high, at] - means[low, at])
-        changes.append((second.levels[at], raised(change) if response.scale == "ratio" else change))
+    value_of = raised if response.scale == "ratio" else float
+    changes = [
+        (second.levels[at], value_of(float(means[high, at] - means[low, at])))
+        for at in (sorted((more, less)) if fit else ())
+    ]
+    counts = _counts(cells, one, other).reshape(means.shape)
+    observed = tuple(
+        CellMean(first.levels[i], second.levels[j], value_of(float(means[i, j])), int(counts[i, j]))
+        for i, j in zip(*np.nonzero(counts), strict=True)
+    )
     return Interaction(
         first.name,
         second.name,
-        _observed(fitted, means, one, other),
+        observed,
         size,
         is_told(size, response.scale),
         low=first.levels[low],
         high=first.levels[high],
-        more=second.levels[found.more],
-        less=second.levels[found.less],
+        more=second.levels[more],
+        less=second.levels[less],
         changes=tuple(changes),
     )
 
 
-@dataclass(frozen=True)
-class _Largest:
+class _Largest(NamedTuple):
     """Of all contrasts that were looked at."""
 
     firsts: tuple[int, int]
@@ -124,26 +129,10 @@ def _cell_means(fitted: Fitted, one: int, other: int) -> tuple[ModelFit | None, 
     return None, (sums / np.maximum(1, counts)).reshape(shape)
 
 
-def _observed(fitted: Fitted, means: Floats, one: int, other: int) -> tuple[CellMean, ...]:
-    cells = fitted.cells
-    counts = _counts(cells, one, other).reshape(means.shape)
-    is_ratio = fitted.response.scale == "ratio"
-    return tuple(
-        CellMean(
-            cells.factors[one].levels[i],
-            cells.factors[other].levels[j],
-            raised(float(means[i, j])) if is_ratio else float(means[i, j]),
-            int(counts[i, j]),
-        )
-        for i, j in zip(*np.nonzero(counts), strict=True)
-    )
-
-
 def _place(cells: Cells, one: int, other: int) -> Integers:
     return cells.codes[:, one] * cells.sizes()[other] + cells.codes[:, other]
 
 
 def _counts(cells: Cells, one: int, other: int) -> Integers:
-    """Of trials in each cell."""
     size = cells.sizes()[one] * cells.sizes()[other]
     return np.bincount(_place(cells, one, other), cells.repeats, size).astype(np.int64)

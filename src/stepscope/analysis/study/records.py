@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = str | int | float | bool | None
-"""A value of a knob or a limit. None is "as much as there is", or what the workload chooses."""
+"""A value of a setting or a limit. None is "as much as there is", or what the workload chooses."""
 
 Scale = Literal["ratio", "difference"]
 
@@ -56,7 +56,6 @@ class Observation:
     values: Mapping[str, float]
     """By the keys of `RESPONSES`; what was not measured is not in it."""
     name: str = ""
-    """Of its configuration."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +116,6 @@ class Remark:
     """The factor, or the two of a pair."""
     levels: tuple[Level, ...] = ()
     response: str = ""
-    """Its label."""
     count: int = 0
     """Of trials, levels or configurations."""
 
@@ -199,12 +197,10 @@ class Effects:
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What matters for one level of a grouping factor (a model), or for all trials together."""
+    """What matters, the most first: for a group (the trials of a model), or for all together."""
 
     group: Mapping[str, Level]
-    """Nothing for all together."""
     effects: tuple[MainEffect, ...]
-    """The largest first."""
 
 
 @dataclass(frozen=True)
@@ -213,9 +209,8 @@ class Knee:
 
     level: float
     best: Level
-    """The best level beyond it."""
     gain: Estimate
-    """Of that one over the knee."""
+    """Of the best level beyond it over the knee."""
     is_sure: bool
     """Whether the intervals bear it out: less is worse, and more is hardly better."""
     fall: Fall | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +15,6 @@ from stepscope.analysis.study.records import (
     Estimate,
     Factor,
     Fall,
-    Interaction,
     Knee,
     Level,
     Noise,
@@ -35,32 +34,22 @@ def curves(trials: Throughputs) -> tuple[ScalingCurve, ...]:
     level of the factor that it depends on most."""
     if trials.all is None:
         return ()
-    grouping = trials.grouping
-    dependent = [each for each in interactions(trials.all) if each.is_told]
+    grouping, factors = trials.grouping, {each.name: each for each in trials.all.cells.factors}
+    pairs = [{each.first, each.second} for each in interactions(trials.all) if each.is_told]
     found = []
-    for factor in trials.all.cells.factors:
+    for factor in factors.values():
         if not factor.is_numeric:
             continue
         found.append(_curve(trials.all, factor.name, {}))
-        for other in (grouping, _depends_on(factor, dependent, grouping, trials.all)):
-            for level in other.levels if other and other.name != factor.name else ():
-                fit = trials.of(other.name, level) if other else None
-                if fit and other:
+        # Beside the one that trials are grouped by, the factor that changes its effect most.
+        others = [factors[name] for pair in pairs if factor.name in pair for name in pair]
+        most = [other for other in others if other not in (factor, grouping)][:1]
+        groups = [grouping] if grouping and grouping != factor else []
+        for other in (*groups, *most):
+            for level in other.levels:
+                if fit := trials.of(other.name, level):
                     found.append(_curve(fit, factor.name, {other.name: level}))
     return tuple(each for each in found if each is not None)
-
-
-def _depends_on(
-    factor: Factor, dependent: Sequence[Interaction], grouping: Factor | None, fit: Fitted
-) -> Factor | None:
-    """The factor that changes its effect most, beside the one that trials are grouped by."""
-    names = {each.name: each for each in fit.cells.factors if each != grouping}
-    for pair in dependent:
-        if factor.name in (pair.first, pair.second):
-            other = pair.second if factor.name == pair.first else pair.first
-            if other in names:
-                return names[other]
-    return None
 
 
 def _curve(fit: Fitted, name: str, group: Mapping[str, Level]) -> ScalingCurve | None:

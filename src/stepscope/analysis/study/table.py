@@ -89,7 +89,6 @@ class Cells:
     factors: tuple[Factor, ...]
     """On more than one level, with those levels only."""
     codes: Integers
-    """A row each."""
     repeats: Integers
     which: Integers
     """The configuration of every trial."""
@@ -99,11 +98,9 @@ class Cells:
         return tuple(len(factor.levels) for factor in self.factors)
 
     def mean(self, values: Floats) -> Floats:
-        """Of repeats."""
         return np.bincount(self.which, values, len(self.repeats)) / self.repeats
 
     def trials(self, column: int) -> Integers:
-        """With each level of a factor."""
         return np.bincount(self.codes[:, column], self.repeats, self.sizes()[column]).astype(
             np.int64
         )

@@ -13,10 +13,9 @@ from stepscope.records import Outcome
 from stepscope.report.bottleneck.words import cause_title
 from stepscope.report.kit.outcomes import OUTCOMES, Tone
 from stepscope.studies.results import MACHINE, Result
-from stepscope.workloads.spec import SETTINGS, setting_default
+from stepscope.studies.trial_spec import setting
 
 STEP = "step_seconds"
-_DEFAULTS: dict[str, Level] = {name: setting_default(name) for name in SETTINGS}
 _Value = TypeVar("_Value", Outcome, str)
 
 
@@ -44,7 +43,6 @@ class ConfigurationRow:
 
 
 def ordered(levels: Mapping[str, Level], factors: Iterable[str]) -> dict[str, Level]:
-    """Levels in the order of the design."""
     return {name: levels[name] for name in factors if name in levels}
 
 
@@ -58,8 +56,10 @@ def level_order(levels: Mapping[str, Level]) -> list[tuple[bool, float, str]]:
 
 def levels_of(result: Result, factors: Iterable[str]) -> dict[str, Level]:
     """The levels of a trial, also those that its settings leave as they would be anyway."""
-    usual = {**_DEFAULTS, MACHINE: result.machine}
-    return {name: result.settings.get(name, usual.get(name)) for name in factors}
+    return {
+        name: result.machine if name == MACHINE else setting(result.settings, name)
+        for name in factors
+    }
 
 
 def configuration_rows(

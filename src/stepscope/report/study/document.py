@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from stepscope import __version__
-from stepscope.analysis.study.records import THROUGHPUT
+from stepscope.analysis.study.records import THROUGHPUT, Effects
 from stepscope.records import Outcome
 from stepscope.report.kit import html
 from stepscope.report.kit.document import (
@@ -21,10 +21,9 @@ from stepscope.report.kit.document import (
     Tiles,
     Verbatim,
 )
-from stepscope.report.study import plots, tables
-from stepscope.report.study.effects import EffectsView
-from stepscope.report.study.view import Best, StudyView
-from stepscope.report.study.words import counted
+from stepscope.report.study import plots, sentences, tables
+from stepscope.report.study.view import Best, StudyView, skipped_groups
+from stepscope.report.study.words import counted, upper_first
 from stepscope.runs.paths import replace_atomically
 
 REPORT = "report.html"
@@ -62,32 +61,27 @@ def page_of(view: StudyView) -> Document:
         (
             best,
             _rankings(view),
-            Section("Effects", tuple(_effects(each) for each in view.effects)),
+            Section("Effects", tuple(_effects(view, each) for each in view.analysis.effects)),
             _scaling(view),
             _trade_offs(view),
             Section("Configurations", (tables.configurations(view, rows), Paragraph(rest, "note"))),
             _noise(view),
-            Section("Not tried", (tables.skipped(view.skipped[:_MOST_ROWS]),)),
-            Section("Notes", (Listing.of(view.remarks),)),
+            Section("Not tried", (tables.skipped(view).first(_MOST_ROWS),)),
+            Section("Notes", (Listing.of(view.notes),)),
         ),
         footer=f"Made by stepscope {__version__}. {units}",
     )
 
 
 def _document(view: StudyView, blocks: tuple[Block, ...], footer: str = "") -> Document:
-    return Document(
-        name=view.name,
-        state=view.state,
-        tone=view.tone,
-        header=(
-            Paragraph(view.headline, "lead"),
-            Paragraph(view.about, "note"),
-            Paragraph(view.warning and f"{view.warning}.", "warning"),
-            Paragraph(view.now, label="Now"),
-        ),
-        blocks=blocks,
-        footer=footer,
+    state, tone = view.state
+    header = (
+        Paragraph(view.headline, "lead"),
+        Paragraph(view.about, "note"),
+        Paragraph(view.warning and f"{view.warning}.", "warning"),
+        Paragraph(view.now, label="Now"),
     )
+    return Document(view.name, state, tone, blocks, header=header, footer=footer)
 
 
 def _best(best: Best) -> Section:
@@ -113,32 +107,33 @@ def _rankings(view: StudyView) -> Section:
         "How many times the throughput of the worst level the best one has, other factors alike. "
         "Grey: not told from no effect."
     )
-    ranked = tuple(Section(each.title, (tables.ranking(each),)) for each in shown)
+    ranked = (Section(sentences.ranking_title(each), (tables.ranking(each),)) for each in shown)
     return Section(
         "What matters",
         (
             Paragraph(about if shown else "", "note"),
             SideBySide(tuple(plots.ranking_plot(each, top) for each in shown)),
-            Section("As a table", ranked, folded=True),
+            Section("As a table", tuple(ranked), folded=True),
         ),
     )
 
 
-def _effects(view: EffectsView) -> Section:
-    most = _MOST_INTERACTIONS if view.response.key == THROUGHPUT else _FEW_INTERACTIONS
-    told = [each for each in view.effects.interactions if each.is_told][:most]
-    figures = [plots.effects_plot(view)] if view.rows else []
-    figures += [plots.interaction_plot(each, view.response) for each in told]
-    more = view.interactions[len(told) :]
+def _effects(view: StudyView, effects: Effects) -> Section:
+    response = effects.response
+    most = _MOST_INTERACTIONS if response.key == THROUGHPUT else _FEW_INTERACTIONS
+    told = [each for each in effects.interactions if each.is_told]
+    figures = [plots.effects_plot(effects)] if effects.main else []
+    figures += [plots.interaction_plot(each, response) for each in told[:most]]
+    more = [sentences.interaction_text(each, response) for each in told[most:]]
     return Section(
-        view.title,
+        upper_first(response.label),
         (
-            Paragraph(view.about, "note"),
+            Paragraph(sentences.effects_text(effects), "note"),
             SideBySide(tuple(figures)),
             Paragraph("What else depends on each other:" if more else "", "note"),
             Listing.of(more),
-            Listing.of(view.remarks),
-            Section("As a table", (tables.levels(view),), folded=True),
+            Listing.of(view.effect_remarks[response.key]),
+            Section("As a table", (tables.levels(effects),), folded=True),
         ),
     )
 
@@ -146,8 +141,8 @@ def _effects(view: EffectsView) -> Section:
 def _scaling(view: StudyView) -> Section:
     """Curves of all trials first, then those that have a knee."""
     curves = sorted(
-        view.curves,
-        key=lambda each: (bool(each.curve.group), not each.has_knee, len(each.curve.points) < 3),
+        view.analysis.curves,
+        key=lambda curve: (bool(curve.group), curve.knee is None, len(curve.points) < 3),
     )
     shown = curves[:_MOST_PLOTS]
     more = len(curves) - len(shown)
@@ -157,14 +152,14 @@ def _scaling(view: StudyView) -> Section:
 
 
 def _trade_offs(view: StudyView) -> Section:
-    fronts = []
-    for front in view.fronts:
-        plot = plots.front_plot(front.front, view.analysis.configurations, view.factors)
-        table = tables.front(front).first(_MOST_ROWS)
-        about = Paragraph(front.says, "note")
-        fronts.append(Section(front.title, (about, SideBySide((plot, table)))))
-    not_measured = (Paragraph(text, "note") for text in view.not_measured)
-    return Section("Trade-offs", (*fronts, *not_measured))
+    blocks: list[Block] = []
+    for front in view.analysis.fronts:
+        plot = plots.front_plot(front, view.analysis.configurations, view.factors)
+        table = tables.front(view, front).first(_MOST_ROWS)
+        about = Paragraph(sentences.front_text(front), "note")
+        blocks.append(Section(sentences.front_title(front), (about, SideBySide((plot, table)))))
+    blocks += [Paragraph(text, "note") for text in view.not_measured]
+    return Section("Trade-offs", tuple(blocks))
 
 
 def _noise(view: StudyView) -> Section:
@@ -184,14 +179,23 @@ def _noise(view: StudyView) -> Section:
 def screen_of(view: StudyView, width: int, full: bool = False) -> Document:
     """What a study came to on one screen; `full` has all tables, for a terminal of this width."""
     blocks: list[Block] = [Paragraph(view.lack), Facts(tuple(_best_facts(view)))]
-    for place, ranking in enumerate(view.rankings if full else view.rankings[:1]):
-        others = () if full else tuple(Paragraph(each.says) for each in view.rankings[1:])
-        title = f"What matters for {ranking.title if place else 'throughput'}"
-        blocks.append(Section(title, (tables.ranking(ranking, with_bars=True), *others)))
-    for effects in view.effects if full else ():
-        told = Listing.of((*effects.interactions, *effects.remarks))
-        about = Paragraph(effects.about, "note")
-        blocks.append(Section(effects.title, (about, tables.levels(effects), told)))
+    rankings = view.rankings
+    for place, ranking in enumerate(rankings if full else rankings[:1]):
+        others = [] if full else map(sentences.sensitivity_text, rankings[1:])
+        title = f"What matters for {sentences.ranking_title(ranking) if place else 'throughput'}"
+        table = tables.ranking(ranking, with_bars=True)
+        blocks.append(Section(title, (table, *map(Paragraph, others))))
+    for effects in view.analysis.effects if full else ():
+        response = effects.response
+        told = [
+            sentences.interaction_text(each, response)
+            for each in effects.interactions
+            if each.is_told
+        ]
+        about = Paragraph(sentences.effects_text(effects), "note")
+        remarks = Listing.of([*told, *view.effect_remarks[response.key]])
+        title = upper_first(response.label)
+        blocks.append(Section(title, (about, tables.levels(effects), remarks)))
     blocks.append(Section("Scaling", (Facts(tuple(_knees(view, full))),)))
     if full:
         blocks += _screen_tables(view, width)
@@ -215,27 +219,26 @@ def _best_facts(view: StudyView) -> Iterator[tuple[str, str]]:
 
 def _knees(view: StudyView, full: bool) -> Iterator[tuple[str, str]]:
     """Of all curves; on one screen only those of all trials and those that have a knee."""
-    curves = [each for each in view.curves if each.says]
-    if not full:
-        curves = [each for each in curves if each.has_knee or not each.curve.group]
+    curves = [each for each in view.analysis.curves if full or each.knee or not each.group]
     shown = curves[: _MOST_SHOWN if full else 2 * _FEW]
-    yield from ((each.title, each.says) for each in shown)
+    yield from ((sentences.curve_title(each), sentences.curve_text(each)) for each in shown)
     if rest := _more(curves, shown, ", in scaling.csv"):
         yield "", rest
 
 
 def _screen_tables(view: StudyView, width: int) -> Iterator[Block]:
-    for front in view.fronts:
-        table = tables.front(front)
+    for front in view.analysis.fronts:
+        table = tables.front(view, front)
         most = _MOST_SHOWN if table.width <= width else _MOST_WRAPPED
-        yield Section(front.title, (table.first(most), Paragraph(front.says, "note")))
+        about = Paragraph(sentences.front_text(front), "note")
+        yield Section(sentences.front_title(front), (table.first(most), about))
     for text in view.not_measured:
         yield Paragraph(text, "note")
     shown = tables.first_rows(view, _MOST_SHOWN)
     table = tables.configurations(view, shown)
     if table.compact(width).width > width:
         shown = tables.first_rows(view, _MOST_WRAPPED)
-        table = tables.folded_configurations(view, shown)
+        table = tables.configurations(view, shown, is_folded=True)
     rest = _more(view.configurations, shown, ", in configurations.csv")
     yield Section("Configurations", (table, Paragraph(rest, "note")))
     few = len(view.blocks) <= _MOST_SHOWN
@@ -262,15 +265,14 @@ def _problems(view: StudyView, full: bool) -> Iterator[tuple[str, str]]:
             yield "Failed", f"{told}, the last: {last.reason or last.outcome.value}"
     crashed = [
         f"{result.reason.strip()} ({result.place}/stderr.log)"
-        for result in view.contents.counted
+        for result in view.counted
         if result.outcome in (Outcome.CRASHED, Outcome.TIMEOUT)
     ]
     yield from _named("Crashed", crashed, " more, in trials.csv")
-    for place, group in enumerate(view.skipped[: _MOST_SHOWN if full else _FEW]):
-        text = f"{counted(group.combinations, 'combination')}: {group.why}"
-        yield "" if place else "Skipped", text
-    for place, each in enumerate(view.remarks):
-        yield "" if place else "Note", each
+    groups = skipped_groups(view.skipped)[: _MOST_SHOWN if full else _FEW]
+    skipped = [f"{counted(group.combinations, 'combination')}: {group.why}" for group in groups]
+    yield from _named("Skipped", skipped)
+    yield from _named("Note", view.notes)
 
 
 def _more(every: Sequence[object], shown: Sequence[object], where: str = "") -> str:
@@ -278,9 +280,9 @@ def _more(every: Sequence[object], shown: Sequence[object], where: str = "") -> 
     return f"and {more:,} more{where}" if more else ""
 
 
-def _named(name: str, texts: Sequence[str], more: str) -> Iterator[tuple[str, str]]:
-    """The first few, under one name, and how many there are besides."""
-    for place, text in enumerate(texts[:_FEW]):
+def _named(name: str, texts: Sequence[str], more: str = "") -> Iterator[tuple[str, str]]:
+    """Under one name; where `more` says so, the first few, and how many there are besides."""
+    for place, text in enumerate(texts[:_FEW] if more else texts):
         yield "" if place else name, text
-    if len(texts) > _FEW:
+    if more and len(texts) > _FEW:
         yield "", f"and {len(texts) - _FEW:,}{more}"

@@ -9,11 +9,11 @@ same results make the same bytes: when and how often something was tried stands 
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import astuple, fields
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +56,8 @@ COLUMNS: dict[str, str] = {
 
 _INTERVAL = {"low": "samples_per_second_low", "high": "samples_per_second_high"}
 _NOT_TOLD = {"outcome_text": "", "tone": ""}
+_NOT_SHOWN = dict.fromkeys(("low", "high", "more", "less", "changes"), "")
+"""What an interaction's sentence is made of."""
 
 
 def write_tables(view: StudyView, folder: Path) -> list[Path]:
@@ -101,9 +103,9 @@ def _responses(values: Mapping[str, float]) -> list[float | None]:
 
 def _trials(view: StudyView) -> Rows:
     """Every attempt, also those of sentinels and those that do not count."""
-    results = view.contents.results
+    results = view.results
     more = sorted({key for each in results for key in each.values} - COLUMNS.keys())
-    counting = {(each.machine, each.place) for each in view.contents.counted}
+    counting = {(each.machine, each.place) for each in view.counted}
     yield [
         *_names(
             "folder key role repeat attempt block machine counts outcome reason"
@@ -145,13 +147,10 @@ def _effects(view: StudyView) -> Rows:
     for effects in view.analysis.effects:
         response = effects.response
         for effect in effects.main:
-            size = (effect.size.value, effect.size.low, effect.size.high)
+            size = (*astuple(effect.size), effect.highest, effect.lowest, effect.is_told)
             for each in effect.levels:
-                yield [
-                    *(COLUMNS[response.key], response.unit, effect.factor, each.level),
-                    *(each.mean, each.low, each.high, each.trials, response.scale, *size),
-                    *(effect.highest, effect.lowest, effect.is_told),
-                ]
+                level = (COLUMNS[response.key], response.unit, effect.factor, *astuple(each))
+                yield [*level, response.scale, *size]
 
 
 def _interactions(view: StudyView) -> Rows:
@@ -162,25 +161,18 @@ def _interactions(view: StudyView) -> Rows:
     for effects in view.analysis.effects:
         response = effects.response
         for pair in effects.interactions:
-            size = (pair.size.value, pair.size.low, pair.size.high)
-            says = interaction_text(pair, response)
+            factors = (COLUMNS[response.key], response.unit, pair.first, pair.second)
+            size = (*astuple(pair.size), pair.is_told, interaction_text(pair, response))
             for cell in pair.cells:
-                yield [
-                    *(COLUMNS[response.key], response.unit, pair.first, pair.second),
-                    *(cell.first, cell.second, cell.mean, cell.trials),
-                    *(response.scale, *size, pair.is_told, says),
-                ]
+                yield [*factors, *astuple(cell), response.scale, *size]
 
 
 def _sensitivity(view: StudyView) -> Rows:
     yield _names("group rank factor ratio ratio_low ratio_high best worst told")
     for found in view.analysis.sensitivity:
         for rank, effect in enumerate(found.effects, 1):
-            size = effect.size
-            yield [
-                *(levels_text(found.group), rank, effect.factor, size.value, size.low, size.high),
-                *(effect.highest, effect.lowest, effect.is_told),
-            ]
+            size = (*astuple(effect.size), effect.highest, effect.lowest, effect.is_told)
+            yield [levels_text(found.group), rank, effect.factor, *size]
 
 
 def _scaling(view: StudyView) -> Rows:
@@ -191,12 +183,10 @@ def _scaling(view: StudyView) -> Rows:
     for curve in view.analysis.curves:
         knee: tuple[Any, ...] = (None,) * 5
         if found := curve.knee:
-            gain = found.gain
-            knee = (found.level, gain.value, gain.low, gain.high, found.is_sure)
+            knee = (found.level, *astuple(found.gain), found.is_sure)
         group, says = levels_text(curve.group), curve_text(curve)
         for each in curve.points:
-            point = (each.level, each.mean, each.low, each.high, each.trials)
-            yield [curve.factor, group, *point, *knee, says]
+            yield [curve.factor, group, *astuple(each), *knee, says]
 
 
 def _pareto(view: StudyView) -> Rows:
@@ -220,7 +210,7 @@ def _blocks(view: StudyView) -> Rows:
 
 def _skipped(view: StudyView) -> Rows:
     yield [*_factors(view), "reason"]
-    rows = [(ordered(levels, view.factors), why) for levels, why in view.contents.skipped]
+    rows = [(ordered(point.levels, view.factors), point.why) for point in view.skipped]
     for levels, why in sorted(rows, key=lambda row: (level_order(row[0]), row[1])):
         yield [*_levels(view, levels), why]
 
@@ -239,11 +229,10 @@ TABLES: dict[str, Callable[[StudyView], Rows]] = {
 
 
 def study_dict(view: StudyView) -> dict[str, Any]:
-    """All that a study tells, as plain values."""
-    contents, analysis = view.contents, view.analysis
-    outcomes = Counter(each.outcome.value for each in contents.counted)
+    analysis = view.analysis
+    outcomes = Counter(each.outcome.value for each in view.counted)
     running = None
-    if now := contents.running:
+    if now := view.running:
         where = {"trial": now.trial, "share": now.share, "phase": now.phase}
         running = {"pid": now.pid, "since": now.at, **where}
     best = [
@@ -254,25 +243,25 @@ def study_dict(view: StudyView) -> dict[str, Any]:
         {
             "format": FORMAT,
             "name": view.name,
-            "folder": contents.folder,
-            "machine": contents.machine,
-            "state": view.state,
+            "folder": view.folder,
+            "machine": view.machine,
+            "state": view.state[0],
             "headline": view.headline,
             "warning": view.warning or None,
             "trials": {
-                "planned": contents.planned,
-                "finished": len(contents.counted),
-                "pending": contents.pending,
-                "attempts": len(contents.results),
-                "disturbed": contents.disturbed,
+                "planned": view.planned,
+                "finished": len(view.counted),
+                "pending": view.pending,
+                "attempts": len(view.results),
+                "disturbed": view.disturbed,
                 "outcomes": dict(sorted(outcomes.items())),
             },
-            "spent_seconds": contents.spent_s,
-            "left_seconds": contents.left_s,
+            "spent_seconds": view.spent_s,
+            "left_seconds": view.left_s,
             "running": running,
             "confidence": CONFIDENCE,
-            "fixed": contents.design.fixed,
-            "factors": contents.design.factors,
+            "fixed": view.design.fixed,
+            "factors": view.design.factors,
             "best": best,
             "sensitivity": [
                 {
@@ -297,7 +286,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 _renamed(each, **_INTERVAL, ok="trials_ok", cause="held_back_by", **_NOT_TOLD)
                 for each in view.configurations
             ],
-            "blocks": contents.blocks,
+            "blocks": view.blocks,
             "failures": [
                 {
                     "folder": each.place,
@@ -307,8 +296,8 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 }
                 for each in view.failures
             ],
-            "skipped": [{"levels": levels, "reason": why} for levels, why in contents.skipped],
-            "remarks": (*view.not_measured, *view.remarks),
+            "skipped": [{"levels": each.levels, "reason": each.why} for each in view.skipped],
+            "remarks": (*view.not_measured, *view.notes),
         }
     )
     return told
@@ -316,8 +305,8 @@ def study_dict(view: StudyView) -> dict[str, Any]:
 
 def _renamed(record: Any, **names: str) -> dict[str, Any]:
     """The fields of a record; some under another name, and those with an empty name left out."""
-    fields = {field.name: names.get(field.name, field.name) for field in dataclasses.fields(record)}
-    return {key: getattr(record, name) for name, key in fields.items() if key}
+    keys = {field.name: names.get(field.name, field.name) for field in fields(record)}
+    return {key: getattr(record, name) for name, key in keys.items() if key}
 
 
 def _effects_dict(each: Effects) -> dict[str, Any]:
@@ -331,14 +320,7 @@ def _effects_dict(each: Effects) -> dict[str, Any]:
         "explained": each.explained,
         "main": [_renamed(effect, is_told="told") for effect in each.main],
         "interactions": [
-            {
-                "first": pair.first,
-                "second": pair.second,
-                "cells": pair.cells,
-                "size": pair.size,
-                "is_told": pair.is_told,
-                "says": interaction_text(pair, each.response),
-            }
+            {**_renamed(pair, **_NOT_SHOWN), "says": interaction_text(pair, each.response)}
             for pair in each.interactions
         ],
         "remarks": [remark_text(remark) for remark in each.remarks],
@@ -346,17 +328,11 @@ def _effects_dict(each: Effects) -> dict[str, Any]:
 
 
 def _curve_dict(curve: ScalingCurve) -> dict[str, Any]:
-    knee = curve.knee
+    knee, says = curve.knee, curve_text(curve)
     return {
         "factor": curve.factor,
         "group": curve.group,
         "points": curve.points,
-        "knee": knee
-        and {
-            "level": knee.level,
-            "gain": knee.gain,
-            "is_sure": knee.is_sure,
-            "says": curve_text(curve),
-        },
-        "why_no_knee": "" if knee else curve_text(curve),
+        "knee": knee and {**_renamed(knee, best="", fall=""), "says": says},
+        "why_no_knee": "" if knee else says,
     }

@@ -25,7 +25,6 @@ class PlanView:
     folder: Path
     fixed: str
     factors: dict[str, str]
-    """Name and levels."""
     combinations: int
     configurations: int
     available: int
@@ -49,7 +48,6 @@ class PlanView:
 
 
 def plan_view(study: Study) -> PlanView:
-    """What a study would do now."""
     design, points, known = study.design, study.points, study.known
     wanted = [each.spec for each in study.grid.next(known)]
     durations = TrialDurations(known.results)
@@ -80,7 +78,7 @@ def plan_view(study: Study) -> PlanView:
         seconds_measured=durations.is_measured,
         spent_seconds=known.seconds,
         budget=_budget(study, len(wanted), seconds),
-        skipped=skipped_groups((left.levels, left.why) for left in study.skipped()),
+        skipped=skipped_groups(study.skipped()),
         not_chosen=points.not_chosen,
         remarks=(*points.remarks, *study.found.remarks),
     )
@@ -96,8 +94,7 @@ def _budget(study: Study, to_come: int, seconds: float | None) -> str:
         covers = f": enough for about {left / seconds:.0%} of them" if short and seconds else ""
         parts.append(f"{seconds_text(left)} of {seconds_text(budget.seconds)}{covers}")
     if budget.trials is not None:
-        tried = sum(r.is_trial and r.is_result for r in known.results)
-        left_trials = max(0, budget.trials - tried)
+        left_trials = max(0, budget.trials - known.tried)
         covers = f": enough for {left_trials} of {to_come}" if left_trials < to_come else ""
         parts.append(f"{left_trials} of {budget.trials} trials{covers}")
     return "; ".join(parts)
@@ -155,6 +152,5 @@ def plan_document(view: PlanView) -> Document:
 
 
 def plan_dict(view: PlanView) -> dict[str, Any]:
-    """For JSON."""
     told = to_json(view)
     return {"format": 1, **{key: value for key, value in told.items() if key != "fixed"}}

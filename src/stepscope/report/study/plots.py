@@ -11,18 +11,35 @@ from stepscope.analysis.study.records import (
     RESPONSES,
     THROUGHPUT,
     Configuration,
+    Effects,
     Front,
     Interaction,
     Response,
+    ScalingCurve,
+    Sensitivity,
 )
 from stepscope.report.kit import svg
 from stepscope.report.kit.document import Figure
 from stepscope.report.kit.format import is_known, rate_text
 from stepscope.report.study.configurations import ordered
-from stepscope.report.study.effects import CurveView, EffectsView, Ranking
-from stepscope.report.study.sentences import interaction_text
+from stepscope.report.study.sentences import (
+    best_level,
+    curve_text,
+    curve_title,
+    effect_text,
+    interaction_text,
+    ranking_title,
+)
 from stepscope.report.study.view import BlockLine
-from stepscope.report.study.words import interval_text, measured_text, thinned, tick_text
+from stepscope.report.study.words import (
+    interval_text,
+    measured_text,
+    size_interval,
+    size_text,
+    thinned,
+    tick_text,
+    upper_first,
+)
 from stepscope.studies.trial_spec import level_text, levels_text
 
 MOST_POINTS = 240
@@ -38,45 +55,45 @@ _LEAST_SPREAD = 0.1
 """A sentinel that hardly varies must look so: the axis spans at least this part of its rate."""
 
 
-def ranking_plot(ranking: Ranking, top: float) -> Figure:
+def ranking_plot(ranking: Sensitivity, top: float) -> Figure:
     """How much each factor matters: bars from 1× on, up to `top`, which several plots share."""
-    rows = ranking.rows
-    bottom = 8 + 26 * len(rows)
-    low = min([1.0, *(r.effect.size.low for r in rows if is_known(r.effect.size.low))])
+    response, effects, title = RESPONSES[THROUGHPUT], ranking.effects, ranking_title(ranking)
+    bottom = 8 + 26 * len(effects)
+    low = min([1.0, *(each.size.low for each in effects if is_known(each.size.low))])
     scale = svg.Scale(max(low, top**-0.2, 1e-3), max(top, 1.001), 112, 268, is_log=True)
     places = [(value, f"{value:g}×") for value in svg.log_ticks(top)]
     parts = list(svg.bottom_axis(scale, bottom, places, top=4))
     zero = scale.at(1)
-    for place, row in enumerate(rows):
-        y, size = 21 + 26 * place, row.effect.size
+    for place, effect in enumerate(effects):
+        y, size, text = 21 + 26 * place, effect.size, effect_text(effect, response)
         kind, weak, told = "", "", ""
-        if not row.is_told:
+        if not effect.is_told:
             kind, weak, told = "weak", " untold", ", not told from no effect"
         end = scale.at(size.value) if is_known(size.value) else zero
         drawn = svg.bar(zero, y, max(0.0, end - zero), f"bar{weak}")
-        if row.interval:
+        if size_interval(size, response):
             drawn += svg.across(scale.at(size.low), scale.at(size.high), y, f"whisker{weak}")
-        best = f", best {row.best}" if row.best else ""
-        parts.append(svg.tipped(drawn, f"{row.factor}: {row.text}{best}{told}"))
-        parts.append(svg.text(104, y + 4, svg.shortened(row.factor, 100), kind, "end"))
-        parts.append(svg.text(280, y + 4, row.text, kind))
+        tip = f"{effect.factor}: {text}, best {best_level(effect, response)}{told}"
+        parts.append(svg.tipped(drawn, tip))
+        parts.append(svg.text(104, y + 4, svg.shortened(effect.factor, 100), kind, "end"))
+        parts.append(svg.text(280, y + 4, text, kind))
     parts.append(svg.line(zero, 4, zero, bottom, "none"))
-    label = f"What matters, {ranking.title}: " + ", ".join(f"{r.factor} {r.size}" for r in rows)
-    return svg.picture("ranking", label, bottom + 22, parts, ranking.title)
+    sizes = ", ".join(f"{each.factor} {size_text(each.size, response)}" for each in effects)
+    return svg.picture("ranking", f"What matters, {title}: {sizes}", bottom + 22, parts, title)
 
 
-def ranking_top(rankings: Sequence[Ranking]) -> float:
+def ranking_top(rankings: Sequence[Sensitivity]) -> float:
     """Where the bars of all rankings end."""
-    sizes = [row.effect.size for each in rankings for row in each.rows]
+    sizes = [effect.size for each in rankings for effect in each.effects]
     ends = [end for size in sizes for end in (size.value, size.high) if is_known(end)]
     largest = max([size.value for size in sizes if is_known(size.value)], default=1.0)
     return max(1.02, min(max(ends, default=1.0), math.pow(largest, 1.5) * 1.05))
 
 
-def effects_plot(view: EffectsView) -> Figure:
+def effects_plot(effects: Effects) -> Figure:
     """The mean of each level with its interval, all factors on one scale."""
-    response, rows = view.response, view.rows
-    means = [each for row in rows for each in row.effect.levels]
+    response = effects.response
+    means = [each for effect in effects.main for each in effect.levels]
     values = [value for each in means for value in (each.mean, each.low, each.high)]
     low, high = svg.padded(values)
     if all(not is_known(value) or value >= 0 for value in values):
@@ -84,26 +101,26 @@ def effects_plot(view: EffectsView) -> Figure:
     scale = svg.Scale(low, high, 112, svg.WIDTH - 12)
     parts: list[str] = []
     y = 4.0
-    for row in rows:
+    for effect in effects.main:
         y += 16
-        kind, weak = ("factor", "") if row.is_told else ("factor weak", " untold")
-        parts.append(svg.text(8, y, svg.shortened(row.factor, 180), kind))
-        parts.append(svg.text(svg.WIDTH - 8, y, row.text, "" if row.is_told else "weak", "end"))
-        for each in thinned(row.effect.levels, _MOST_LEVELS):
+        kind, weak = ("", "") if effect.is_told else ("weak", " untold")
+        parts.append(svg.text(8, y, svg.shortened(effect.factor, 180), f"factor {kind}".rstrip()))
+        parts.append(svg.text(svg.WIDTH - 8, y, effect_text(effect, response), kind, "end"))
+        for each in thinned(effect.levels, _MOST_LEVELS):
             y += 17
-            name = level_text(row.factor, each.level)
+            name = level_text(effect.factor, each.level)
             drawn = svg.text(104, y + 4, svg.shortened(name, 92), "tick", "end")
             between = interval_text(each.low, each.high, response)
             if between:
                 ends = scale.at(each.low), scale.at(each.high)
                 drawn += svg.across(*ends, y, f"whisker soft{weak}")
             drawn += svg.dot(scale.at(each.mean), y, 4, f"dot{weak}")
-            tip = f"{row.factor} {name}: {measured_text(each.mean, response)}"
+            tip = f"{effect.factor} {name}: {measured_text(each.mean, response)}"
             parts.append(svg.tipped(drawn, f"{tip} ({between})" if between else tip))
         y += 14
     places = [(value, tick_text(value, response)) for value in svg.ticks(low, high)]
     axis = svg.bottom_axis(scale, y, places, top=24)
-    label = f"{view.title} by level of each factor"
+    label = f"{upper_first(response.label)} by level of each factor"
     return svg.picture("effects", label, y + 22, [*axis, *parts], "Level means")
 
 
@@ -146,20 +163,15 @@ def interaction_plot(interaction: Interaction, response: Response) -> Figure:
     return svg.picture("interaction", label, bottom + 36, parts, title, says)
 
 
-def curve_plot(view: CurveView) -> Figure:
+def curve_plot(curve: ScalingCurve) -> Figure:
     """Throughput over more and more of something, with its knee."""
-    curve, response = view.curve, RESPONSES[THROUGHPUT]
-    points = [
-        (float(each.level), each)
-        for each in curve.points
-        if isinstance(each.level, int | float) and not isinstance(each.level, bool)
-    ]
-    xs = [x for x, _ in points]
-    highest = max([e for _, p in points for e in (p.mean, p.high) if is_known(e)], default=1.0)
+    response, title, says = RESPONSES[THROUGHPUT], curve_title(curve), curve_text(curve)
+    points = curve.points
+    xs = [float(point.level) for point in points]  # type: ignore[arg-type]
+    highest = max(end for point in points for end in (point.mean, point.high) if is_known(end))
     # Each doubling is as wide as the next, where the levels double.
     is_log = len(xs) > 2 and min(xs) > 0 and all(math.log2(x).is_integer() for x in xs)
-    low, high = min(xs, default=0.0), max(xs, default=1.0)
-    across_scale = svg.Scale(low, high, _LEFT + 14, _RIGHT - 14, is_log)
+    across_scale = svg.Scale(min(xs), max(xs), _LEFT + 14, _RIGHT - 14, is_log)
     places = [(x, _number_text(curve.factor, x)) for x in xs]
     scale = svg.Scale(0.0, highest * 1.06, _BOTTOM, _TOP)
     parts = _rate_axes(scale, across_scale, places, curve.factor)
@@ -170,9 +182,9 @@ def curve_plot(view: CurveView) -> Figure:
         at, anchor = (x + 8, "start") if is_left else (x - 8, "end")
         parts.append(svg.line(x, _BOTTOM, x, _TOP, "knee"))
         parts.append(svg.text(at, _BOTTOM - 9, words, "knee-text", anchor))
-    drawn = [(across_scale.at(x), scale.at(p.mean), p) for x, p in points]
-    parts.append(svg.path([(x, y) for x, y, _ in drawn], "line series-0"))
-    for x, y, point in drawn:
+    drawn = [(across_scale.at(x), scale.at(p.mean)) for x, p in zip(xs, points, strict=True)]
+    parts.append(svg.path(drawn, "line series-0"))
+    for point, (x, y) in zip(points, drawn, strict=True):
         between = interval_text(point.low, point.high, response)
         mark = ""
         if between:
@@ -182,25 +194,29 @@ def curve_plot(view: CurveView) -> Figure:
         name = f"{curve.factor} {level_text(curve.factor, point.level)}"
         tip = f"{name}: {measured_text(point.mean, response)}"
         parts.append(svg.tipped(mark, f"{tip} ({between})" if between else tip))
-    label = f"Throughput over {view.title}. {view.says}"
-    return svg.picture("curve", label, _HEIGHT, parts, view.title, view.says)
+    label = f"Throughput over {title}. {says}"
+    return svg.picture("curve", label, _HEIGHT, parts, title, says)
 
 
 def front_plot(
     front: Front, configurations: Sequence[Configuration], factors: Sequence[str]
 ) -> Figure:
     """Throughput against what it costs; those that nothing beats are numbered and joined."""
-    up, cost = (RESPONSES[key] for key in front.responses[:2])
-    best = [each for each in front.best if _has(each, up, cost)]
+    up, cost = (RESPONSES[key] for key in front.responses)
+    best = front.best
     names = {each.name for each in best}
-    group = front.group.items()
-    others = [e for e in configurations if e.name not in names and _has(e, up, cost)]
-    others = [e for e in others if all(e.levels.get(name) == level for name, level in group)]
-    others = thinned(others, MOST_POINTS)
+    beaten = [
+        each
+        for each in configurations
+        if each.name not in names
+        and all(is_known(each.values.get(key)) for key in front.responses)
+        and front.group.items() <= each.levels.items()
+    ]
+    others = thinned(beaten, MOST_POINTS)
     shown = [*others, *best]
     low, high = svg.padded((e.values[cost.key] for e in shown), 0.08, 0.02)
     low = max(0.0, low)
-    top = max((e.values[up.key] for e in shown), default=1.0) * 1.08
+    top = max(each.values[up.key] for each in shown) * 1.08
     scale, across_scale = svg.Scale(0.0, top, _BOTTOM, _TOP), svg.Scale(low, high, _LEFT, _RIGHT)
     places = [(value, tick_text(value, cost)) for value in svg.ticks(low, high)]
     parts = _rate_axes(scale, across_scale, places, cost.label)
@@ -213,12 +229,11 @@ def front_plot(
         return f"{levels_text(ordered(each.levels, factors))}: {values}"
 
     parts += [svg.tipped(svg.dot(*place(each), 3.2, "beaten"), tip(each)) for each in others]
-    if len(front.responses) == 2:
-        points = sorted(map(place, best))
-        steps = points[:1]
-        for (_, y), (x, after) in pairwise(points):  # to the next cost, then up to what it buys
-            steps += [(x, y), (x, after)]
-        parts.append(svg.path(steps, "step"))
+    points = sorted(map(place, best))
+    steps = points[:1]
+    for (_, y), (x, after) in pairwise(points):  # to the next cost, then up to what it buys
+        steps += [(x, y), (x, after)]
+    parts.append(svg.path(steps, "step"))
     parts += [svg.tipped(svg.dot(*place(each), 5, "front"), tip(each)) for each in best]
     parts += _numbers([place(each) for each in best])
     label = f"Throughput against {cost.label}"
@@ -281,10 +296,6 @@ def _rate_axes(
         *svg.bottom_axis(across, _BOTTOM, places),
         svg.text(_RIGHT, _BOTTOM + 31, unit, "unit", "end"),
     ]
-
-
-def _has(each: Configuration, *responses: Response) -> bool:
-    return all(is_known(each.values.get(response.key)) for response in responses)
 
 
 def _number_text(factor: str, value: float) -> str:

@@ -2,99 +2,85 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from stepscope.analysis.study.analyse import analyse
 from stepscope.analysis.study.records import RESPONSES, Factor, Observation
 from stepscope.report.study.sentences import block_reasons, trend_text
-from stepscope.report.study.view import BlockLine, StudyContents, StudyView, study_view
+from stepscope.report.study.view import BlockLine, StudyView
 from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.folder import StudyPaths, read_study_facts, running_now
 from stepscope.studies.merge import parts_of
-from stepscope.studies.results import MACHINE, Result, Results, spread_of
+from stepscope.studies.results import MACHINE, Result, Results, noise_before
 from stepscope.studies.study import Study, code_remarks
-from stepscope.studies.trial_spec import TrialSpec, levels_text
+from stepscope.studies.trial_spec import levels_text
 
 _HOW_LONG = ("seconds", "steps", "epochs", "timeout", "hang", "seed")
 """Settings that may differ between merged studies without making a factor of their own."""
 
 
-@dataclass(frozen=True)
-class _StudyPart:
-    """A study of one machine, and what of it counts."""
-
-    machine: str
-    study: Study
-
-    def located(self, result: Result) -> Result:
-        return result.on(self.machine) if self.machine else result
-
-    @cached_property
-    def counted(self) -> list[tuple[TrialSpec, Result]]:
-        known = self.study.known
-        best = ((s, known.best_known(s.key, repeat)) for s, repeat in self.study.grid.order)
-        return [(spec, result) for spec, result in best if result is not None]
-
-
 def read_view(folder: Path) -> StudyView:
     """A study, ready to be shown."""
     paths = StudyPaths(folder.absolute())
-    return study_view(_contents(paths, list(parts_of(paths))))
+    return _view(paths, parts_of(paths))
 
 
 def view_of(study: Study) -> StudyView:
     """A study that was just run, by what is known of it: nothing is read again."""
-    return study_view(_contents(study.paths, [("", study)]))
+    return _view(study.paths, [("", study)])
 
 
-def _contents(paths: StudyPaths, studies: Sequence[tuple[str, Study]]) -> StudyContents:
+def _view(paths: StudyPaths, studies: Iterable[tuple[str, Study]]) -> StudyView:
+    """`studies` have the name of their machine, unless there is only one."""
+    parts = list(studies)
     facts = read_study_facts(paths)
-    parts = [_StudyPart(machine, study) for machine, study in studies]
-    first = parts[0].study
-    is_merged = len(parts) > 1 or parts[0].machine != ""
-    factors = _factors(parts, is_merged)
-    results, counted, observations = [], [], []
-    for part in parts:
-        results += [part.located(result) for result in part.study.known.results]
-        for spec, result in part.counted:
-            counted.append(part.located(result))
+    factors = _factors(parts)
+    results: list[Result] = []
+    counted: list[Result] = []
+    observations: list[Observation] = []
+    disturbed = 0
+    for machine, study in parts:
+        known = study.known
+        results += [result.on(machine) for result in known.results]
+        for spec, repeat in study.grid.order:
+            result = known.best_known(spec.key, repeat)
+            if result is None:
+                continue
+            counted.append(result.on(machine))
+            disturbed += known.is_disturbed(result)
             if result.is_ok and result.throughput:
                 levels = {
-                    each.name: part.machine if each.name == MACHINE else spec.get(each.name)
+                    each.name: machine if each.name == MACHINE else spec.get(each.name)
                     for each in factors
                 }
                 values = {key: value for key, value in result.values.items() if key in RESPONSES}
                 name = levels_text(levels) or spec.workload.short_name
                 observations.append(Observation(levels, values, name))
-    wanted = [w.spec for part in parts for w in part.study.grid.next(part.study.known)]
-    return StudyContents(
+    wanted = [each.spec for _, study in parts for each in study.grid.next(study.known)]
+    return StudyView(
         name=facts.name or paths.folder.name,
         folder=paths.folder,
         machine=facts.machine or "several machines",
-        design=first.design,
-        planned=sum(part.study.grid.planned for part in parts),
+        design=parts[0][1].design,
+        planned=sum(study.grid.planned for _, study in parts),
         results=results,
         counted=counted,
-        skipped=[(left.levels, left.why) for part in parts for left in part.study.skipped()],
+        skipped=[point for _, study in parts for point in study.skipped()],
         pending=len(wanted),
-        blocks=[line for part in parts for line in _block_lines(part.study.known)],
-        analysis=analyse(observations, factors, spread_of(results)),
-        spent_s=sum(part.study.known.seconds for part in parts),
+        blocks=[line for _, study in parts for line in _block_lines(study.known)],
+        analysis=analyse(observations, factors, noise_before(results)),
+        spent_s=sum(study.known.seconds for _, study in parts),
         left_s=TrialDurations(results).total(wanted),
         running=running_now(paths),
-        remarks=[text for part in parts for text in _remarks(part.study)],
-        disturbed=sum(
-            part.study.known.is_disturbed(result) for part in parts for _, result in part.counted
-        ),
+        remarks=[text for _, study in parts for text in _remarks(study)],
+        disturbed=disturbed,
     )
 
 
-def _factors(parts: Sequence[_StudyPart], is_merged: bool) -> list[Factor]:
+def _factors(parts: Sequence[tuple[str, Study]]) -> list[Factor]:
     """What was varied: by the designs, between them, and the machine where there are several."""
-    designs = [part.study.design for part in parts]
+    designs = [study.design for _, study in parts]
     planned = {factor.name: factor.levels for design in designs for factor in design.factors}
     fixed = [design.fixed for design in designs]
     differ = [
@@ -102,10 +88,10 @@ def _factors(parts: Sequence[_StudyPart], is_merged: bool) -> list[Factor]:
         for name in dict.fromkeys(name for settings in fixed for name in settings)
         if name not in _HOW_LONG and any(s.get(name) != fixed[0].get(name) for s in fixed)
     ]
-    machines = tuple(dict.fromkeys(part.machine for part in parts))
-    factors = [Factor(MACHINE, machines)] if is_merged else []
+    machines = tuple(dict.fromkeys(machine for machine, _ in parts))
+    factors = [Factor(MACHINE, machines)] if machines != ("",) else []
     for name in dict.fromkeys([*planned, *differ]):
-        values = [spec.get(name) for part in parts for spec in part.study.points.chosen]
+        values = [spec.get(name) for _, study in parts for spec in study.points.chosen]
         found = {(type(value).__name__, value): value for value in values}.values()
         # As the design has them; what only others have comes after.
         first = [level for level in planned.get(name, ()) if level in found]
@@ -121,15 +107,20 @@ def _block_lines(known: Results) -> list[BlockLine]:
             last[result.key, result.repeat] = result.attempt
     lines = []
     for number, results in sorted(known.in_blocks().items()):
-        judged = known.judged.get(number)
-        sentinel = [r.throughput for r in results if r.is_reference and r.throughput]
+        judged = known.judged[number]
+        rates = [r.throughput for r in results if r.is_reference and r.throughput]
         trials = [r for r in results if r.is_trial]
-        rate = sentinel[-1] if sentinel else None
-        flagged = judged is not None and judged.flagged
-        reasons = block_reasons(judged) if judged else ()
-        rerun = any(last.get((r.key, r.repeat), 0) > r.attempt for r in trials if r.is_result)
-        began = min(r.began for r in results)
-        lines.append(BlockLine(number, len(trials), rate, flagged, reasons, rerun, began))
+        lines.append(
+            BlockLine(
+                number,
+                len(trials),
+                rates[-1] if rates else None,
+                judged.flagged,
+                block_reasons(judged),
+                any(last.get((r.key, r.repeat), 0) > r.attempt for r in trials if r.is_result),
+                min(r.began for r in results),
+            )
+        )
     return lines
 
 

@@ -3,20 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 
 from stepscope.analysis.study.drift import BlockJudged, Trend
 from stepscope.analysis.study.records import (
+    RESPONSES,
+    Effects,
     Estimate,
+    Front,
     Interaction,
+    Level,
     MainEffect,
     Remark,
     Response,
     ScalingCurve,
     Sensitivity,
 )
-from stepscope.report.study.words import ratio_text
-from stepscope.studies.trial_spec import level_text
+from stepscope.report.kit.format import is_known, share_text
+from stepscope.report.study.words import (
+    counted,
+    ratio_text,
+    size_interval,
+    size_text,
+    upper_first,
+)
+from stepscope.studies.trial_spec import level_text, levels_text
 
 _NO_INTERVAL = "where it lies is not known"
 _REMARKS = {
@@ -54,17 +65,34 @@ _REMARKS = {
     ),
     "too_many_pairs": "there are too many levels to tell how all factors depend on each other",
 }
+_NO_KNEE = {
+    "two_levels": "two levels show no knee: {other} {gain}",
+    "gaining": "still gaining {change} from {level} to {other}",
+    "unclear": "it cannot be told yet whether more {name} {pay}: {other} {gain}",
+    "flat": "{name} {do} not matter here: all are within {change}",
+    "never_pays": "more than {level} never pays: {other} is slower by {change}",
+}
+_NOISE_SOURCES = {
+    "repeats": "from repeats",
+    "residuals": "from what the effects leave over",
+    "known": "as learnt of this machine before",
+}
 
 
 def remark_text(remark: Remark) -> str:
     factor = remark.factors[0] if remark.factors else ""
+    levels = [level_text(factor, level) for level in remark.levels]
     return _REMARKS[remark.kind].format(
         factor=factor,
         both=" and ".join(remark.factors),
-        levels=_listed([level_text(factor, level) for level in remark.levels]),
+        levels=" and ".join(filter(None, [", ".join(levels[:-1]), *levels[-1:]])),
         response=remark.response,
         count=remark.count,
     )
+
+
+def ranking_title(found: Sensitivity) -> str:
+    return levels_text(found.group) or "All trials"
 
 
 def sensitivity_text(found: Sensitivity) -> str:
@@ -88,11 +116,40 @@ def _size(effect: MainEffect) -> str:
     return f"{ratio_text(size.value)}× ({between}{untold})"
 
 
+def effect_text(effect: MainEffect, response: Response) -> str:
+    """`1.28× (1.21–1.36)`."""
+    size, interval = size_text(effect.size, response), size_interval(effect.size, response)
+    return f"{size} ({interval})" if interval else size
+
+
+def best_level(effect: MainEffect, response: Response) -> str:
+    """The level to choose; empty where that depends."""
+    level = effect.highest if response.better == "more" else effect.lowest
+    return level_text(effect.factor, level) if response.better else ""
+
+
+def effects_text(effects: Effects) -> str:
+    """How many trials it is told of, how much alike ones differ, and how much is explained."""
+    noise = effects.noise
+    trials = counted(effects.trials, "trial")
+    parts = [f"{trials} of {counted(effects.configurations, 'configuration')}"]
+    if noise.source == "none" or not is_known(noise.sigma):
+        parts.append("no interval can be told: nothing was repeated")
+    else:
+        differ = share_text(noise.sigma)
+        if effects.response.scale == "difference":
+            differ = f"{noise.sigma * 100:.1f} points"
+        parts.append(f"trials alike differ by {differ} ({_NOISE_SOURCES[noise.source]})")
+    if is_known(effects.explained):
+        parts.append(f"factors explain {share_text(effects.explained)} of what differs")
+    return "; ".join(parts)
+
+
 def interaction_text(found: Interaction, response: Response) -> str:
     """`from 1 to 2 cpus: 1.90× with workers 0, 1.10× with workers 2`."""
 
-    def second(level: object) -> str:
-        return f"{found.second} {level_text(found.second, level)}"  # type: ignore[arg-type]
+    def second(level: Level) -> str:
+        return f"{found.second} {level_text(found.second, level)}"
 
     low, high = (level_text(found.first, level) for level in (found.low, found.high))
     begin = f"from {low} to {high} {found.first}"
@@ -103,6 +160,10 @@ def interaction_text(found: Interaction, response: Response) -> str:
     if response.scale == "ratio":
         return f"{begin}: {much} as much with {second(found.more)} as with {second(found.less)}"
     return f"{begin}: {much} more with {second(found.more)} than with {second(found.less)}"
+
+
+def curve_title(curve: ScalingCurve) -> str:
+    return _of_group(curve.factor, curve.group)
 
 
 def curve_text(curve: ScalingCurve) -> str:
@@ -121,19 +182,25 @@ def curve_text(curve: ScalingCurve) -> str:
         return text
     if none is None:
         return ""
-    level, other = level_text(name, none.level), level_text(name, none.other)
-    change = _percent(abs(none.gain.value - 1))
-    if none.kind == "two_levels":
-        return f"two levels show no knee: {other} {_gain(none.gain)}"
-    if none.kind == "gaining":
-        return f"still gaining {change} from {level} to {other}"
-    if none.kind == "unclear":
-        pays = "pay" if is_plural else "pays"
-        return f"it cannot be told yet whether more {name} {pays}: {other} {_gain(none.gain)}"
-    if none.kind == "flat":
-        do = "do" if is_plural else "does"
-        return f"{name} {do} not matter here: all are within {change}"
-    return f"more than {level} never pays: {other} is slower by {change}"
+    return _NO_KNEE[none.kind].format(
+        name=name,
+        pay="pay" if is_plural else "pays",
+        do="do" if is_plural else "does",
+        level=level_text(name, none.level),
+        other=level_text(name, none.other),
+        change=_percent(abs(none.gain.value - 1)),
+        gain=_gain(none.gain),
+    )
+
+
+def front_title(front: Front) -> str:
+    first, *others = (RESPONSES[key].label for key in front.responses)
+    return _of_group(f"{upper_first(first)} against {' and '.join(others)}", front.group)
+
+
+def front_text(front: Front) -> str:
+    beaten = f"{counted(front.beaten, 'other')} {'is' if front.beaten == 1 else 'are'} beaten"
+    return f"{counted(len(front.best), 'configuration')} to choose from; {beaten}."
 
 
 def block_reasons(block: BlockJudged) -> tuple[str, ...]:
@@ -163,6 +230,10 @@ def trend_text(trend: Trend) -> str:
         f" ({_percent(least)} to {_percent(most)}) from block {trend.first} to {trend.last}:"
         " something drifts, as a machine that gets warm or a disk that fills"
     )
+
+
+def _of_group(title: str, group: Mapping[str, Level]) -> str:
+    return f"{title}, {levels_text(group)}" if group else title
 
 
 def _effect(value: float, response: Response) -> str:
@@ -197,8 +268,3 @@ def _percent(share: float) -> str:
 def _is_plural(factor: str) -> bool:
     """Workers matter, a batch_size matters."""
     return factor.endswith("s")
-
-
-def _listed(names: Sequence[str]) -> str:
-    """`a, b and c`."""
-    return " and ".join(filter(None, [", ".join(names[:-1]), *names[-1:]]))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from datetime import datetime, timezone
 
-from stepscope.analysis.study.records import RESPONSES
+from stepscope.analysis.study.records import RESPONSES, THROUGHPUT, Effects, Front, Sensitivity
 from stepscope.report.kit.format import (
     MISSING,
     bytes_text,
@@ -17,16 +18,18 @@ from stepscope.report.kit.format import (
     share_text,
     significant,
 )
-from stepscope.report.kit.table import Column, Table
+from stepscope.report.kit.table import Column, RowTone, Table
 from stepscope.report.study.configurations import STEP, ConfigurationRow, levels_of, ordered
-from stepscope.report.study.effects import EffectsView, FrontView, Ranking
-from stepscope.report.study.view import BlockLine, SkippedGroup, StudyView
+from stepscope.report.study.sentences import best_level, effect_text
+from stepscope.report.study.view import BlockLine, StudyView, skipped_groups
 from stepscope.report.study.words import (
     BETWEEN,
     energy_text,
     interval_text,
     measured_text,
     rate_interval,
+    size_interval,
+    size_text,
     thinned,
     upper_first,
 )
@@ -65,31 +68,23 @@ _RESULTS: tuple[tuple[Column, Callable[[ConfigurationRow], str]], ...] = (
 )
 
 
-def configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
-    """A line per configuration, a column per factor."""
+def configurations(
+    view: StudyView, rows: Sequence[ConfigurationRow], is_folded: bool = False
+) -> Table:
+    """A line per configuration, a column per factor; for many factors, all in the last one."""
     numeric = {
-        factor.name: factor.is_numeric
-        for factor in (*view.analysis.factors, *view.contents.design.factors)
+        factor.name: factor.is_numeric for factor in (*view.analysis.factors, *view.design.factors)
     }
 
     def level(name: str) -> Callable[[ConfigurationRow], str]:
         return lambda row: level_text(name, row.levels.get(name))
 
     factors = [(Column(name, numeric.get(name, False)), level(name)) for name in view.factors]
-    return _toned(Table.of(rows, [*factors, *_RESULTS]), rows)
-
-
-def folded_configurations(view: StudyView, rows: Sequence[ConfigurationRow]) -> Table:
-    """The same with all levels in one column, the last: for many factors."""
-
-    def levels(row: ConfigurationRow) -> str:
-        return levels_text(ordered(row.levels, view.factors))
-
-    return _toned(Table.of(rows, [*_RESULTS, (_CONFIGURATION, levels)]), rows)
-
-
-def _toned(table: Table, rows: Sequence[ConfigurationRow]) -> Table:
-    return Table(table.columns, table.rows, tuple(row.tone for row in rows)).known()
+    table = Table.of(rows, [*factors, *_RESULTS])
+    if is_folded:
+        levels = (_CONFIGURATION, lambda row: levels_text(ordered(row.levels, view.factors)))
+        table = Table.of(rows, [*_RESULTS, levels])
+    return replace(table, tones=tuple(row.tone for row in rows)).known()
 
 
 def first_rows(view: StudyView, most: int) -> Sequence[ConfigurationRow]:
@@ -100,9 +95,10 @@ def first_rows(view: StudyView, most: int) -> Sequence[ConfigurationRow]:
     return [*view.configurations[: most - len(failed)], *failed]
 
 
-def ranking(ranking: Ranking, with_bars: bool = False) -> Table:
+def ranking(found: Sensitivity, with_bars: bool = False) -> Table:
     """Factors by how much they matter; bars show how far each is from no effect."""
-    sizes = [row.effect.size.value for row in ranking.rows]
+    response = RESPONSES[THROUGHPUT]
+    sizes = [effect.size.value for effect in found.effects]
     logs = [math.log(size) if is_known(size) and size > 0 else 0.0 for size in sizes]
     most = max(logs, default=0.0) or 1.0
     bars = ["█" * round(_BAR * max(0.0, each) / most) or "▏" for each in logs]
@@ -114,89 +110,91 @@ def ranking(ranking: Ranking, with_bars: bool = False) -> Table:
         Column("", number=False),
         Column("", number=False, spare=1),
     )
-    rows = (
-        (row.factor, row.size, row.interval, row.best, "" if row.is_told else "may be nothing", bar)
-        for row, bar in zip(ranking.rows, bars, strict=True)
+    rows = tuple(
+        (
+            effect.factor,
+            size_text(effect.size, response),
+            size_interval(effect.size, response),
+            best_level(effect, response),
+            "" if effect.is_told else "may be nothing",
+            bar,
+        )
+        for effect, bar in zip(found.effects, bars, strict=True)
     )
-    tones = tuple("" if row.is_told else "weak" for row in ranking.rows)
-    table = Table(columns, tuple(rows), tones)  # type: ignore[arg-type]
+    tones: tuple[RowTone, ...] = tuple("" if e.is_told else "weak" for e in found.effects)
+    table = Table(columns, rows, tones)
     return table if with_bars else table.without([5])
 
 
-def levels(view: EffectsView) -> Table:
+def levels(effects: Effects) -> Table:
     """A line per level; the size of the effect beside the first level of its factor."""
+    response = effects.response
     columns = (
         Column("Factor", number=False),
         Column("Level", number=False),
-        Column(upper_first(view.response.label)),
+        Column(upper_first(response.label)),
         Column(BETWEEN),
         Column("Trials", spare=2),
         Column(f"Effect ({BETWEEN})", number=False, spare=1),
     )
-    response = view.response
     rows = []
-    for row in view.rows:
-        factor, effect = row.factor, row.text
-        for each in thinned(row.effect.levels, _MOST_LEVELS):
+    for effect in effects.main:
+        factor, size = effect.factor, effect_text(effect, response)
+        for each in thinned(effect.levels, _MOST_LEVELS):
             mean = measured_text(each.mean, response)
             between = interval_text(each.low, each.high, response)
-            level = level_text(row.factor, each.level)
-            rows.append((factor, level, mean, between, f"{each.trials:,}", effect))
-            factor, effect = "", ""
+            level = level_text(effect.factor, each.level)
+            rows.append((factor, level, mean, between, f"{each.trials:,}", size))
+            factor, size = "", ""
     return Table(columns, tuple(rows))
 
 
-def front(view: FrontView) -> Table:
-    responses = [Column(upper_first(RESPONSES[key].label)) for key in view.front.responses]
-    rows = tuple((str(place), *row) for place, row in enumerate(view.rows, 1))
-    return Table((Column(""), *responses, _CONFIGURATION), rows)
+def front(view: StudyView, front: Front) -> Table:
+    responses = [RESPONSES[key] for key in front.responses]
+    columns = (*(Column(upper_first(each.label)) for each in responses), _CONFIGURATION)
+    rows = []
+    for place, each in enumerate(front.best, 1):
+        values = (measured_text(each.values.get(r.key), r) for r in responses)
+        rows.append((str(place), *values, levels_text(ordered(each.levels, view.factors))))
+    return Table((Column(""), *columns), tuple(rows))
 
 
 def blocks(blocks: Sequence[BlockLine]) -> Table:
-    def rate(block: BlockLine) -> str:
-        known = is_known(block.sentinel_rate)
-        return f"{rate_text(block.sentinel_rate)} /s" if known else MISSING
-
-    def began(block: BlockLine) -> str:
-        if not block.began:
-            return ""
-        return datetime.fromtimestamp(block.began, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
-
-    def flagged(block: BlockLine) -> str:
-        words = (("yes", block.flagged), ("run again", block.rerun))
-        return ", ".join(word for word, is_so in words if is_so)
-
-    return Table.of(
-        blocks,
-        [
-            (Column("Block"), lambda block: str(block.number)),
-            (Column("Began", number=False, spare=1), began),
-            (Column("Trials", spare=2), lambda block: count_text(block.trials)),
-            (Column("Sentinel"), rate),
-            (Column("Flagged", number=False), flagged),
-            (_WHY, lambda block: "; ".join(block.reasons)),
-        ],
+    columns = (
+        Column("Block"),
+        Column("Began", number=False, spare=1),
+        Column("Trials", spare=2),
+        Column("Sentinel"),
+        Column("Flagged", number=False),
+        _WHY,
     )
+    rows = []
+    for block in blocks:
+        began = datetime.fromtimestamp(block.began, timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
+        rate = f"{rate_text(block.sentinel_rate)} /s" if block.sentinel_rate else MISSING
+        flags = ["yes"] * block.flagged + ["run again"] * block.rerun
+        name, trials = str(block.number), count_text(block.trials)
+        why = "; ".join(block.reasons)
+        rows.append((name, began if block.began else "", trials, rate, ", ".join(flags), why))
+    return Table(columns, tuple(rows))
 
 
 def failures(view: StudyView, failed: Sequence[Result]) -> Table:
-    def outcome(each: Result) -> str:
-        return "sentinel" if each.is_reference else each.outcome.value
-
-    def trial(each: Result) -> str:
-        return levels_text(levels_of(each, view.factors))
-
-    return Table.of(
-        failed,
-        [
-            (Column("Outcome", number=False), outcome),
-            (Column("Attempt"), lambda each: str(each.attempt)),
-            (Column("Trial", number=False), trial),
-            (_WHY, lambda each: each.reason),
-        ],
+    columns = (
+        Column("Outcome", number=False),
+        Column("Attempt"),
+        Column("Trial", number=False),
+        _WHY,
     )
+    rows = []
+    for each in failed:
+        outcome = "sentinel" if each.is_reference else each.outcome.value
+        trial = levels_text(levels_of(each, view.factors))
+        rows.append((outcome, str(each.attempt), trial, each.reason))
+    return Table(columns, tuple(rows))
 
 
-def skipped(groups: Sequence[SkippedGroup]) -> Table:
+def skipped(view: StudyView) -> Table:
     columns = (Column("Combinations"), _WHY, Column("For example", number=False))
+    groups = skipped_groups(view.skipped)
     return Table(columns, tuple((f"{g.combinations:,}", g.why, g.example) for g in groups))

@@ -84,19 +84,17 @@ def open_design(path: Path) -> tuple[str, Node, Trouble]:
     root = None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        what = (error.problem or error.context or "").rstrip(".")
-        place = (mark.line, mark.column) if mark else (0, 0)
-        trouble.add(*place, f"this is no YAML: {what}", _hint_for(str(error)))
-    except yaml.reader.ReaderError as error:
-        before = _BREAK.split(text[: error.position])
-        trouble.add(
-            len(before) - 1,
-            len(before[-1]),
-            f"this is no YAML: {error.reason}",
-            _hint_for(str(error)),
-        )
+    except yaml.YAMLError as error:
+        line, column, what = 0, 0, ""
+        if isinstance(error, yaml.MarkedYAMLError):
+            mark = error.problem_mark or error.context_mark
+            what = (error.problem or error.context or "").rstrip(".")
+            line, column = (mark.line, mark.column) if mark else (0, 0)
+        elif isinstance(error, yaml.reader.ReaderError):
+            before = _BREAK.split(text[: error.position])
+            line, column, what = len(before) - 1, len(before[-1]), error.reason
+        hint = next((hint for words, hint in _HINTS if re.search(words, str(error))), "")
+        trouble.add(line, column, f"this is no YAML: {what}", hint)
     except RecursionError:
         trouble.add(0, 0, "this is nested too deeply")
     except (ValueError, IndexError) as error:  # escapes that PyYAML does not check
@@ -131,10 +129,6 @@ def _text_of(path: Path) -> str:
         raise BadDesign(f"{path}:{line}: this is not UTF-8", "Save it as UTF-8") from None
 
 
-def _hint_for(problem: str) -> str:
-    return next((hint for words, hint in _HINTS if re.search(words, problem)), "")
-
-
 def entries(
     node: Node, trouble: Trouble, what: str, known: Collection[str] | None = None
 ) -> Iterator[tuple[str, Node, Node]]:
@@ -144,32 +138,24 @@ def entries(
             trouble.at(node, f"{what} should be names with values, not {in_words(node)}")
         return
     seen: dict[str, int] = {}
-    for key, value in _merged(node):
+    own = [(key, value) for key, value in node.value if key.tag != _MERGE]
+    merged: list[tuple[Node, Node]] = []  # by `<<: *anchor`, one level deep
+    for key, value in node.value:
+        if key.tag == _MERGE:
+            for source in value.value if isinstance(value, SequenceNode) else [value]:
+                merged += source.value if isinstance(source, MappingNode) else []
+    for key, value in (*own, *merged):
         name = str(key.value) if isinstance(key, ScalarNode) else ""
         if not name:
             trouble.at(key, f"in {what}, this is no name")
         elif name in seen:
-            if (key, value) in node.value:
+            if (key, value) in own:
                 trouble.at(key, f"{name} is there twice, first in line {seen[name]}")
         elif known is not None and name not in known:
             trouble.at(key, f"{what} has no {name!r}", nearest(name, known))
         else:
             seen[name] = key.start_mark.line + 1
             yield name, key, value
-
-
-def _merged(node: MappingNode) -> Iterator[tuple[Node, Node]]:
-    """Its own entries, then those of `<<: *anchor`, one level deep."""
-    own = [(key, value) for key, value in node.value if key.tag != _MERGE]
-    names = {key.value for key, _ in own if isinstance(key, ScalarNode)}
-    yield from own
-    for key, value in node.value:
-        if key.tag != _MERGE:
-            continue
-        for source in value.value if isinstance(value, SequenceNode) else [value]:
-            for other, below in source.value if isinstance(source, MappingNode) else ():
-                if not (isinstance(other, ScalarNode) and other.value in names):
-                    yield other, below
 
 
 def in_words(node: Node) -> str:

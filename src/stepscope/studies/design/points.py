@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import math
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.analysis.study.records import Factor, Level
@@ -25,8 +24,8 @@ _SAME = "it is the same trial as another one"
 class _Sorted:
     """Combinations that were looked at: those that can be tried, and the others."""
 
-    specs: dict[tuple[int, ...], TrialSpec] = field(default_factory=dict)
-    """By the numbers of their levels."""
+    specs: dict[int, TrialSpec] = field(default_factory=dict)
+    """By the number of the combination, in the order of the design."""
     skipped: list[SkippedPoint] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
     """Why combinations are not a workload."""
@@ -42,8 +41,8 @@ def points_of(design: Design) -> DesignPoints:
     if total > MOST_COMBINATIONS:
         return _points_of_many(design, total)
     found = _Sorted()
-    for indexes in itertools.product(*(range(len(factor.levels)) for factor in design.factors)):
-        _sort_in(design, indexes, found)
+    for number in range(total):
+        _sort_in(design, number, found)
     specs = list(found.specs.values())
     if not specs:
         raise _nothing_left(design, found, total)
@@ -58,16 +57,18 @@ def points_of(design: Design) -> DesignPoints:
         remarks.append(
             f"{found.same} combinations are the same trials as others, and not tried again"
         )
-    chosen: Iterable[int] = range(len(specs))
+    chosen = specs
     if design.sample is not None and design.sample >= len(specs):
         remarks.append(f"random {design.sample}: all {len(specs)} combinations are tried")
     elif design.sample is not None:
         # By hashes: the same everywhere, and those that were drawn stay when others are added.
-        drawn = [hashlib.sha256(f"{design.seed} {spec.key}".encode()).digest() for spec in specs]
-        chosen = sorted(sorted(chosen, key=drawn.__getitem__)[: design.sample])
-    points = tuple(specs[number] for number in chosen)
-    skips = tuple(found.skipped)
-    return DesignPoints(points, skips, total, len(specs) - len(points), tuple(remarks))
+        def drawn(spec: TrialSpec) -> bytes:
+            return hashlib.sha256(f"{design.seed} {spec.key}".encode()).digest()
+
+        keys = {spec.key for spec in sorted(specs, key=drawn)[: design.sample]}
+        chosen = [spec for spec in specs if spec.key in keys]
+    not_chosen = len(specs) - len(chosen)
+    return DesignPoints(tuple(chosen), tuple(found.skipped), total, not_chosen, tuple(remarks))
 
 
 def _points_of_many(design: Design, total: int) -> DesignPoints:
@@ -83,11 +84,7 @@ def _points_of_many(design: Design, total: int) -> DesignPoints:
         if number in seen:
             continue
         seen.add(number)
-        indexes: tuple[int, ...] = ()
-        for factor in reversed(design.factors):
-            number, index = divmod(number, len(factor.levels))
-            indexes = (index, *indexes)
-        _sort_in(design, indexes, found)
+        _sort_in(design, number, found)
         if len(found.specs) == design.sample:
             break
     looked_at = len(found.specs) + len(found.skipped)
@@ -98,7 +95,7 @@ def _points_of_many(design: Design, total: int) -> DesignPoints:
             f"tried; of {number:,}: {why}"
         )
     return DesignPoints(
-        chosen=tuple(spec for _, spec in sorted(found.specs.items(), key=lambda item: item[0])),
+        chosen=tuple(found.specs[number] for number in sorted(found.specs)),
         skipped=tuple(found.skipped),
         combinations=total,
         not_chosen=total - looked_at,
@@ -106,11 +103,12 @@ def _points_of_many(design: Design, total: int) -> DesignPoints:
     )
 
 
-def _sort_in(design: Design, indexes: tuple[int, ...], found: _Sorted) -> None:
-    levels = {
-        factor.name: factor.levels[index]
-        for factor, index in zip(design.factors, indexes, strict=True)
-    }
+def _sort_in(design: Design, number: int, found: _Sorted) -> None:
+    levels: dict[str, Level] = {}
+    place = number
+    for factor in reversed(design.factors):  # the last varies fastest
+        place, index = divmod(place, len(factor.levels))
+        levels = {factor.name: factor.levels[index], **levels}
     settings = {**design.fixed, **levels}
     rule = next((rule for rule in design.rules if rule.skips(settings)), None)
     if rule is not None:
@@ -130,7 +128,7 @@ def _sort_in(design: Design, indexes: tuple[int, ...], found: _Sorted) -> None:
         found.skipped.append(SkippedPoint(levels, _SAME))
     else:
         found.trials.add(trial)
-        found.specs[indexes] = spec
+        found.specs[number] = spec
 
 
 def _nothing_left(design: Design, found: _Sorted, total: int) -> BadDesign:
@@ -178,9 +176,16 @@ def default_reference(
 
     why = ""
     for levels in candidates():
-        spec, problem = _allowed(design, levels)
-        problem = lacks(spec) if spec else problem
-        if spec and not problem:
+        settings = {**design.fixed, **levels}
+        try:
+            spec = make_spec(settings)
+        except StepscopeError as error:
+            why = why or f"it cannot be tried: {in_design_words(str(error))}"
+            continue
+        problem = lacks(spec)
+        if rule := next((rule for rule in design.rules if rule.skips(settings)), None):
+            problem = f"it is skipped by `{rule.plain}` in line {rule.line}"
+        if not problem:
             return spec
         why = why or problem
     named = f" with {levels_text(said)}" if said else ""
@@ -188,19 +193,6 @@ def default_reference(
         f"{_place(design)}the sentinel{named}: {why}",
         "Say other settings for it, or `sentinel: none`",
     )
-
-
-def _allowed(design: Design, levels: Mapping[str, Level]) -> tuple[TrialSpec | None, str]:
-    """The trial with these levels, or why there is none."""
-    settings = {**design.fixed, **levels}
-    try:
-        spec = make_spec(settings)
-    except StepscopeError as error:
-        return None, f"it cannot be tried: {in_design_words(str(error))}"
-    rule = next((rule for rule in design.rules if rule.skips(settings)), None)
-    if rule:
-        return None, f"it is skipped by `{rule.plain}` in line {rule.line}"
-    return spec, ""
 
 
 def _middle(factor: Factor) -> Level:

@@ -46,7 +46,6 @@ class Design:
     """Of what would be left out: so much is tried nevertheless."""
     file: Path | None = None
     text: str = ""
-    """The file as it was."""
 
     @property
     def base(self) -> Path:

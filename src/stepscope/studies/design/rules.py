@@ -59,7 +59,7 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
     ast.GtE: operator.ge,
 }
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
-_TEXTS = frozenset((*DATA, *PARTS, *(text for knob in SETTINGS.values() for text in knob.choices)))
+_TEXTS = frozenset((*DATA, *PARTS, *(text for each in SETTINGS.values() for text in each.choices)))
 _SLIPS = (
     (r"&&|\|\|", "Write `and`, `or`"),
     (r"![^=]", "Write `not`"),
@@ -85,7 +85,6 @@ class Rule:
 
     text: str
     line: int
-    """Of the design's file."""
     because: str = ""
 
     def skips(self, settings: Settings) -> bool:
@@ -159,21 +158,12 @@ class _Reader:
         before = self.text.encode()[: node.col_offset].decode(errors="ignore")
         return BadRule(what, hint, self.indent + len(before), self.line)
 
-    def _forbidden(self, node: ast.expr) -> BadRule:
-        part = ast.get_source_segment(self.text, node) or ""
-        return self._wrong(
-            node,
-            f"{part[:40]!r} has no place in a rule",
-            "A rule has names, numbers, quoted texts, + - * / // %, comparisons, in [...], "
-            "and, or, not, min and max",
-        )
-
     def _read(self, node: ast.expr) -> _Part:
         match node:
             case ast.Name(id=word) if word in _WORDS:
                 return _constant(node, _WORDS[word])
             case ast.Name(id=name) if name in NAMES:
-                return _Part(_kind_of(name), _getter(name), node, name=name)
+                return _setting(node, name)
             case ast.Name(id=name):
                 what = f"there is no setting or limit {name!r}"
                 raise self._wrong(node, what, _name_hint(name))
@@ -205,7 +195,13 @@ class _Reader:
                 nodes = zip([left, *others], ops, others, strict=False)
                 pairs = [self._comparison(*each) for each in nodes]
                 return _Part("truth", lambda settings: _all_hold(p(settings) for p in pairs), node)
-        raise self._forbidden(node)
+        source = ast.get_source_segment(self.text, node) or ""
+        raise self._wrong(
+            node,
+            f"{source[:40]!r} has no place in a rule",
+            "A rule has names, numbers, quoted texts, + - * / // %, comparisons, in [...], "
+            "and, or, not, min and max",
+        )
 
     def _truth(self, node: ast.expr) -> _Part:
         part = self._read(node)
@@ -292,50 +288,38 @@ class _Reader:
 
 
 def _constant(node: ast.expr, value: Any) -> _Part:
-    kind: Kind = "number"
-    if value is None:
-        kind = "nothing"
-    elif isinstance(value, bool):
-        kind = "truth"
-    elif isinstance(value, str):
-        return _Part("text", lambda settings: value, node, text=value)
-    return _Part(kind, lambda settings: value, node)
+    kinds: dict[type, Kind] = {type(None): "nothing", bool: "truth", str: "text"}
+    text = value if isinstance(value, str) else None
+    return _Part(kinds.get(type(value), "number"), lambda settings: value, node, text=text)
 
 
 def _size_if_any(*parts: _Part) -> Kind:
     return "size" if any(part.kind == "size" for part in parts) else "number"
 
 
-def _kind_of(name: str) -> Kind:
-    if name in SIZES:
-        return "size"
-    if name not in SETTINGS:
-        return "text" if name == "model" else "number"
-    kinds = str(setting_type(name))
-    return "text" if "str" in kinds else "truth" if "bool" in kinds else "number"
-
-
-def _getter(name: str) -> Value:
+def _setting(node: ast.expr, name: str) -> _Part:
+    types = str(setting_type(name)) if name in SETTINGS else ""
+    kind: Kind = "truth" if "bool" in types else "number"
+    if name == "model" or "str" in types:
+        kind = "text"
+    elif name in SIZES:
+        kind = "size"
     default = DEFAULTS.get(name)
-    if name != "gpus":
-        return lambda settings: settings.get(name, default)
 
-    def count(settings: Settings) -> Level:
-        gpus = settings.get(name, default)
-        return len(gpus.split(",")) if isinstance(gpus, str) else gpus
+    def value(settings: Settings) -> Level:
+        level = settings.get(name, default)
+        return len(level.split(",")) if name == "gpus" and isinstance(level, str) else level
 
-    return count
+    return _Part(kind, value, node, name=name)
 
 
 def _name_hint(name: str) -> str:
     known = (*NAMES, *_WORDS, *_FUNCTIONS)
     quoted = f'Text stands in quotes: "{name}"'
-    if name in _TEXTS:
+    if name in _TEXTS or not difflib.get_close_matches(name, known, cutoff=0.5):
         return quoted
-    alike = nearest(name, known)
-    if difflib.get_close_matches(name, known, cutoff=_QUITE_ALIKE):
-        return alike
-    return f"{alike} {quoted}" if difflib.get_close_matches(name, known, cutoff=0.5) else quoted
+    is_slip = difflib.get_close_matches(name, known, cutoff=_QUITE_ALIKE)
+    return nearest(name, known) if is_slip else f"{nearest(name, known)} {quoted}"
 
 
 def _known(work: Callable[..., Any], *parts: _Part) -> Value:

@@ -34,7 +34,7 @@ class LocalLauncher:
         self._machine = machine
         self._turns = turns or machine_lock()
         self._trials = TrialSeries()
-        self._waiting: list[Job] = []
+        self._job: Job | None = None
 
     def __enter__(self) -> LocalLauncher:
         self._trials.__enter__()
@@ -44,13 +44,13 @@ class LocalLauncher:
         self._trials.__exit__()
 
     def start(self, job: Job) -> None:
-        assert not self._waiting
-        self._waiting.append(job)
+        assert self._job is None
+        self._job = job
 
     def wait(self, show: Show) -> list[FinishedTrial]:
-        return [self._run(self._waiting.pop(0), show)] if self._waiting else []
-
-    def _run(self, job: Job, show: Show) -> FinishedTrial:
+        job, self._job = self._job, None
+        if job is None:
+            return []
         limits = job.limits
         if job.gpu_count is not None:
             limits = (self._machine or MachineInfo.look()).limits(limits, job.gpu_count)
@@ -67,5 +67,5 @@ class LocalLauncher:
             with machine_turn(self._tell, self._turns):
                 tried = self._trials.run(request, self._tell, partial(show, job))
         except StepscopeError as error:
-            return FinishedTrial(job, error)
-        return FinishedTrial(job, None, tuple(tried.leftovers), tried.asked_to_end)
+            return [FinishedTrial(job, error)]
+        return [FinishedTrial(job, None, tuple(tried.leftovers), tried.asked_to_end)]

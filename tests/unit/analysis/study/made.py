@@ -74,8 +74,7 @@ def effects(
     response: Response,
     known: ProcessNoise | None = None,
 ) -> Effects | None:
-    spreads = {response.key: known} if known else {}
-    fits = fitted(table_of(observations, factors), [response], spreads)
+    fits = fitted(table_of(observations, factors), [response], known)
     return of_fits.effects_of(fits[response.key]) if fits else None
 
 
@@ -93,5 +92,5 @@ def curves(
 
 def _throughputs(observations: Sequence[Observation], factors: Sequence[Factor]) -> Throughputs:
     table = table_of(observations, factors)
-    fits = fitted(table, [RESPONSES[THROUGHPUT]], {})
+    fits = fitted(table, [RESPONSES[THROUGHPUT]])
     return Throughputs(table, None, fits.get(THROUGHPUT))

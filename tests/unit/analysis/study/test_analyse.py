@@ -198,7 +198,7 @@ def test_ten_thousand_trials_are_no_wait() -> None:
         rate = math.exp(0.1 * levels["a"] + 0.05 * random.normal())
         trials.append(Observation(levels, dict.fromkeys(RESPONSES, rate)))
     began = time.process_time()
-    fits = fitted(table_of(trials, factors), list(RESPONSES.values()), {})
+    fits = fitted(table_of(trials, factors), RESPONSES.values())
     told = [effects_of(fit) for fit in fits.values()]
     seconds = time.process_time() - began
     assert len(told) == len(RESPONSES)

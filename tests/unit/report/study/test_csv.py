@@ -13,15 +13,14 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.study.records import RESPONSES
 from stepscope.report.study.export import COLUMNS, TABLES, csv_text, write_tables
-from stepscope.report.study.view import study_view
 from stepscope.studies.trial_spec import NAMES
 from synthetic_studies import (
-    contents_of,
     design_of,
     empty_study,
     grid,
     nasty_study,
     usual_study,
+    view_of_results,
 )
 
 
@@ -31,7 +30,7 @@ def rows_of(folder: Path, name: str) -> list[dict[str, str]]:
 
 
 def test_all_tables_are_written_with_their_columns(tmp_path: Path) -> None:
-    view = study_view(usual_study(tmp_path, gpu=True))
+    view = usual_study(tmp_path, gpu=True)
     written = write_tables(view, tmp_path / "derived")
     assert [path.name for path in written] == list(TABLES)
     assert sorted(path.name for path in (tmp_path / "derived").iterdir()) == sorted(TABLES)
@@ -49,7 +48,7 @@ def test_all_tables_are_written_with_their_columns(tmp_path: Path) -> None:
 
 
 def test_columns_keep_their_names_and_order(tmp_path: Path) -> None:
-    view = study_view(usual_study(tmp_path))
+    view = usual_study(tmp_path)
     heads = {name: list(next(iter(table(view)))) for name, table in TABLES.items()}
     assert heads["sensitivity.csv"] == [
         "group",
@@ -100,11 +99,11 @@ def test_same_results_make_the_same_bytes_however_often_they_were_tried(tmp_path
     ]
     by_place = sorted(later, key=lambda each: (each.key, each.repeat))
     calm, again = (
-        study_view(contents_of(design, tmp_path, each))
+        view_of_results(design, tmp_path, each)
         for each in (sorted(results, key=lambda each: (each.key, each.repeat)), by_place)
     )
     # The analysis is given trials in one order; all else may come as it did.
-    again = study_view(replace(again.contents, counted=later, results=later))
+    again = replace(again, counted=later, results=later)
     write_tables(calm, tmp_path / "a")
     write_tables(again, tmp_path / "b")
     differ = {
@@ -120,29 +119,29 @@ def test_every_response_has_a_column() -> None:
 
 
 def test_numbers_have_all_their_digits(tmp_path: Path) -> None:
-    view = study_view(usual_study(tmp_path))
+    view = usual_study(tmp_path)
     write_tables(view, tmp_path)
     for row, effect in zip(
         rows_of(tmp_path, "sensitivity.csv"), view.analysis.sensitivity[0].effects, strict=False
     ):
         assert float(row["ratio"]) == effect.size.value
         assert float(row["ratio_low"]) == effect.size.low
-    curve = view.curves[0].curve
+    curve = view.analysis.curves[0]
     scaling = rows_of(tmp_path, "scaling.csv")[0]
     assert float(scaling["samples_per_second"]) == curve.points[0].mean
 
 
 def test_an_empty_study_has_tables_of_headings(tmp_path: Path) -> None:
-    for path in write_tables(study_view(empty_study(tmp_path)), tmp_path):
+    for path in write_tables(empty_study(tmp_path), tmp_path):
         assert path.read_bytes().count(b"\r\n") == 1
 
 
 def test_texts_of_users_stay_in_their_cell(tmp_path: Path) -> None:
-    contents = nasty_study(tmp_path)
-    write_tables(study_view(contents), tmp_path)
+    view = nasty_study(tmp_path)
+    write_tables(view, tmp_path)
     (row,) = rows_of(tmp_path, "skipped.csv")
-    assert row["reason"] == contents.skipped[0][1]
-    assert rows_of(tmp_path, "trials.csv")[-1]["reason"] == contents.results[-1].reason
+    assert row["reason"] == view.skipped[0].why
+    assert rows_of(tmp_path, "trials.csv")[-1]["reason"] == view.results[-1].reason
 
 
 @given(

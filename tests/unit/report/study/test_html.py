@@ -17,7 +17,6 @@ from stepscope.report.kit.html import render
 from stepscope.report.kit.svg import WIDTH, Scale, bottom_axis, log_ticks, padded, ticks
 from stepscope.report.study.document import page_of, write_report
 from stepscope.report.study.plots import MOST_POINTS, curve_plot, ranking_plot, sentinel_plot
-from stepscope.report.study.view import study_view
 from synthetic_studies import (
     NASTY,
     blocks_of,
@@ -44,7 +43,7 @@ def pictures(page: str) -> list[ElementTree.Element]:
 )
 def test_plots_are_well_formed_and_say_what_they_show(tmp_path: Path, make: object) -> None:
     assert callable(make)
-    page = render(page_of(study_view(make(tmp_path))))
+    page = render(page_of(make(tmp_path)))
     for picture in pictures(page):
         assert picture.attrib["role"] == "img" and picture.attrib["aria-label"]
         assert picture.find(f"{SVG}title") is not None
@@ -56,7 +55,7 @@ def test_plots_are_well_formed_and_say_what_they_show(tmp_path: Path, make: obje
 
 
 def test_sections_come_in_the_order_of_interest(tmp_path: Path) -> None:
-    page = render(page_of(study_view(usual_study(tmp_path, gpu=True))))
+    page = render(page_of(usual_study(tmp_path, gpu=True)))
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
         "Best",
         "What matters",
@@ -73,15 +72,15 @@ def test_sections_come_in_the_order_of_interest(tmp_path: Path) -> None:
 
 
 def test_a_study_without_results_has_a_page(tmp_path: Path) -> None:
-    page = render(page_of(study_view(empty_study(tmp_path))))
+    page = render(page_of(empty_study(tmp_path)))
     assert "Nothing has finished yet." in page and not pictures(page)
-    page = render(page_of(study_view(only_out_of_memory(tmp_path))))
+    page = render(page_of(only_out_of_memory(tmp_path)))
     assert "None of the trials trained" in page and page.count("out of memory") >= 2
 
 
 def test_page_stays_small_however_many_trials(tmp_path: Path) -> None:
-    assert len(render(page_of(study_view(usual_study(tmp_path)))).encode()) < 200_000
-    page = render(page_of(study_view(many_trials(tmp_path))))
+    assert len(render(page_of(usual_study(tmp_path))).encode()) < 200_000
+    page = render(page_of(many_trials(tmp_path)))
     assert len(page.encode()) < 400_000
     for picture in pictures(page):
         assert len(picture.findall(f".//{SVG}circle")) <= 2 * MOST_POINTS
@@ -89,7 +88,7 @@ def test_page_stays_small_however_many_trials(tmp_path: Path) -> None:
 
 
 def test_nothing_of_users_is_code(tmp_path: Path) -> None:
-    path = write_report(study_view(nasty_study(tmp_path)), tmp_path / "new")
+    path = write_report(nasty_study(tmp_path), tmp_path / "new")
     page = path.read_text(encoding="utf-8")
     assert path.name == "report.html"
     assert "<script" not in page and " style=" not in page
@@ -98,22 +97,22 @@ def test_nothing_of_users_is_code(tmp_path: Path) -> None:
 
 
 def test_the_knee_is_marked_where_it_is(tmp_path: Path) -> None:
-    view = study_view(usual_study(tmp_path))
-    with_knee = [each for each in view.curves if each.has_knee]
+    view = usual_study(tmp_path)
+    with_knee = [each for each in view.analysis.curves if each.knee]
     assert with_knee
     for each in with_knee:
         picture = ElementTree.fromstring(curve_plot(each).svg)
         words = [text.text for text in picture.iter(f"{SVG}text")]
-        assert each.curve.knee is not None
-        assert f"knee: {each.curve.knee.level:g}" in words
+        assert each.knee is not None
+        assert f"knee: {each.knee.level:g}" in words
         assert picture.find(f".//{SVG}circle[@class='knee-dot']") is not None
 
 
 def test_doublings_are_equally_wide() -> None:
-    view = study_view(one_factor(Path()))
-    curve = view.curves[0]
-    levels = [replace(point, level=2**place) for place, point in enumerate(curve.curve.points)]
-    doubled = replace(curve, curve=replace(curve.curve, points=tuple(levels), knee=None))
+    view = one_factor(Path())
+    curve = view.analysis.curves[0]
+    levels = [replace(point, level=2**place) for place, point in enumerate(curve.points)]
+    doubled = replace(curve, points=tuple(levels), knee=None)
     dots = ElementTree.fromstring(curve_plot(doubled).svg).findall(f".//{SVG}circle")
     xs = [float(dot.attrib["cx"]) for dot in dots]
     gaps = [after - before for before, after in zip(xs, xs[1:], strict=False)]
@@ -121,11 +120,11 @@ def test_doublings_are_equally_wide() -> None:
 
 
 def test_an_effect_without_interval_has_no_whisker(tmp_path: Path) -> None:
-    ranking = study_view(one_factor(tmp_path)).rankings[0]
-    row = ranking.rows[0]
+    ranking = one_factor(tmp_path).rankings[0]
+    effect = ranking.effects[0]
     assert "whisker" in ranking_plot(ranking, 3.0).svg
-    unknown = replace(row.effect, size=Estimate(row.effect.size.value, 0.0, math.inf))
-    bare = replace(ranking, rows=(replace(row, effect=unknown, interval=""),))
+    unknown = replace(effect, size=Estimate(effect.size.value, 0.0, math.inf))
+    bare = replace(ranking, effects=(unknown,))
     assert "whisker" not in ranking_plot(bare, 3.0).svg
 
 

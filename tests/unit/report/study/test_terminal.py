@@ -12,7 +12,7 @@ from rich.console import Console
 
 from stepscope.report.kit.terminal import draw
 from stepscope.report.study.document import screen_of
-from stepscope.report.study.view import StudyContents, StudyView, study_view
+from stepscope.report.study.view import StudyView
 from synthetic_studies import (
     BRACKETS,
     NASTY,
@@ -26,7 +26,7 @@ from synthetic_studies import (
 )
 
 MANY = 600
-MAKERS: dict[str, Callable[[Path], StudyContents]] = {
+MAKERS: dict[str, Callable[[Path], StudyView]] = {
     "usual": usual_study,
     "gpu": lambda folder: usual_study(folder, gpu=True, running=True),
     "one": one_factor,
@@ -40,7 +40,7 @@ MAKERS: dict[str, Callable[[Path], StudyContents]] = {
 
 @cache
 def view_of(which: str) -> StudyView:
-    return study_view(MAKERS[which](Path("studies", which)))
+    return MAKERS[which](Path("studies", which))
 
 
 def printed(which: str, width: int = 80, full: bool = False) -> str:
