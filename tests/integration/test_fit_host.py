@@ -215,8 +215,8 @@ def test_ctrl_c(few: Callable[..., str], tmp_path: Path) -> None:
                 break
         began = time.monotonic()
         fitting.send_signal(signal.SIGINT)
-        _, said = fitting.communicate(timeout=20)
-    assert time.monotonic() - began < 8
+        _, said = fitting.communicate(timeout=60)
+    assert time.monotonic() - began < 30, "sooner than the step would have ended"
     assert fitting.returncode == -signal.SIGINT and "KeyboardInterrupt" in said
     assert list((tmp_path / "tmp").glob("stepscope-*")) == []
     assert model not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout

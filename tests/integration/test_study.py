@@ -71,7 +71,7 @@ class Folder:
         )
 
     def wait_for(self, begun: int) -> None:
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while self.begun < begun and time.monotonic() < until:
             time.sleep(0.01)
         assert self.begun >= begun
@@ -155,7 +155,7 @@ def test_interrupted_it_goes_on_from_there(here: Folder, number: signal.Signals)
     here.wait_for(2)
     name = runner_name(runner.pid)
     runner.send_signal(number)
-    _, said = runner.communicate(timeout=30)
+    _, said = runner.communicate(timeout=60)
     assert runner.returncode == 130 and "Traceback" not in said
     assert "interrupted: the same command goes on from here" in said
     assert not trial_processes.processes_of(name)
@@ -179,7 +179,7 @@ def test_interrupted_while_it_waits_for_another_study(here: Folder) -> None:
         while "waiting for its turn" not in (line := runner.stderr.readline()):
             assert line, "it did not wait"
         runner.send_signal(signal.SIGINT)
-        _, said = runner.communicate(timeout=30)
+        _, said = runner.communicate(timeout=60)
     assert runner.returncode == 130 and "Traceback" not in said
     assert not here.begun
     here.run(FOUR)
@@ -209,7 +209,7 @@ def test_while_it_runs(here: Folder) -> None:
         assert runner.poll() is None
     finally:
         runner.send_signal(signal.SIGINT)
-        runner.communicate(timeout=30)
+        runner.communicate(timeout=60)
     assert runner.returncode == 130
     assert here.told()["running"] is None
 

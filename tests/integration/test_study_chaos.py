@@ -126,7 +126,7 @@ def outcomes(folder: Path) -> list[tuple[Path, str]]:
 
 def no_stray() -> bool:
     """The guard has a moment: it ends what is left when the runner has gone."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while trial_processes.strays() and time.monotonic() < until:
         time.sleep(0.1)
     return not trial_processes.strays()
