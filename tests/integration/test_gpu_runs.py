@@ -16,6 +16,7 @@ import fake_nvml
 from conftest import Finished
 from gpus import LOST, NO_PERMISSION, NOT_SUPPORTED
 from stepscope.metrics import of_scope
+from stepscope.opened_run import open_run
 
 SLEEP = ("-c", "import time; time.sleep(1.2)")
 SLEEP_LONGER = ("-c", "import time; time.sleep(2.6)")
@@ -67,7 +68,7 @@ def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(watch: Callable[..., F
     assert power.t[-1] > done.run.data.series["gpu_power", first].t[-1]
 
 
-@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, LOST, 999])
+@pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, 999])
 def test_whatever_a_driver_refuses_the_run_is_watched(
     watch: Callable[..., Finished], code: int
 ) -> None:
@@ -131,12 +132,13 @@ def test_only_gpus_that_the_command_may_use_are_watched(watch: Callable[..., Fin
     (gpu,) = done.run.json["environment"]["gpus"]
     assert gpu["index"] == 1
     none = watch(
-        sys.executable,
-        *SLEEP,
+        "true",
         options=["--out", str(done.runs.parent / "none")],
         env=machine(fake_nvml.TWO_GPUS, CUDA_VISIBLE_DEVICES=""),
     )
     assert none.code == 0
+    (folder,) = (done.runs.parent / "none").iterdir()
+    assert open_run(folder).json["environment"]["gpus"] == []
 
 
 def test_a_package_that_knows_less_costs_no_more_than_that(
