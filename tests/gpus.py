@@ -5,8 +5,11 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
+import pytest
+
 import fake_nvml
 from fake_nvml import FakeNvml
+from stepscope.sensors.gpu import pcie, processes, sensors
 from stepscope.sensors.gpu.nvml import Nvml, open_nvml
 from stepscope.sensors.gpu.pcie import PcieSensor
 from stepscope.sensors.gpu.selection import gpu_sensors
@@ -25,6 +28,30 @@ NAMES = (
 )
 
 NOT_SUPPORTED, NO_PERMISSION, LOST = 3, 4, 15
+
+
+class Clock:
+    """Stands in for the module `time`: it goes on when somebody sleeps, and only then."""
+
+    def __init__(self) -> None:
+        self.now_s = 1_000.0
+
+    def monotonic(self) -> float:
+        return self.now_s
+
+    def time_ns(self) -> int:
+        return int(self.now_s * 1e9)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    @classmethod
+    def of_gpus(cls, monkeypatch: pytest.MonkeyPatch) -> Clock:
+        """The time of the fake NVML and of the sensors that read it."""
+        clock = cls()
+        for module in (fake_nvml, pcie, processes, sensors):
+            monkeypatch.setattr(module, "time", clock)
+        return clock
 
 
 def fake_library(scenario: dict[str, Any] = fake_nvml.ONE_H200) -> Nvml:

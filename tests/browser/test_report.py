@@ -281,8 +281,10 @@ def test_use_of_gpus_is_on_a_scale_to_a_hundred(browser: Browser, tmp_path: Path
     """A GPU that is half idle must look half idle, whatever else is drawn."""
     paths = write_run(tmp_path / "run", Plan(gpus=1, gpm=False))
     for opened in open_report(browser, paths):
+        before = opened.plot(3).locator("canvas").evaluate("canvas => canvas.toDataURL()")
         opened.plot(3).get_by_role("button", name="utilisation", exact=True).click()
-        opened.page.wait_for_timeout(200)  # drawn in the next frame
+        looks = "before => document.querySelector('#plot-3 canvas').toDataURL() != before"
+        opened.page.wait_for_function(looks, arg=before)
         top = opened.plot(3).locator("canvas").evaluate(TOP_OF_BLUE)
         assert 0.3 < top < 0.7, "the memory controller is at a half"
 

@@ -127,27 +127,22 @@ def probe(adapter: Adapter, folder: Path, batches: list[int]) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_probe_tells_of_each_batch(adapter: Adapter, tmp_path: Path) -> None:
+def test_a_probe_tells_of_each_batch_and_of_one_that_does_not_fit(
+    adapter: Adapter, tmp_path: Path
+) -> None:
     if not adapter.framework.capabilities.probes:
         with pytest.raises(BadWorkload):
             adapter.framework.build(make_workload(adapter.model, {}))
         return
-    subject, told, layers = probe(adapter, tmp_path, [4, 8])
+    subject, told, layers = probe(adapter, tmp_path, [4, 8, 1 << 40])
     assert from_json(Subject, subject).parameters > 0 and not from_json(Subject, subject).on_gpu
     results = [from_json(ProbeResult, each) for each in told]
-    assert [(result.batch, result.kind) for result in results] == [(4, "ok"), (8, "ok")]
-    assert all(result.reserved_peak >= result.allocated_peak > 0 for result in results)
-    assert all(len(result.step_s) == 5 and result.samples_per_second for result in results)
+    kinds = [(result.batch, result.kind) for result in results]
+    assert kinds == [(4, "ok"), (8, "ok"), (1 << 40, "host_oom")]
+    fitting = results[:2]
+    assert all(result.reserved_peak >= result.allocated_peak > 0 for result in fitting)
+    assert all(len(result.step_s) == 5 and result.samples_per_second for result in fitting)
     assert layers and all(layer["output"] > 0 for layer in layers)
-
-
-def test_a_batch_that_does_not_fit_is_told_as_out_of_memory(
-    adapter: Adapter, tmp_path: Path
-) -> None:
-    if not adapter.framework.capabilities.probes:
-        pytest.skip("it cannot be probed")
-    _, told, _ = probe(adapter, tmp_path, [4, 1 << 40])
-    assert [each["kind"] for each in told] == ["ok", "host_oom"]
 
 
 def test_it_tells_memory_from_other_errors(adapter: Adapter) -> None:

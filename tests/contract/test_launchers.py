@@ -248,7 +248,7 @@ def somebody(case: Case, folder: Path, count: int = 1) -> Iterator[tuple[Any, st
             process.kill()
 
 
-def wait_for(happened: Any, seconds: float = 20.0) -> bool:
+def wait_for(happened: Any, seconds: float = 60.0) -> bool:
     until = time.monotonic() + seconds
     while not happened() and time.monotonic() < until:
         time.sleep(0.02)
@@ -267,7 +267,7 @@ def test_a_ctrl_c_ends_the_trial_and_says_so(
         assert wait_for(lambda: has_begun(tmp_path / "diary"))
         assert trial_processes.processes_of(name)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=20)
+        _, said = process.communicate(timeout=60)
     assert said.strip() in ("asked to end", "interrupted"), said
     assert not trial_processes.processes_of(name)
     assert json.loads((tmp_path / "jobs" / "0" / "run.json").read_text())["ending"]["outcome"] in (
@@ -285,8 +285,9 @@ def test_nothing_outlives_who_uses_it(
         assert trial_processes.processes_of(name)
         process.kill()
         process.wait()
-        assert wait_for(lambda: not trial_processes.processes_of(name), 6.0)
-    assert open_run(tmp_path / "jobs" / "0").ending.outcome is Outcome.LOST
+        assert wait_for(lambda: not trial_processes.processes_of(name))
+    run = tmp_path / "jobs" / "0"  # whoever watched it, on another machine, goes last
+    assert wait_for(lambda: open_run(run).ending.outcome is Outcome.LOST)
 
 
 def test_two_on_one_machine_take_turns(
@@ -354,13 +355,14 @@ run_planted(next(case for case in CASES if case.name == name), Path(folder))
 def test_a_study_that_was_killed_goes_on_where_it_was(
     case: Case, tmp_path: Path, planted: pytest.MonkeyPatch
 ) -> None:
-    planted.setenv("PLANTED_REAL_S", "0.2")
+    planted.setenv("PLANTED_REAL_S", "0.6")  # long enough to be killed within
     diary = tmp_path / "diary"
     with subprocess.Popen(
         [sys.executable, "-c", STUDY_PROGRAM, case.name, str(tmp_path)], env=program_environment()
     ) as process:
-        assert wait_for(lambda: diary.exists() and diary.read_text().count(" begin ") >= 5)
+        assert wait_for(lambda: diary.exists() and diary.read_text().count(" begin ") >= 3)
         process.kill()
+    planted.setenv("PLANTED_REAL_S", "0.02")
     study, ran = run_planted(case, tmp_path)
     assert ran.why == "done"
     check_blocks(study)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -74,6 +75,14 @@ def test_no_command_and_unknown_options() -> None:
         assert "Traceback" not in done.stderr
 
 
+@pytest.fixture(scope="module")
+def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("kept")
+    subprocess.run([*STEPSCOPE, "run", "-q", "--out", str(runs), "--", "true"], check=True)
+    (folder,) = runs.iterdir()
+    return folder
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -91,8 +100,10 @@ def test_no_command_and_unknown_options() -> None:
         (lambda folder: (folder / "host.0000.parquet").write_bytes(b"PAR1"), "cannot be read"),
     ],
 )
-def test_a_damaged_run_folder(watch: Watch, damage: Callable[[Path], object], words: str) -> None:
-    folder = watch("true").run.path
+def test_a_damaged_run_folder(
+    kept_run: Path, tmp_path: Path, damage: Callable[[Path], object], words: str
+) -> None:
+    folder = Path(shutil.copytree(kept_run, tmp_path / "run"))
     damage(folder)
 
     done = subprocess.run([*STEPSCOPE, "report", str(folder)], capture_output=True, text=True)

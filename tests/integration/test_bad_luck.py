@@ -52,7 +52,7 @@ def test_a_signal_at_any_time_reaches_the_command(python_file: PythonFile, tmp_p
         assert process.stdout is not None and process.stdout.readline() == b"ready\n"
         time.sleep(random.Random(number).uniform(0, 0.4))
         process.terminate()
-        return process.wait(20)
+        return process.wait(60)
 
     with ThreadPoolExecutor(6) as pool:
         assert set(pool.map(ask_one_to_end, range(12))) == {3}
@@ -69,7 +69,7 @@ def test_an_impatient_second_ctrl_c(python_file: PythonFile, tmp_path: Path) -> 
         process.send_signal(signal.SIGINT)
         time.sleep(wait)
         process.send_signal(signal.SIGINT)
-        code = process.wait(20)
+        code = process.wait(60)
         ending = open_run(latest_run(tmp_path)).ending
         # The second one may reach a command that is leaving already, and then it dies of it.
         assert (code, ending.exit_code, ending.signal) in ((3, 3, None), (-2, None, "SIGINT"))
@@ -113,13 +113,13 @@ def test_a_process_whose_first_thread_has_ended(watch: Watch, tmp_path: Path) ->
 #include <pthread.h>
 #include <stdlib.h>
 #include <unistd.h>
-void *work(void *_) { sleep(1); exit(5); }
+void *work(void *_) { sleep(3); exit(5); }
 int main(void) { pthread_t t; pthread_create(&t, 0, work, 0); pthread_exit(0); }
 """)
     subprocess.run(["gcc", "-pthread", str(source), "-o", str(tmp_path / "leader")], check=True)
     done = watch(str(tmp_path / "leader"))
     assert done.code == 5
-    assert done.run.summary().watcher["longest_gap_s"] < 0.5
+    assert done.run.summary().watcher["longest_gap_s"] < 2
 
 
 def test_the_allowance_is_that_of_the_command(watch: Watch) -> None:
@@ -164,7 +164,7 @@ def test_a_terminal_shared_with_somebody_who_made_it_non_blocking(tmp_path: Path
     time.sleep(1.5)
     with os.fdopen(read, "rb") as source:
         assert len(source.read()) == 300_001
-    assert process.wait(20) == 0
+    assert process.wait(60) == 0
 
 
 def test_names_that_are_no_text(watch: Watch) -> None:

@@ -18,6 +18,7 @@ from stepscope.runs.load import load
 
 pytestmark = pytest.mark.quiet
 
+MINUTES = pytest.mark.long  # kept runs of them are explained in any case
 SCRIPTS = {script.name: script for script in planted_scripts("cpu")}
 OTHERS_CORES = 0.25
 """Where other processes use more than that, workers have no core to go to, and rightly so."""
@@ -47,8 +48,8 @@ def watched_alone(watch: Callable[..., Finished], script: Planted) -> Finished:
     ("name", "change", "line"),
     [
         ("cpu_throttled_reads", "local disk", "DataLoader("),
-        ("cpu_slow_checkpoints", "save less often", "torch.save"),
-        ("cpu_slow_collate", "collate_fn", "DataLoader("),
+        pytest.param("cpu_slow_checkpoints", "save less often", "torch.save", marks=MINUTES),
+        pytest.param("cpu_slow_collate", "collate_fn", "DataLoader(", marks=MINUTES),
         ("cpu_no_workers", "num_workers=", "DataLoader("),
     ],
 )

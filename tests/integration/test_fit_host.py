@@ -99,28 +99,26 @@ def check(found: Fit, model: str, memory: str, out: Path, **knobs: Any) -> None:
 
 
 @pytest.mark.timeout(300)  # many trials, on a machine that may be busy
-def test_cnn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_largest_batch(
+    few: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a step that takes a MiB for each sample, and no time."""
     monkeypatch.setenv(*STEADY)
-    knobs = {"samples": 2048}
-    found = fit("cnn", "768MiB", **knobs)
+    found = fit(few(2048, step="held = torch.ones(len(batch[0]), 1 << 18)"), "576MiB")
     assert found.verdict == "fits" and found.max_batch is not None
     largest = found.max_batch
     assert largest.passed == 3 and largest.failure_above is not None and largest.free_bytes >= 0
     assert largest.failure_above.batch <= 1.12 * largest.size
     assert found.recommended_batch is not None and found.recommended_batch.size <= largest.size
     assert found.budget.device == "host" and found.effort.ooms >= 1
-    assert found.subject is not None and found.subject.parameters > 10_000
+    assert found.subject is not None and found.subject.parameters == 18
     assert list((tmp_path / "tmp").iterdir()) == []
-    assert all(again("cnn", "768MiB", largest.size, tmp_path / "runs", 3, **knobs))
-    too_large = math.ceil(largest.size / 0.95) + 1
-    fails = (not all(again("cnn", "768MiB", too_large, tmp_path, 1, **knobs)) for _ in range(3))
-    assert any(fails)
 
 
 def test_the_cycle(few: Callable[..., str], tmp_path: Path) -> None:
     """After the steps: an evaluation, which this step refuses, a smaller batch, and steps again."""
     model = few(step="if not model.training: raise ValueError('only for training')")
-    rank = _facts(_tried(model, tmp_path, cycle=True))
+    rank = json.loads(_tried(model, tmp_path).paths.trial_rank(0).read_text())
     assert {"evaluation", "smaller batch", "again"} <= set(rank["phases"])
     assert rank["done"] and rank["note"] == "evaluation was not tried: only for training"
     memory = rank["host_memory"]
@@ -128,23 +126,12 @@ def test_the_cycle(few: Callable[..., str], tmp_path: Path) -> None:
     assert rank["parts"] == {"weights": 72, "gradients": 72, "optimizer": 72, "inputs": 16 * 40}
 
 
-def _tried(model: str, out: Path, cycle: bool) -> CompletedTrial:
+def _tried(model: str, out: Path) -> CompletedTrial:
     workload = Workload(model, batch_size=16, steps=3, device="cpu")
-    request = TrialRequest(workload, out=out / "runs", cycle=cycle)
+    request = TrialRequest(workload, out=out / "runs", cycle=True)
     (tried,) = run_repeats(request, lambda text: None)
     assert tried.ending.outcome is Outcome.OK, tried.ending
     return tried
-
-
-def _facts(tried: CompletedTrial) -> dict[str, Any]:
-    return dict(json.loads(tried.paths.trial_rank(0).read_text()))
-
-
-def test_without_the_cycle_nothing_follows_the_steps(
-    few: Callable[..., str], tmp_path: Path
-) -> None:
-    rank = _facts(_tried(few(), tmp_path, cycle=False))
-    assert rank["steps"] == 3 and "evaluation" not in rank["phases"] and "parts" not in rank
 
 
 def test_a_limit_below_what_is_there_before_any_step(few: Callable[..., str]) -> None:
@@ -215,14 +202,15 @@ def test_ctrl_c(few: Callable[..., str], tmp_path: Path) -> None:
                 break
         began = time.monotonic()
         fitting.send_signal(signal.SIGINT)
-        _, said = fitting.communicate(timeout=20)
-    assert time.monotonic() - began < 8
+        _, said = fitting.communicate(timeout=60)
+    assert time.monotonic() - began < 30, "sooner than the step would have ended"
     assert fitting.returncode == -signal.SIGINT and "KeyboardInterrupt" in said
     assert list((tmp_path / "tmp").glob("stepscope-*")) == []
     assert model not in subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True).stdout
 
 
 LONG: list[tuple[str, str, dict[str, Any]]] = [
+    ("cnn", "576MiB", {"samples": 2048}),
     ("cnn", "2GiB", {}),
     ("lstm", "2GiB", {"samples": 8192}),
     ("cnn", "1536MiB", {"samples": 8192, "workers": 2}),

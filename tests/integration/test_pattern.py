@@ -36,8 +36,9 @@ for epoch in range(1, 4):
     summary = run.summary()
     assert summary.epoch_source == "pattern"
     assert [row.index for row in summary.epochs] == [1, 2, 3]
-    for row in summary.epochs:
-        assert row.seconds == pytest.approx(0.4, abs=0.2)
+    seconds = [row.seconds for row in summary.epochs]
+    # On a busy machine a line may be read late, even after the end: the time is of another epoch.
+    assert min(seconds) > 0 and 0.6 < sum(seconds) < summary.seconds + 0.5
 
 
 def test_output_is_passed_on_byte_for_byte(watch: Watch) -> None:

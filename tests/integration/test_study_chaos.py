@@ -17,8 +17,6 @@ from stepscope.runs.facts import ending_of, read_facts
 from stepscope.trials.processes import trial_processes
 from studies import STUDY, design, planted_environment, study
 
-KILLS = 20
-TRIALS = 60
 DESIGN = """
 factors:
   batch_size: [16, 32, 64, 128]
@@ -29,7 +27,7 @@ skip: workers == 0 and prefetch > 2 and momentum > 0.5 and batch_size < 128
 repeats: 2
 blocks: {size: 10, reruns: 0}
 oom: {skip: false}
-choose: {random: 30}
+choose: {random: POINTS}
 """
 FORMULA = (
     "1000 * (1 + 0.2 * log(batch_size / 16)) * (1 + 0.3 * min(workers, 1)) * exp(0.03 * noise)"
@@ -56,15 +54,21 @@ def env(tmp_path: Path) -> dict[str, str]:
 
 
 @pytest.mark.timeout(300)
-def test_killed_at_twenty_random_moments(tmp_path: Path, env: dict[str, str]) -> None:
-    calm = run_to_the_end(tmp_path / "calm", env)
+@pytest.mark.parametrize(
+    ("kills", "points"), [(8, 15), pytest.param(20, 30, marks=pytest.mark.long)]
+)
+def test_killed_at_random_moments(
+    tmp_path: Path, env: dict[str, str], kills: int, points: int
+) -> None:
+    text = DESIGN.replace("POINTS", str(points))
+    calm = run_to_the_end(tmp_path / "calm", text, env)
     diary = tmp_path / "diary"
     diary.unlink()
     chaos = tmp_path / "chaos"
     chaos.mkdir()
-    file = design(chaos, DESIGN)
+    file = design(chaos, text)
     chance = random.Random(6)
-    for kill in range(KILLS):
+    for kill in range(kills):
         # Some while it starts, most somewhere in or between trials, all along the study.
         begun = 0 if kill % 5 == 0 else begun_in(diary) + chance.randint(1, 3)
         run_and_kill(file, chaos, env, diary, begun, chance.uniform(0.0, 0.4))
@@ -78,9 +82,9 @@ def test_killed_at_twenty_random_moments(tmp_path: Path, env: dict[str, str]) ->
         if outcome in ("ok", "gpu_oom")
     )
     trials = {which: count for which, count in answers.items() if which[1].startswith("r")}
-    assert len(trials) == TRIALS
+    assert len(trials) == 2 * points
     assert set(trials.values()) == {1}, "a trial has more than one answer"
-    assert sum(outcome == "lost" for _, outcome in outcomes(folder)) > KILLS / 4
+    assert sum(outcome == "lost" for _, outcome in outcomes(folder)) > kills / 4
     assert no_stray(), "a process of a trial is left"
     for name in SAME_TABLES:
         assert table(folder, name) == table(calm, name), name
@@ -108,9 +112,9 @@ def run_and_kill(
     runner.wait()
 
 
-def run_to_the_end(folder: Path, env: dict[str, str]) -> Path:
+def run_to_the_end(folder: Path, text: str, env: dict[str, str]) -> Path:
     folder.mkdir()
-    done = study("run", design(folder, DESIGN), "--out", folder, env=env)
+    done = study("run", design(folder, text), "--out", folder, env=env)
     assert done.returncode == 0, done.stderr
     return folder / "planted"
 
@@ -126,7 +130,7 @@ def outcomes(folder: Path) -> list[tuple[Path, str]]:
 
 def no_stray() -> bool:
     """The guard has a moment: it ends what is left when the runner has gone."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 20
     while trial_processes.strays() and time.monotonic() < until:
         time.sleep(0.1)
     return not trial_processes.strays()

@@ -49,7 +49,7 @@ def test_cnn_with_a_profile(trial: Trial) -> None:
 
 def test_jpeg_with_workers(trial: Trial) -> None:
     done = trial(
-        "resnet18",
+        "cnn",
         "--data",
         "jpeg",
         "--workers",
@@ -123,15 +123,8 @@ def _quick_step(trial: Trial, cpus: int) -> float:
     return float(np.quantile(read_steps(folder / "trial" / "steps0.bin")["compute_ns"], 0.1))
 
 
-@pytest.mark.parametrize(
-    "example",
-    [
-        "own_plain_loop",
-        pytest.param("own_huggingface", marks=pytest.mark.long),
-        pytest.param("own_lightning", marks=pytest.mark.long),
-        pytest.param("own_variable_length", marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize("example", ["own_huggingface", "own_lightning", "own_variable_length"])
 def test_examples(trial: Trial, example: str) -> None:
     (file,) = (EXAMPLES / example).glob("*.py")
     done = trial(f"{file}:workload", "--steps", "10", "--batch-size", "8")
@@ -139,9 +132,14 @@ def test_examples(trial: Trial, example: str) -> None:
     assert done.told["steps"] == 10 and done.told["samples_per_second"] > 0
 
 
-def test_repeats_teach_the_spread(trial: Trial, own: Own, tmp_path: Path) -> None:
-    done = trial(own(), "--steps", "40", "--repeat", "2")
+def test_repeats_of_an_example_teach_the_spread(trial: Trial, tmp_path: Path) -> None:
+    (file,) = (EXAMPLES / "own_plain_loop").glob("*.py")
+    done = trial(f"{file}:workload", "--steps", "40", "--batch-size", "8", "--repeat", "2")
     assert done.code == 0, done.err
+    for folder in done.folders:
+        rank = json.loads((folder / "trial" / "rank0.json").read_text())
+        assert rank["steps"] == 40, "and nothing that only `fit` asks for"
+        assert "evaluation" not in rank["phases"] and "parts" not in rank
     told = json.loads(done.out)
     assert told["ok"] == 2 and len(done.folders) == 2
     assert told["samples_per_second_low"] < told["samples_per_second"]

@@ -115,7 +115,7 @@ with stepscope.watch("block", out=sys.argv[1]):
 
     import time
 
-    end = time.monotonic() + 10  # where the process was killed, its side process is still writing
+    end = time.monotonic() + 60  # where the process was killed, its side process is still writing
     while time.monotonic() < end:
         run = open_run(latest_run(tmp_path / "runs"))
         if run.ending.outcome != "running":
@@ -133,7 +133,7 @@ import os, stepscope, sys, time
 with stepscope.watch("block", out=sys.argv[1]) as watched:
     child = os.fork()
     if child == 0:
-        time.sleep(30)
+        time.sleep(100)
         os._exit(0)
     leaver = os.fork()
     if leaver == 0:
@@ -144,7 +144,7 @@ print(watched.run().ending.outcome.value, flush=True)
 os.kill(child, 9)
 """)
     done = subprocess.run(
-        [sys.executable, script, str(tmp_path / "runs")], capture_output=True, text=True, timeout=20
+        [sys.executable, script, str(tmp_path / "runs")], capture_output=True, text=True, timeout=90
     )
     assert done.stdout == "ok\n", done.stderr
 

@@ -61,7 +61,7 @@ class Watcher:
     runs: Path
 
     def wait_until_it_samples(self) -> None:
-        end = time.monotonic() + 20
+        end = time.monotonic() + 60
         while time.monotonic() < end:
             if any('"root"' in path.read_text() for path in self.runs.glob("*/run.json")):
                 return
@@ -69,7 +69,7 @@ class Watcher:
         raise AssertionError("it does not sample")
 
     def result(self) -> dict[str, Any]:
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         assert self.process.returncode == 0, err
         return dict(json.loads(out.splitlines()[-1]))
 
@@ -190,9 +190,9 @@ def test_ctrl_c_and_a_duration_end_only_the_watching(
 
     assert (result["name"], result["outcome"]) == ("burns", "interrupted")
     assert result["reason"] == "it was watched for 1.5 s, as asked; the process runs on"
-    assert 1.4 < result["seconds"] < 2.5
-    # What it burned before is not counted; its child is.
-    assert 0.5 < result["core_seconds"] < 1.1 * result["seconds"]
+    assert 1.4 < result["seconds"] < 5
+    # What it burned before is not counted; its child is, which may have to share its core.
+    assert 0.1 < result["core_seconds"] < 1.1 * result["seconds"]
     statistics = {(s["metric"], s["entity"]): s for s in result["statistics"]}
     assert statistics["processes", "tree"]["max"] == 2
     assert statistics["cpu", "other"]["mean"] > 5 * statistics["cpu", "main"]["mean"]

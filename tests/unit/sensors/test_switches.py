@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from stepscope.sensors import procfs
 from stepscope.sensors.process import SwitchesSensor, UsageSensor
 from stepscope.sensors.tree import MAIN, TREE, ProcessTree
 
@@ -40,6 +41,11 @@ def fighters() -> Iterator[ProcessTree]:
 @pytest.fixture
 def sleeper() -> Iterator[ProcessTree]:
     with subprocess.Popen(["sleep", "60"]) as process:
+        while (stat := procfs.stat(process.pid)) is None or (stat.name, stat.state) != (
+            "sleep",
+            "S",
+        ):
+            time.sleep(0.01)
         tree = ProcessTree(process.pid)
         yield tree
         tree.close()

@@ -87,6 +87,7 @@ def test_whatever_file_of_a_run_is_damaged_the_study_can_be_read(
     done: Path, tmp_path: Path, damage: str
 ) -> None:
     names = [path.relative_to(done) for path in sorted(done.glob("*/r1a1/**/*")) if path.is_file()]
+    assert {"run.json", "rank0.json"} <= {name.name for name in names}
     for number, name in enumerate(names):
         paths = StudyPaths(tmp_path / str(number))
         shutil.copytree(done, paths.folder, ignore=shutil.ignore_patterns("ledger", "derived"))

@@ -137,7 +137,9 @@ def test_a_lock_that_is_never_given_back(
 def test_runners_at_the_same_time_lose_nothing(store: NoiseStore) -> None:
     program = f"""
 from pathlib import Path
+from stepscope.trials import state
 from stepscope.trials.noise import MachineKind, NoiseStore
+state._PATIENCE_S = 60.0
 for _ in range(10):
     NoiseStore(Path({str(store.path)!r}), print).learn({CPU!r}, [100.0, 101.0])
 """

@@ -197,11 +197,11 @@ def test_ten_thousand_trials_are_no_wait() -> None:
         levels = dict(zip("abcde", points[at], strict=True))
         rate = math.exp(0.1 * levels["a"] + 0.05 * random.normal())
         trials.append(Observation(levels, dict.fromkeys(RESPONSES, rate)))
-    began = time.process_time()
+    began = time.thread_time()
     fits = fitted(table_of(trials, factors), RESPONSES.values())
     told = [effects_of(fit) for fit in fits.values()]
-    seconds = time.process_time() - began
+    seconds = time.thread_time() - began
     assert len(told) == len(RESPONSES)
     assert told[0].main[0].factor == "a"
     assert told[0].main[0].size.value == pytest.approx(math.exp(0.9), rel=0.05)
-    assert seconds < 6  # 0.3 s, but threads that wait for a busy machine count too
+    assert seconds < 6, "0.3 s, and more where it waits for threads on a busy machine"

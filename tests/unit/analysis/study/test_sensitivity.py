@@ -43,7 +43,7 @@ def test_a_group_with_few_repeats_borrows_the_noise_of_all() -> None:
     told = sensitivities(
         observed(grid(factors), lambda model, cpus: 100 * 1.5**cpus, 2, 0.05, random), factors
     )
-    assert all(group.effects[0].is_told for group in told[1:])
+    assert len(told) > 8 and all(group.effects[0].is_told for group in told[1:])
 
 
 def test_nothing_observed() -> None:

@@ -180,7 +180,7 @@ def test_a_probe_that_hangs_is_ended(prober: ForkedProbes, monkeypatch: pytest.M
     began = time.monotonic()
     told = asked(prober, HANGS)[0]
     assert told.kind == "timeout" and "nothing was heard of it for 1 s" in told.message
-    assert 1 <= time.monotonic() - began < 20
+    assert 1 <= time.monotonic() - began < 100
     monkeypatch.undo()
     assert goes_on(prober)
 
@@ -209,8 +209,8 @@ def test_layers_are_those_of_the_model(prober: ForkedProbes) -> None:
 def test_a_probe_waits_for_its_turn_and_is_not_taken_to_hang(
     prober: ForkedProbes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(prober, "_stall_timeout_s", 1.5)
-    holds, held_s = threading.Event(), 4.0
+    monkeypatch.setattr(prober, "_stall_timeout_s", 3.0)
+    holds, held_s = threading.Event(), 5.0
 
     def hold() -> None:
         with taking_turns(alone=True):

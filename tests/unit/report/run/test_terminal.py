@@ -61,7 +61,7 @@ WITH_GPUS = [
     Plan(gpus=1),
     Plan(gpus=4, idle_gpus=1, epochs=30, batches=9),
     Plan(gpus=1, gpm=False, allocator=False),
-    Plan(seconds=1500, gpus=2, epochs=11, batches=4),
+    Plan(seconds=700, gpus=2, epochs=11, batches=4),
 ]
 
 

@@ -168,4 +168,5 @@ def test_labels_of_an_axis_never_overlap(places: list[float]) -> None:
         (float(x) - len(words) * 3.15, float(x) + len(words) * 3.15)
         for x, words in re.findall(r'<text x="([\d.]+)"[^>]*>([^<]+)</text>', drawn)
     ]
+    assert bool(spans) == bool(places)
     assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import pytest
 
 from fake_nvml import SAMPLE_US
-from gpus import NO_PERMISSION, fake_library
+from gpus import NO_PERMISSION, Clock, fake_library
 from stepscope.records import Reading
 from stepscope.sensors.gpu.nvml import Nvml
 from stepscope.sensors.gpu.processes import OthersSensor, Owner, ProcessesSensor
@@ -16,6 +15,11 @@ from stepscope.sensors.gpu.sensors import Family, WatchedGpu
 
 MINE, FOREIGN, LATE = 4100, 77, 90_001
 NOT_FOUND = 6
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock.of_gpus(monkeypatch)
 
 
 def values(readings: list[Reading]) -> dict[str, float | None]:
@@ -54,19 +58,19 @@ def test_memory_of_the_tree_is_that_of_its_processes() -> None:
     assert sensor.estimated == {}
 
 
-def test_in_a_container_what_came_after_the_start_is_taken_for_ours() -> None:
+def test_in_a_container_what_came_after_the_start_is_taken_for_ours(clock: Clock) -> None:
     library = gpu_with({"pid": FOREIGN, "bytes": 5e9}, {"pid": LATE, "bytes": 3e9, "after": 0.1})
     sensor = memory(library, numbers_match=False)
     assert values(sensor.read()) == {"gpu_memory_tree": 0.0}
     assert sensor.estimated == {}
-    time.sleep(0.22)
+    clock.sleep(0.22)
     assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
     assert "container" in sensor.estimated["gpu_memory_tree"]
 
 
-def test_in_a_container_whose_numbers_do_match_nothing_is_called_an_estimate() -> None:
+def test_in_a_container_whose_numbers_do_match_nothing_is_called_an_estimate(clock: Clock) -> None:
     sensor = memory(gpu_with({"pid": MINE, "bytes": 3e9, "after": 0.05}), numbers_match=False)
-    time.sleep(0.1)
+    clock.sleep(0.1)
     assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
     assert sensor.estimated == {}
 
@@ -105,7 +109,7 @@ def test_time_of_others_is_that_of_all_processes_that_are_not_ours() -> None:
     assert sensor.estimated == sensor.missing == {}
 
 
-def test_in_a_container_those_that_were_there_before_are_the_others() -> None:
+def test_in_a_container_those_that_were_there_before_are_the_others(clock: Clock) -> None:
     library = gpu_with(
         {"pid": FOREIGN, "bytes": 5e9, "sm": 25},
         {"pid": LATE, "bytes": 3e9, "sm": 60, "after": 0.1},
@@ -113,7 +117,7 @@ def test_in_a_container_those_that_were_there_before_are_the_others() -> None:
     sensor = others(library, numbers_match=False)
     assert values(sensor.read()) == {"gpu_others": pytest.approx(0.25)}
     assert sensor.estimated == {}
-    time.sleep(OthersSensor.SAMPLED_WITHIN_S)
+    clock.sleep(OthersSensor.SAMPLED_WITHIN_S)
     assert values(sensor.read()) == {"gpu_others": pytest.approx(0.25)}
     assert "container" in sensor.estimated["gpu_others"]
 
@@ -137,18 +141,18 @@ def test_more_than_all_of_the_time_is_not_believed() -> None:
     assert values(others(library, numbers_match=True).read()) == {"gpu_others": 1.0}
 
 
-def test_a_reading_that_comes_too_soon_is_left_for_the_next() -> None:
+def test_a_reading_that_comes_too_soon_is_left_for_the_next(clock: Clock) -> None:
     sensor = others(gpu_with({"pid": FOREIGN, "bytes": 5e9, "sm": 25}), numbers_match=True)
     assert sensor.read()
     assert sensor.read() == []
-    time.sleep(OthersSensor.SAMPLED_WITHIN_S)
+    clock.sleep(OthersSensor.SAMPLED_WITHIN_S)
     assert values(sensor.read()) == {"gpu_others": pytest.approx(0.25)}
 
 
-def test_every_sample_is_taken_once() -> None:
+def test_every_sample_is_taken_once(clock: Clock) -> None:
     (gpu,) = gpu_with({"pid": FOREIGN, "bytes": 5e9, "sm": 25}).gpus
-    first = gpu.process_samples(time.time_ns() // 1000 - 10 * SAMPLE_US)
-    time.sleep(2.5 * SAMPLE_US / 1e6)
+    first = gpu.process_samples(clock.time_ns() // 1000 - 10 * SAMPLE_US)
+    clock.sleep(2.5 * SAMPLE_US / 1e6)
     second = gpu.process_samples(max(sample.at_us for sample in first))
     assert len(first) >= 9 and len(second) >= 2
     assert {sample.at_us for sample in first}.isdisjoint(sample.at_us for sample in second)

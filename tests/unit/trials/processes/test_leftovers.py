@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import fake_nvml
-from runners import PYTHON, SLEEPS, dead_runner
+from runners import PYTHON, SLEEPS, dead_runner, hide_from_other_tests
 from stepscope.trials.processes import leftovers, trial_processes
 from stepscope.trials.processes.leftovers import Leftovers, Snapshot, check_clean
 from stepscope.trials.processes.leftovers import leftovers as look
@@ -210,10 +210,13 @@ def test_in_a_container_who_came_since_is_told_but_not_blamed(
     assert not left.describe() and left.unclaimed == ("GPU 0: 2 GiB of pid 4712",)
 
 
-def test_strays_are_ended_before_a_trial_and_said(start: Start) -> None:
+def test_strays_are_ended_before_a_trial_and_said(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hide_from_other_tests(monkeypatch)
     stray = start(SLEEPS, token=f"{dead_runner()}.ab")
     ours = start(SLEEPS, token=trial_processes.new_token())
     told = check_clean()
-    assert stray.wait(2) == -signal.SIGTERM
+    assert stray.wait(20) == -signal.SIGTERM
     assert any(f"pid {stray.pid}" in text and "was ended" in text for text in told)
     assert ours.poll() is None

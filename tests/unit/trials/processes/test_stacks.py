@@ -121,6 +121,6 @@ def test_one_that_does_not_answer_is_not_waited_for_long(path: Path, start: Star
     os.kill(silent.pid, signal.SIGSTOP)
     begun = time.monotonic()
     assert stacks.dump([silent.pid, answers.pid], path) == 1
-    assert time.monotonic() - begun < 2.5
+    assert time.monotonic() - begun < 8, "less than it may take for all of them"
     assert "no answer: python" in path.read_text()
     assert f"(pid {silent.pid}, state T)" in path.read_text()
