@@ -10,8 +10,8 @@ from typing import Any
 
 from stepscope.errors import BadWorkload, StepscopeError
 from stepscope.fit.answer import Fit
-from stepscope.fit.request import FitRequest, parse_headroom
-from stepscope.fit.run import FitListener, run_fit
+from stepscope.fit.request import FitListener, FitRequest, parse_headroom
+from stepscope.fit.run import run_fit
 from stepscope.report.fit.sentences import summary, tried_text
 from stepscope.report.study.read import read_view, view_of
 from stepscope.report.study.view import StudyView

@@ -12,9 +12,15 @@ from typing import Any, Literal
 from stepscope.analysis.memory.model import MemoryLine, Parts
 from stepscope.workloads.probing import Layer, ProbeResult, Subject
 
-Verdict = Literal["fits", "does not fit", "no limit", "cannot tell"]
 Device = Literal["gpu", "host"]
 Change = Literal["precision", "checkpointing", "optimizer"]
+
+
+class Verdict(StrEnum):
+    FITS = "fits"
+    DOES_NOT_FIT = "does not fit"
+    NO_LIMIT = "no limit"
+    CANNOT_TELL = "cannot tell"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import stepscope
-from stepscope.fit.answer import ChosenGpu, Fit, NoteKind
+from stepscope.fit.answer import ChosenGpu, Fit, NoteKind, Verdict
 from stepscope.fit.memory_budget import host_memory_free
 from stepscope.fit.request import FitRequest
 from stepscope.records.codec import dumps, loads, to_json
@@ -141,7 +141,7 @@ def remember(key: str, fit: Fit) -> None:
     answers = (fit.max_batch, fit.recommended_batch)
     failures = [answer.failure_above for answer in answers if answer and answer.failure_above]
     if (
-        fit.verdict == "cannot tell"
+        fit.verdict == Verdict.CANNOT_TELL
         or any(note.kind in _ACCIDENTS for note in fit.notes)
         or any(failure.kind == "timeout" for failure in failures)
         or any(not (result.is_ok or result.kind in _OOM) for result in fit.proof)

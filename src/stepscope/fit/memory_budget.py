@@ -12,14 +12,12 @@ from stepscope.analysis.memory.model import (
 )
 from stepscope.errors import CannotTry
 from stepscope.fit.answer import ChosenGpu, LoaderMemory, MemoryBudget, OtherProcess
+from stepscope.fit.thresholds import FREE_PART
 from stepscope.sensors import procfs
 from stepscope.sensors.gpu.nvml import Nvml, NvmlGpu, NvmlUnavailable, Unreadable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
 from stepscope.trials.limits.spec import MachineResources, size_text
 from stepscope.workloads.spec import Workload
-
-_FREE_PART = 0.95
-"""Of the host's free memory, where no limit was given: others live here, too."""
 
 
 def choose_gpu(
@@ -97,7 +95,7 @@ def host_budget(requested: int | None, headroom: int) -> MemoryBudget:
     """What batches and all else of a training may take of this machine."""
     machine = MachineResources.here().memory
     free = host_memory_free()
-    most = requested if requested is not None else int(_FREE_PART * free)
+    most = requested if requested is not None else int(FREE_PART * free)
     limit = most - _checked_headroom(headroom, most)
     return MemoryBudget("host", limit, machine, free, requested, headroom)
 

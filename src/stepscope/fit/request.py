@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepscope.errors import CannotTry
 from stepscope.trials.limits.spec import Limits, MachineResources, check_limits, parse_size
+from stepscope.workloads.probing import ProbeResult
 from stepscope.workloads.spec import Workload, nearest
 
 METHODS = ("auto", "linear2019")
@@ -73,6 +75,18 @@ class FitRequest:
         if self.estimate:
             ignored.append("--estimate is for a GPU: on the host batches are tried up to the limit")
         return ignored
+
+
+@dataclass(frozen=True)
+class FitListener:
+    """Who hears how a fit goes on."""
+
+    tell: Callable[[str], None] = lambda text: None
+    """What the user should know meanwhile."""
+    show: Callable[[str], None] = lambda text: None
+    """What is under way."""
+    tried: Callable[[ProbeResult], None] = lambda result: None
+    """A batch that was tried on the host, where each takes seconds."""
 
 
 def parse_headroom(given: int | str) -> tuple[int, float]:

@@ -11,11 +11,11 @@ import pytest
 from simulated_gpu import GiB, Net, SimulatedGpu
 from stepscope.fit import cache, run
 from stepscope.fit.answer import ChosenGpu, Fit, MemoryBudget, OtherProcess
-from stepscope.fit.gpu_answer import gpu_answer
 from stepscope.fit.gpu_search import search_gpu
 from stepscope.fit.memory_budget import host_memory_free
-from stepscope.fit.request import FitRequest
+from stepscope.fit.request import FitListener, FitRequest
 from stepscope.fit.run import memory_budget, run_fit
+from stepscope.fit.search import answer_of
 from stepscope.report.fit.sentences import notes
 from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.spec import make_workload
@@ -52,8 +52,8 @@ def test_without_a_limit_it_is_one_of_what_the_host_has_free() -> None:
 
 def _found(budget: MemoryBudget) -> Fit:
     request = FitRequest(CNN, estimate=True)
-    found = search_gpu(SimulatedGpu(Net()), budget, request, lambda words: None)
-    return gpu_answer(found, request, None)
+    found = search_gpu(SimulatedGpu(Net()), budget, request, FitListener())
+    return answer_of(found, request, None)
 
 
 def test_an_answer_of_before_names_those_who_are_here_now(

@@ -11,9 +11,9 @@ from typing import Any
 
 from stepscope.analysis.memory.model import Parts
 from stepscope.errors import CannotTry
-from stepscope.fit.host.next_batch import PRESSED
 from stepscope.fit.probes.client import probe_folder
 from stepscope.fit.probes.contract import HostFacts, ProbeOutcome
+from stepscope.fit.thresholds import PRESSED
 from stepscope.records import Outcome
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits

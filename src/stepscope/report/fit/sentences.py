@@ -11,6 +11,7 @@ from stepscope.fit.answer import (
     MemoryBudget,
     NoteKind,
     OtherProcess,
+    Verdict,
     WhatIf,
 )
 from stepscope.fit.linear2019 import BATCHES
@@ -160,7 +161,7 @@ def _gpu_summary(fit: Fit) -> str:
     if fit.max_batch is None or fit.recommended_batch is None:
         return _gpu_misfit(fit, within)
     largest, use = fit.max_batch, fit.recommended_batch
-    if fit.verdict == "no limit":
+    if fit.verdict == Verdict.NO_LIMIT:
         return (
             f"Memory hardly grows with the batch: {largest.size:,} samples were trained within "
             f"{within}, and there is no telling a largest one. Something else limits it."
@@ -216,7 +217,7 @@ def _host_summary(fit: Fit) -> str:
     if fit.max_batch is None:
         return f"{fit.model} does not fit into {limit}: {_host_misfit(fit)}"
     largest, use = fit.max_batch, fit.recommended_batch
-    if fit.verdict == "no limit":
+    if fit.verdict == Verdict.NO_LIMIT:
         held = next((size_text(p.reserved) for p in fit.curve if p.batch == largest.size), MISSING)
         why = "memory hardly grows with the batch"
         if largest.size == fit.data_batch:
@@ -293,11 +294,11 @@ def notes(fit: Fit) -> list[str]:
     if fit.method == "auto":
         if subject and subject.varies:
             texts.append("samples differ in size: batches of the largest that was seen were probed")
-        if fit.verdict == "fits" and largest and largest.size == fit.data_batch:
+        if fit.verdict == Verdict.FITS and largest and largest.size == fit.data_batch:
             texts.append(f"the data set has no more than {fit.data_batch:,} samples")
-        if fit.verdict == "fits" and largest and not largest.passed:
+        if fit.verdict == Verdict.FITS and largest and not largest.passed:
             texts.append("estimated from smaller batches: nothing near the limit was run")
-        if budget.device == "host" and fit.verdict in ("fits", "no limit"):
+        if budget.device == "host" and fit.verdict in (Verdict.FITS, Verdict.NO_LIMIT):
             texts.append(
                 "throughput differs by 6 to 10 % between processes on a CPU: take it as a hint"
             )

@@ -25,10 +25,10 @@ from stepscope.report.kit.table import Column, RowTone, Table
 from stepscope.workloads.spec import NOT_FOR_FIT, SETTINGS, option_name, setting_default
 
 _TONES: dict[Verdict, Tone] = {
-    "fits": "good",
-    "no limit": "good",
-    "does not fit": "bad",
-    "cannot tell": "warning",
+    Verdict.FITS: "good",
+    Verdict.NO_LIMIT: "good",
+    Verdict.DOES_NOT_FIT: "bad",
+    Verdict.CANNOT_TELL: "warning",
 }
 _SLOWER = 0.02
 """Less than that does not matter."""
@@ -37,7 +37,7 @@ _SLOWER = 0.02
 def fit_document(fit: Fit) -> Document:
     tone = _TONES[fit.verdict]
     answers = _answers(fit)
-    is_said = fit.verdict == "fits" and bool(answers.rows) and fit.linear is None
+    is_said = fit.verdict == Verdict.FITS and bool(answers.rows) and fit.linear is None
     cached = ""
     if fit.cached:
         when = fit.cached[:16].replace("T", " ")
@@ -108,7 +108,7 @@ def _answers(fit: Fit) -> Table:
     if use is not None:
         is_both = largest is not None and largest.size == use.size
         facts = [*_speed(use, None), *_behaviour(use, fit.budget)]
-        if is_both and use.passed and fit.verdict == "fits":
+        if is_both and use.passed and fit.verdict == Verdict.FITS:
             facts.append("the largest that fits")
         add("estimate" if fit.linear else "use", use, "good", facts)
         if largest is not None and not is_both:
@@ -143,7 +143,7 @@ def _behaviour(batch: Batch, budget: MemoryBudget) -> Iterator[str]:
 def _certificate(fit: Fit) -> Iterator[str]:
     """Why the largest is the largest, and how often it was seen to pass."""
     largest, device = fit.max_batch, fit.budget.device
-    if largest is None or fit.verdict != "fits" or not largest.passed:
+    if largest is None or fit.verdict != Verdict.FITS or not largest.passed:
         return
     is_some = largest.free_bytes > 0
     free = f"leaves {memory_text(largest.free_bytes)}" if is_some else "leaves nothing"
