@@ -35,8 +35,6 @@ _NOT_MEMORY = ("error", "workload", "killed")
 
 @dataclass
 class GpuSearch(BatchSearch):
-    """What is known of the batches so far, and the probes that tell more."""
-
     traces: dict[int, AllocationTrace] = field(default_factory=dict)
     outside: int = 0
     """Bytes of a context."""

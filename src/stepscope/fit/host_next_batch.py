@@ -21,8 +21,6 @@ from stepscope.workloads.probing import ProbeResult
 
 @dataclass(frozen=True)
 class Bounds:
-    """What there is to search in."""
-
     limit: int
     """Bytes."""
     base: int
@@ -33,8 +31,6 @@ class Bounds:
 
 @dataclass(frozen=True)
 class Edge:
-    """Where processes reach the limit."""
-
     line: MemoryLine
     batch: int | None
     """On average; None where memory sets no limit."""
@@ -80,7 +76,6 @@ def next_batch(tried: Sequence[ProbeResult], bounds: Bounds | None) -> int | Non
 
 
 def well_below(tried: Sequence[ProbeResult], batch: int, limit: int) -> bool:
-    """Whether it was always seen to stay well below the limit."""
     peaks = [result.reserved_peak for result in tried if result.batch == batch and result.is_ok]
     return all(0 < peak < thresholds.WELL_BELOW * limit for peak in peaks)
 

@@ -37,8 +37,6 @@ _BEFORE_STEPS = ("start", "import", "data", "build")
 
 @dataclass(kw_only=True)
 class HostSearch(BatchSearch):
-    """What was tried, and what follows from it."""
-
     workload: Workload
     tried: list[ProbeResult] = field(default_factory=list)
     """In their order."""
@@ -116,7 +114,6 @@ class HostSearch(BatchSearch):
 
     @property
     def base(self) -> int:
-        """Bytes that any batch takes."""
         assert self.first is not None
         parts = self.first.last.parts
         return self.first.host.before + self.workload.ranks * (parts.gradients + parts.optimizer)

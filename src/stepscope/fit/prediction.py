@@ -24,8 +24,6 @@ Batches = tuple[int, int]
 
 
 class Predictor:
-    """Both edges in any memory."""
-
     def __init__(self, traces: Mapping[int, AllocationTrace], fixed: float) -> None:
         """`fixed` are the bytes that any batch needs."""
         self._traces, self._fixed = traces, fixed

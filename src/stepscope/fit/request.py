@@ -79,8 +79,6 @@ class FitRequest:
 
 @dataclass(frozen=True)
 class FitListener:
-    """Who hears how a fit goes on."""
-
     tell: Callable[[str], None] = lambda text: None
     """What the user should know meanwhile."""
     show: Callable[[str], None] = lambda text: None

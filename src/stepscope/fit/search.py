@@ -141,7 +141,6 @@ class BatchSearch:
         return self.probes.subject
 
     def closing_notes(self) -> Iterable[Note]:
-        """What all results together are a reason for."""
         return ()
 
     def composition(self, found: SearchResult) -> Composition | None:

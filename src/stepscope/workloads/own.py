@@ -50,8 +50,6 @@ _IN_A_TRACEBACK = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILI
 
 @dataclass(frozen=True)
 class OwnPlace:
-    """A function in a file of the user's."""
-
     file: Path
     function: str
     module_name: str | None = None
@@ -59,8 +57,7 @@ class OwnPlace:
 
     @property
     def shown(self) -> str:
-        """The file as its user would name it."""
-        return _shown(self.file)
+        return shown(self.file)
 
 
 def is_place(model: str) -> bool:
@@ -110,12 +107,11 @@ def where_in(error: BaseException, file: Path) -> str | None:
     for frames in (told, walked):
         for name, line, within in reversed(frames):
             if Path(name).resolve() == file.resolve():
-                return f"{_shown(file)}:{line}" + (f" in {within}" if within[0] != "<" else "")
+                return f"{shown(file)}:{line}" + (f" in {within}" if within[0] != "<" else "")
     return where_in(error.__cause__, file) if error.__cause__ else None
 
 
 def own_line(error: BaseException, workload: Workload) -> str | None:
-    """Where in the workload's own file an error comes from, if it has one."""
     return where_in(error, find_own(workload.model).file) if workload.is_own else None
 
 
@@ -125,7 +121,6 @@ def error_text(error: BaseException, where: str | None) -> str:
 
 
 def explain(error: BaseException, workload: Workload) -> tuple[str, str]:
-    """What a user is told of an error of the workload, and a hint."""
     if isinstance(error, BadWorkload):
         return error.message, error.hint
     return error_text(error, own_line(error, workload)), hint_for(error)
@@ -175,10 +170,11 @@ def _parsed(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
-        raise BadWorkload(f"{_shown(file)}:{error.lineno}: SyntaxError: {error.msg}") from None
+        raise BadWorkload(f"{shown(file)}:{error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError) as error:
-        raise BadWorkload(f"{_shown(file)} cannot be read: {error}") from None
+        raise BadWorkload(f"{shown(file)} cannot be read: {error}") from None
 
 
-def _shown(file: Path) -> str:
+def shown(file: Path) -> str:
+    """A file as its user would name it."""
     return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)

@@ -39,8 +39,6 @@ LEAST_STEPS = 16
 
 @dataclass(frozen=True)
 class Setting:
-    """The help and the valid values of a setting."""
-
     help: str
     choices: tuple[str, ...] = ()
     least: float | None = None
@@ -195,7 +193,6 @@ def make_workload(model: str, settings: Mapping[str, Any]) -> Workload:
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value in the type of its setting, within its bounds."""
     setting, option, kind = SETTINGS[name], option_name(name), _TYPES[name]
     if value is None and type(None) in typing.get_args(kind):
         return None

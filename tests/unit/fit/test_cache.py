@@ -200,7 +200,7 @@ def test_the_oldest_are_forgotten(state: Path) -> None:
 
 def test_another_version_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key()
-    monkeypatch.setattr(cache, "_version", lambda package: "0.0")
+    monkeypatch.setattr(cache.metadata, "version", lambda package: "0.0")
     assert key() != before
 
 

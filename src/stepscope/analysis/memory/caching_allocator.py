@@ -13,7 +13,6 @@ the same size only.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,20 +50,12 @@ class CachingAllocator:
         self.allocated = self.allocated_peak = 0
         self.reserved = self.reserved_peak = 0
         self.retries = 0
-        self._live: dict[int, int] = {}
-        self._segments: dict[int, int] = {}
+        self.live: dict[int, int] = {}
+        """What is in use: sizes by address."""
+        self.segments: dict[int, int] = {}
+        """What is taken from the driver: sizes by address."""
         self._small, self._large = _Pool(_GRAIN), _Pool(_SMALL + _GRAIN)
         self._next_address = 0
-
-    @property
-    def segments(self) -> Mapping[int, int]:
-        """What is taken from the driver: sizes by address."""
-        return self._segments
-
-    @property
-    def live(self) -> Mapping[int, int]:
-        """What is in use: sizes by address."""
-        return self._live
 
     def alloc(self, size: int) -> int:
         """Memory for so many bytes. Raises OutOfMemory."""
@@ -76,7 +67,7 @@ class CachingAllocator:
         if found - size >= pool.least_rest:
             pool.put(address + size, found - size)
             found = size
-        self._live[address] = found
+        self.live[address] = found
         self.allocated += found
         self.allocated_peak = max(self.allocated_peak, self.allocated)
         return address
@@ -85,7 +76,7 @@ class CachingAllocator:
         """Into the cache, together with what is free on both sides of it."""
         if handle == _NOTHING:
             return
-        size = self._live.pop(handle)
+        size = self.live.pop(handle)
         self.allocated -= size
         (self._small if size <= _SMALL else self._large).put_merged(handle, size)
 
@@ -93,9 +84,9 @@ class CachingAllocator:
         """Gives back the segments of which nothing is in use."""
         for pool in (self._small, self._large):
             for address, size in sorted(pool.size_at.items()):
-                if self._segments.get(address) == size:
+                if self.segments.get(address) == size:
                     pool.remove(address, size)
-                    del self._segments[address]
+                    del self.segments[address]
                     self.reserved -= size
 
     def _segment_for(self, size: int) -> tuple[int, int]:
@@ -111,7 +102,7 @@ class CachingAllocator:
                 raise OutOfMemory(segment, self._missing(segment))
         address = self._next_address
         self._next_address += segment + _GRAIN  # so that segments never touch, and never merge
-        self._segments[address] = segment
+        self.segments[address] = segment
         self.reserved += segment
         self.reserved_peak = max(self.reserved_peak, self.reserved)
         return address, segment
@@ -161,7 +152,6 @@ class _Pool:
 
 
 def rounded(size: int) -> int:
-    """What an allocation of so many bytes takes at least."""
     return -(-size // _GRAIN) * _GRAIN
 
 
@@ -175,23 +165,9 @@ class AllocationTrace:
 
     events: tuple[int, ...]
 
-    def __post_init__(self) -> None:
-        made, held = 0, set[int]()
-        for position, event in enumerate(self.events):
-            if event >= 0:
-                held.add(made)
-                made += 1
-            elif ~event in held:
-                held.remove(~event)
-            else:
-                raise ValueError(f"event {position} releases allocation {~event}, not held then")
-
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """How a trace went."""
-
-    fits: bool
     failed_at: int | None
     """The event, by its place in the trace."""
     missing: int
@@ -201,6 +177,10 @@ class ReplayResult:
     retries: int
     skipped: int
     """Optional allocations that were gone without."""
+
+    @property
+    def fits(self) -> bool:
+        return self.failed_at is None
 
 
 def replay(
@@ -232,7 +212,6 @@ def replay(
             skipped += 1
             failed_at, missing = None, 0
     return ReplayResult(
-        failed_at is None,
         failed_at,
         missing,
         allocator.allocated_peak,

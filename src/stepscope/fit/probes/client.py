@@ -123,7 +123,6 @@ class ForkedProbes:
         return from_json(Subject, message["subject"])
 
     def _wait_for(self, numbers: Sequence[int]) -> dict[int, int]:
-        """The exit code of each; one that did nothing for too long is ended."""
         codes: dict[int, int] = {}
         began = time.time()
         while len(codes) < len(numbers):
@@ -147,7 +146,6 @@ class ForkedProbes:
             return began
 
     def _read(self, deadline: float) -> dict[str, Any] | None:
-        """The next line of the server; None at the deadline."""
         assert self._process.stdout is not None
         source = self._process.stdout.fileno()
         while b"\n" not in self._heard:
@@ -185,7 +183,6 @@ class ForkedProbes:
         return ProbeOutcome(request, tuple(results), trace)
 
     def _silent(self, batch: int, number: int, status: int) -> ProbeResult:
-        """A probe that ended without a word of how its batch went."""
         if number in self._timed_out:
             said = f"nothing was heard of it for {self._stall_timeout_s:g} s"
             return ProbeResult(batch, "timeout", message=said)

@@ -79,8 +79,6 @@ def _write(to: int, message: dict[str, Any]) -> None:
 
 
 class _Server:
-    """Forks a child for each request, and answers when it has ended."""
-
     def __init__(self, built: BuiltWorkload, place: Path, answers: int) -> None:
         self._built, self._place, self._answers = built, place, answers
         self._selector = selectors.DefaultSelector()
@@ -123,7 +121,6 @@ class _Server:
         return bool(read)
 
     def _live(self, number: int, probe: ProbeRequest | None, beside: Sequence[int]) -> int:
-        """The child's whole life: a probe, or a look at the layers."""
         code = 1
         file = self._place / f"{number}.json"
         results: list[ProbeResult] = []

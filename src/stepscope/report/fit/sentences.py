@@ -107,13 +107,11 @@ def phase_text(phase: str) -> str:
 
 
 def often_text(batch: Batch) -> str:
-    """How often the batch above failed, where it did not always."""
     failed, tried = batch.attempts_above
     return f"failed in {failed} of {tried}" if failed < tried else ""
 
 
 def failure_text(failure: ProbeResult, device: Device) -> str:
-    """Where a batch failed: "in step 1"."""
     place = phase_text(failure.phase)
     if device == "host":
         return place
@@ -315,7 +313,6 @@ def notes(fit: Fit) -> list[str]:
 
 
 def advice(made_of: Composition, budget: MemoryBudget) -> str:
-    """Which part of the memory to reduce, and how."""
     parts = made_of.parts
     sizes = {"state": parts.state, "workspace": made_of.workspace, "activations": parts.activations}
     per_sample = (parts.activations + parts.inputs) / max(1, made_of.batch)

@@ -73,8 +73,6 @@ class HostMeter:
 
 
 class GpuMeter(HostMeter):
-    """The allocator's own figures, and the device's clock."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free_before: int | None = None
@@ -161,7 +159,6 @@ class HostMemory:
 
 
 def _held() -> tuple[int, int]:
-    """Now, and at most."""
     status = procfs.status("self")
     assert status is not None
     files = status.size("RssFile") or 0

@@ -33,7 +33,7 @@ from stepscope.workloads.frameworks.torch.batches import Samples, bytes_in, move
 from stepscope.workloads.frameworks.torch.device import gpu_count, set_precision, versions
 from stepscope.workloads.frameworks.torch.meters import GpuMeter, HostMeter
 from stepscope.workloads.frameworks.torch.models import Built, build_model, parameters_of, shape_of
-from stepscope.workloads.frameworks.torch.stepper import Stepper, rest_of_cycle
+from stepscope.workloads.frameworks.torch.stepper import Phase, Stepper, rest_of_cycle
 from stepscope.workloads.frameworks.torch.user import load_own
 from stepscope.workloads.own import explain
 from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult
@@ -132,8 +132,6 @@ def _forks_can_start_cuda() -> bool:
 
 @dataclass
 class _Probe:
-    """The life of a child."""
-
     held: Held
     request: ProbeRequest
     tell: Callable[[ProbeResult], None]
@@ -186,18 +184,17 @@ class _Probe:
         return Stepper(workload, self.held.built, device, precision)
 
     def _train(self, batch: int) -> bool:
-        """One batch through the cycle; whether it went well."""
         request, result = self.request, ProbeResult(batch, "ok")
-        cycle = [("step", batch)] * request.steps
+        cycle: list[tuple[Phase, int]] = [(Phase.AGAIN, batch)] * request.steps
         if request.cycle:
             cycle += rest_of_cycle(batch, request.again)
         try:
             for phase, size in cycle:
-                result = replace(result, phase=phase)
-                if phase == "evaluation":
+                result = replace(result, phase=phase.value)
+                if phase is Phase.EVALUATION:
                     if note := self.stepper.evaluate(self._make_batch(size)):
                         self.notes.append(note)
-                elif phase == "smaller batch":
+                elif phase is Phase.SMALLER_BATCH:
                     self._step(size)
                 else:
                     result = replace(result, phase=f"step {len(result.step_s) + 1}")
@@ -274,7 +271,6 @@ def _missing(text: str, wanted: int | None, cap: int | None) -> int | None:
 
 
 def _leaves(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules that hold no others, and their names."""
     return {module: name for name, module in model.named_modules() if not [*module.children()]}
 
 

@@ -227,7 +227,6 @@ def _optimizer_of(given: Any) -> MakeOptimizer:
 
 
 def _lightning_optimizer(module: Any) -> tuple[MakeOptimizer | None, list[str]]:
-    """That of configure_optimizers, where it works without a Trainer."""
 
     def found_in(configured: Any) -> list[Optimizer]:
         """All that are in one of the forms that Lightning allows; schedulers are left out."""
