@@ -106,23 +106,20 @@ class GpuSearch(BatchSearch):
                 continue
             outcomes += probed
         for outcome in outcomes:
-            self._note(outcome)
+            self.count(outcome)
+            for result in outcome.results:
+                if result.kind == "timeout":  # says nothing of memory: no answer could be trusted
+                    raise CannotTry(
+                        f"A batch of {result.batch:,} hangs: {result.message}",
+                        "Give it longer: --hang S",
+                    )
+                if result.is_ok and outcome.request.turn and result.samples_per_second:
+                    self.rates[result.batch] = result.samples_per_second
+            if outcome.trace is not None and outcome.last.is_ok:
+                self.traces[outcome.last.batch] = outcome.trace
+            if len(outcome.request.batches) == 1:
+                self._judge(outcome.request, outcome.last)
         return outcomes
-
-    def _note(self, outcome: ProbeOutcome) -> None:
-        self.count(outcome)
-        for result in outcome.results:
-            if result.kind == "timeout":  # says nothing of memory: no answer could be trusted
-                raise CannotTry(
-                    f"A batch of {result.batch:,} hangs: {result.message}",
-                    "Give it longer: --hang S",
-                )
-            if result.is_ok and outcome.request.turn and result.samples_per_second:
-                self.rates[result.batch] = result.samples_per_second
-        if outcome.trace is not None and outcome.last.is_ok:
-            self.traces[outcome.last.batch] = outcome.trace
-        if len(outcome.request.batches) == 1:
-            self._judge(outcome.request, outcome.last)
 
     def _judge(self, request: ProbeRequest, result: ProbeResult) -> None:
         """What a process of its own proves. One without the limit proves only what stays below it;

@@ -64,7 +64,16 @@ class ForkedProbes:
                 start_new_session=True,
             )
         try:
-            self.subject = self._wait_until_ready()
+            message = self._read(time.monotonic() + self._stall_timeout_s)
+            if message is None:
+                raise CannotTry(
+                    f"Building {self._workload.model} was not done after "
+                    f"{self._stall_timeout_s:g} s",
+                    "Give it longer with --hang S",
+                )
+            if "error" in message:
+                raise BadWorkload(message["error"]["message"], message["error"]["hint"])
+            self.subject = from_json(Subject, message["subject"])
         except BaseException:
             self.__exit__()
             raise
@@ -88,10 +97,18 @@ class ForkedProbes:
             self._send({"probe": to_json(request), "beside": beside}) for request in requests
         ]
         codes = self._wait_for(numbers)
-        return [
-            self._outcome(request, number, codes[number])
-            for request, number in zip(requests, numbers, strict=True)
-        ]
+        outcomes = []
+        for request, number in zip(requests, numbers, strict=True):
+            file, status = self._folder / f"{number}.json", codes[number]
+            results = loads(list[ProbeResult], file.read_bytes()) if file.exists() else []
+            if status != 0 or not results:
+                batch = request.batches[min(len(results), len(request.batches) - 1)]
+                results.append(self._silent(batch, number, status))
+            trace, trace_file = None, file.with_suffix(".trace")
+            if status == 0 and trace_file.exists():
+                trace = AllocationTrace(tuple(json.loads(trace_file.read_bytes())))
+            outcomes.append(ProbeOutcome(request, tuple(results), trace))
+        return outcomes
 
     def layers(self) -> list[Layer]:
         number = self._send({"layers": True})
@@ -110,17 +127,6 @@ class ForkedProbes:
             os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
         except BrokenPipeError:
             raise self._server_ended() from None
-
-    def _wait_until_ready(self) -> Subject:
-        message = self._read(time.monotonic() + self._stall_timeout_s)
-        if message is None:
-            raise CannotTry(
-                f"Building {self._workload.model} was not done after {self._stall_timeout_s:g} s",
-                "Give it longer with --hang S",
-            )
-        if "error" in message:
-            raise BadWorkload(message["error"]["message"], message["error"]["hint"])
-        return from_json(Subject, message["subject"])
 
     def _wait_for(self, numbers: Sequence[int]) -> dict[int, int]:
         codes: dict[int, int] = {}
@@ -169,18 +175,6 @@ class ForkedProbes:
             f"The process that holds {self._workload.model} {how}",
             "Its last words:\n" + "\n".join(lines) if lines else "",
         )
-
-    def _outcome(self, request: ProbeRequest, number: int, status: int) -> ProbeOutcome:
-        file = self._folder / f"{number}.json"
-        results = loads(list[ProbeResult], file.read_bytes()) if file.exists() else []
-        if status != 0 or not results:
-            batch = request.batches[min(len(results), len(request.batches) - 1)]
-            results.append(self._silent(batch, number, status))
-        trace_file = file.with_suffix(".trace")
-        trace = None
-        if status == 0 and trace_file.exists():
-            trace = AllocationTrace(tuple(json.loads(trace_file.read_bytes())))
-        return ProbeOutcome(request, tuple(results), trace)
 
     def _silent(self, batch: int, number: int, status: int) -> ProbeResult:
         if number in self._timed_out:

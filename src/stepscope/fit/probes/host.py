@@ -65,18 +65,18 @@ class TrialProbes:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
-        return [self._run(request) for request in requests]
-
     def layers(self) -> list[Layer]:
         return []
+
+    def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
+        return [self._run(request) for request in requests]
 
     def _run(self, request: ProbeRequest) -> ProbeOutcome:
         (batch,) = request.batches
         workload = replace(
             self._workload, batch_size=batch, steps=request.steps, epochs=None, seconds=None
         )
-        limits = self._limits if request.cap is None else replace(self._limits, memory=request.cap)
+        limits = replace(self._limits, memory=request.cap or self._limits.memory)
         trial = TrialRequest(workload, limits, interval=_INTERVAL_S, out=self._folder, cycle=True)
 
         def show(number: int, progress: Progress) -> None:

@@ -140,11 +140,16 @@ def _failed(result: ProbeResult) -> str:
 
 def summary(fit: Fit) -> str:
     """The answer in a sentence or two."""
-    if fit.method == "linear2019":
-        return _linear_summary(fit)
-    if fit.budget.device == "host":
-        return _host_summary(fit)
-    return _gpu_summary(fit)
+    if fit.method != "linear2019":
+        return _host_summary(fit) if fit.budget.device == "host" else _gpu_summary(fit)
+    limit, linear = size_text(fit.budget.limit), fit.linear
+    if linear is None:
+        return f"Not even two small batches fit into {limit}: there is no line."
+    return (
+        f"The 2019 method estimates {linear.by_reserve[0][1]:,} with no reserve in {limit}: "
+        f"{size_text(int(linear.per_sample))} a sample and {size_text(int(linear.fixed))} "
+        "beside. It is a line through two small batches: nothing larger was tried."
+    )
 
 
 def _gpu_summary(fit: Fit) -> str:
@@ -256,17 +261,6 @@ def _host_misfit(fit: Fit) -> str:
     text += f", the data set {size_text(data)}" if data else ""
     text += f", the model with gradients and optimizer {size_text(larger.parts.state)}."
     return f"{text} Fewer --samples would do." if data > shortfall > 0 else text
-
-
-def _linear_summary(fit: Fit) -> str:
-    limit, linear = size_text(fit.budget.limit), fit.linear
-    if linear is None:
-        return f"Not even two small batches fit into {limit}: there is no line."
-    return (
-        f"The 2019 method estimates {linear.by_reserve[0][1]:,} with no reserve in {limit}: "
-        f"{size_text(int(linear.per_sample))} a sample and {size_text(int(linear.fixed))} "
-        "beside. It is a line through two small batches: nothing larger was tried."
-    )
 
 
 def linear_note(linear: Linear2019) -> str:

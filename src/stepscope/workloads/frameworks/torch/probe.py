@@ -244,8 +244,12 @@ class _Probe:
         kind: probing.Kind = failure_kind(TorchFramework(), error)
         if kind == "error" and _BUSY in text:
             kind = "gpu_busy"
-        wanted = _size(_WANTED, text)
-        missing = _missing(text, wanted, self.request.cap)
+        # What of the allocation there was not, by what PyTorch says about its memory.
+        wanted, in_use, unused = (_size(each, text) for each in (_WANTED, _IN_USE, _UNUSED))
+        missing = None
+        if wanted is not None and in_use is not None and unused is not None:
+            cap, free = self.request.cap, _size(_FREE, text) or 0
+            missing = max(0, wanted - max(0, free if cap is None else cap - in_use - unused))
         message, hint = explain(error, self.held.workload)
         message = message.strip().partition("\n")[0][:_LONGEST]
         failed = replace(result, kind=kind, wanted=wanted, missing=missing)
@@ -259,15 +263,6 @@ class _Probe:
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
     found = pattern.search(text)
     return int(float(found[1]) * _UNITS[found[2]]) if found else None
-
-
-def _missing(text: str, wanted: int | None, cap: int | None) -> int | None:
-    """What of a failed allocation there was not, by what PyTorch says about its memory."""
-    in_use, unused = _size(_IN_USE, text), _size(_UNUSED, text)
-    if wanted is None or in_use is None or unused is None:
-        return None
-    free = cap - in_use - unused if cap is not None else _size(_FREE, text) or 0
-    return max(0, wanted - max(0, free))
 
 
 def _leaves(model: nn.Module) -> dict[nn.Module, str]:
