@@ -99,12 +99,12 @@ def where_in(error: BaseException, file: Path) -> str | None:
 
     One from a loader's worker has the worker's traceback as text in its message.
     """
-    told = [(name, int(line), within) for name, line, within in _IN_A_TRACEBACK.findall(str(error))]
+    in_text = [(name, int(line), at) for name, line, at in _IN_A_TRACEBACK.findall(str(error))]
     walked = [
         (frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    for frames in (told, walked):
+    for frames in (in_text, walked):
         for name, line, within in reversed(frames):
             if Path(name).resolve() == file.resolve():
                 return f"{shown(file)}:{line}" + (f" in {within}" if within[0] != "<" else "")

@@ -51,12 +51,12 @@ def fit_dict(fit: Fit) -> dict[str, Any]:
             return to_json(value)
         kind = type(value)
         keys, left_out = _KEYS.get(kind, {}), _LEFT_OUT.get(kind, ())
-        told = {
+        plain_fields = {
             keys.get(field.name, field.name): plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
             if field.name not in left_out
         }
-        return told | worded(value)
+        return plain_fields | worded(value)
 
     def worded(value: Any) -> dict[str, Any]:
         match value:

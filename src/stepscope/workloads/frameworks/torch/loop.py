@@ -210,7 +210,7 @@ def _finish_cycle(loop: Loop, stepper: Stepper, report: RankReport) -> None:
     parts = stepper.state_bytes()
     report.tell(parts=parts)
     for phase, size in rest_of_cycle(loop.workload.batch_size):
-        with report.phase(phase):
+        with report.phase(phase.value):
             if phase is Phase.AGAIN:
                 loop.one_step()
                 continue

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
-from enum import StrEnum
+from enum import Enum
 from functools import partial
 from typing import Any
 
@@ -28,7 +28,7 @@ _LEAST_PART = 2
 """One sample alone is refused by batch normalisation, which is no matter of memory."""
 
 
-class Phase(StrEnum):
+class Phase(str, Enum):
     SMALLER_BATCH = "smaller batch"
     EVALUATION = "evaluation"
     AGAIN = "again"
