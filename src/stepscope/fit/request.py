@@ -49,22 +49,19 @@ class FitRequest:
 
     def check_without_gpu(self) -> list[str]:
         """CannotTry where it is about a GPU; else which options do nothing on the host."""
-        is_left_out = self.workload.device == "cpu"
         for given, option in (
             (self.limits.gpu_memory is not None, "--gpu-memory"),
             (self.cards, "--cards"),
             (self.method == "linear2019", "--method linear2019"),
         ):
-            if given and is_left_out:
-                raise CannotTry(
-                    f"{option} is about a GPU, and --device cpu leaves it out",
-                    f"Leave out {option} to fit host memory, or --device cpu to fit the GPU's",
-                )
-            if given:
-                raise CannotTry(
-                    f"{option} is about a GPU, and there is none to probe here",
-                    "Leave it out to fit host memory, or see: stepscope doctor",
-                )
+            if not given:
+                continue
+            why = "there is none to probe here"
+            hint = "Leave it out to fit host memory, or see: stepscope doctor"
+            if self.workload.device == "cpu":
+                why = "--device cpu leaves it out"
+                hint = f"Leave out {option} to fit host memory, or --device cpu to fit the GPU's"
+            raise CannotTry(f"{option} is about a GPU, and {why}", hint)
         if self.workload.needs_gpu:
             raise CannotTry("There is no GPU here", "Leave --device out, or see: stepscope doctor")
         ignored = []

@@ -155,15 +155,9 @@ def rounded(size: int) -> int:
     return -(-size // _GRAIN) * _GRAIN
 
 
-@dataclass(frozen=True)
-class AllocationTrace:
-    """What one process allocated and released on one stream, in order.
-
-    An event from 0 up is an allocation of so many bytes; the first one has the number 0. An event
-    below 0 is `~n`, the release of allocation n.
-    """
-
-    events: tuple[int, ...]
+AllocationTrace = tuple[int, ...]
+"""What one process allocated and released on one stream, in order. An event from 0 up is an
+allocation of so many bytes, the first has the number 0; `~n` is the release of number n."""
 
 
 @dataclass(frozen=True)
@@ -195,7 +189,7 @@ def replay(
     handles: list[int] = []
     skipped = 0
     failed_at, missing = None, 0
-    for position, event in enumerate(trace.events):
+    for position, event in enumerate(trace):
         if event < 0:
             allocator.free(handles[~event])
             continue
@@ -225,7 +219,7 @@ def allocated_peak(trace: AllocationTrace, without: frozenset[int] = frozenset()
     """Bytes in use at once: what no allocator can do with less of."""
     sizes: list[int] = []
     now = peak = 0
-    for event in trace.events:
+    for event in trace:
         if event < 0:
             now -= sizes[~event]
             continue
@@ -240,7 +234,7 @@ def scratch(trace: AllocationTrace, least: int = MiB) -> frozenset[int]:
     """The allocations that are released by the very next event: workspace of kernels. Where there
     is none, cuDNN takes an algorithm that needs less, so these are optional."""
     made, found = 0, set()
-    for event, following in pairwise(trace.events):
+    for event, following in pairwise(trace):
         if event >= 0:
             if event >= least and following == ~made:
                 found.add(made)
@@ -254,7 +248,7 @@ class Growth:
 
     batch: int
     """The larger one, whose events these are."""
-    events: tuple[int, ...]
+    events: AllocationTrace
     per_sample: tuple[float, ...]
     """By how much each allocation grows with a sample, by its number."""
 
@@ -267,7 +261,7 @@ class Growth:
                 made += 1
             else:
                 events.append(event)
-        return AllocationTrace(tuple(events))
+        return tuple(events)
 
 
 _TINY = (0, 4 * KiB, 64 * KiB, MiB)
@@ -292,7 +286,7 @@ class _Outline:
         sizes: list[int] = []
         scratch: dict[int, list[tuple[int, int]]] = {}
         made = -1
-        for event, following in pairwise((*trace.events, 0)):
+        for event, following in pairwise((*trace, 0)):
             if event >= 0:
                 made += 1
                 if following == ~made:
@@ -324,7 +318,7 @@ def growth(
         return None
     one, other = alike
     more = large_batch - small_batch
-    slopes = [0.0] * sum(event >= 0 for event in large.events)
+    slopes = [0.0] * sum(event >= 0 for event in large)
     for number, before, after in zip(other.numbers, one.sizes, other.sizes, strict=True):
         slopes[number] = (after - before) / more
     for place, found in other.scratch.items():
@@ -332,4 +326,4 @@ def growth(
         is_matched = len(partners) == len(found)
         for n, (number, size) in enumerate(found):
             slopes[number] = (size - partners[n][1]) / more if is_matched else size / large_batch
-    return Growth(large_batch, large.events, tuple(slopes))
+    return Growth(large_batch, large, tuple(slopes))

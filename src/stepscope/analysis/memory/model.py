@@ -79,19 +79,17 @@ class MemoryLine:
         `fixed` is what batch 0 would need (weights, gradients, optimizer), for points that do not
         tell it: all of the same batch, or so that the line would begin below nothing.
         """
-        centre = statistics.fmean(batch for batch, _ in points)
-        level = statistics.fmean(size for _, size in points)
-        squares = sum((batch - centre) ** 2 for batch, _ in points)
-        if squares:
-            slope = sum((batch - centre) * (size - level) for batch, size in points) / squares
+        batches, sizes = zip(*points, strict=True)
+        if len(set(batches)) > 1:
+            slope, start = statistics.linear_regression(batches, sizes)
             if slope <= 0:
-                return cls(max(0.0, *(size for _, size in points)), 0.0)
-            if level - slope * centre >= 0:
-                return cls(level - slope * centre, slope)
+                return cls(max(0.0, *sizes), 0.0)
+            if start >= 0:
+                return cls(start, slope)
         start = max(0.0, fixed or 0.0)
         squares = sum(batch * batch for batch, _ in points)
         if not squares:
-            return cls(max(start, *(size for _, size in points)), 0.0)
+            return cls(max(start, *sizes), 0.0)
         slope = sum(batch * (size - start) for batch, size in points) / squares
         return cls(start, max(0.0, slope))
 

@@ -22,7 +22,6 @@ from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.memory.caching_allocator import AllocationTrace
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.fit.probes import server
 from stepscope.fit.probes.contract import KillProbe, ProbeOutcome, StartProbe
@@ -100,7 +99,7 @@ class ForkedProbes:
                 results.append(self._silent(batch, number, status))
             trace, trace_file = None, file.with_suffix(".trace")
             if status == 0 and trace_file.exists():
-                trace = AllocationTrace(tuple(json.loads(trace_file.read_bytes())))
+                trace = tuple(json.loads(trace_file.read_bytes()))
             outcomes.append(ProbeOutcome(request, tuple(results), trace))
         return outcomes
 

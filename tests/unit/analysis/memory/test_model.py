@@ -233,7 +233,7 @@ def test_a_batch_fits_into_what_two_small_ones_say_that_it_needs(
     sample: AllocationTrace, batch: int, more: int
 ) -> None:
     small, large, real = (
-        AllocationTrace(tuple(event if event < 0 else times * event for event in sample.events))
+        AllocationTrace(tuple(event if event < 0 else times * event for event in sample))
         for times in (2, 6, batch)
     )
     grows = growth(small, 2, large, 6)
