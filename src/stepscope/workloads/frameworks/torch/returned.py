@@ -129,13 +129,12 @@ def _trained(
 
 
 def _taking_two(parts: dict[str, Any], key: str, arguments: str) -> Callable[[Any, Any], Any]:
-    function = parts[key]
+    function: Callable[[Any, Any], Any] = parts[key]
     if isinstance(function, type) or not callable(function):
         raise _not(key, function, f"a function of ({arguments})")
     if not _takes_two(function):
         raise _Wrong(f"returned a {key!r} that does not take ({arguments})", "")
-    taking: Callable[[Any, Any], Any] = function
-    return taking
+    return function
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
