@@ -8,9 +8,8 @@ that fails is the proof.
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
+from statistics import median
 
 from stepscope.analysis.memory.model import leak
 from stepscope.errors import BadWorkload, CannotTry, TooFewSamples
@@ -68,10 +67,6 @@ class HostSearch(BatchSearch):
                 )
             if outcome.host.reached in _BEFORE_STEPS:
                 return  # no smaller batch would help
-
-    def go_on(self) -> None:
-        while (batch := next_batch(self.tried, self.bounds)) is not None:
-            self.run(batch)
 
     def run(self, batch: int, steps: int = thresholds.HOST_STEPS) -> ProbeOutcome:
         outcome = self.probes.run([ProbeRequest((batch,), steps=steps)])[0]
@@ -147,7 +142,7 @@ class HostSearch(BatchSearch):
             if result.is_ok and result.batch <= largest and result.samples_per_second
         ]
         near = thresholds.NEAR_MAX * largest
-        usual = statistics.median([rate for batch, rate in rates if batch >= near] or [math.inf])
+        usual = median([rate for batch, rate in rates if batch >= near] or [math.inf])
         faster = [
             batch
             for batch, rate in rates
@@ -164,29 +159,10 @@ class HostSearch(BatchSearch):
         edge = self.edge.batch
         return edge is None or edge > thresholds.FAR * max(t.batch for t in self.tried if t.is_ok)
 
-    def closing_notes(self) -> Iterable[Note]:
-        """Whether the same batch held different amounts, where memory bounds it."""
-        if self.first is None or self.leak or self.is_unbounded:
-            return
-        batch = self.max_batch
-        peaks = [result.reserved_peak for result in self.succeeded(batch) if result.reserved_peak]
-        if len(peaks) < thresholds.PASSES:
-            return
-        low, high = min(peaks), max(peaks)
-        if high - low >= thresholds.SAME_PEAK * statistics.median(peaks):
-            yield Note(NoteKind.PEAKS_DIFFER, batch=batch, low=low, high=high)
-
     @property
     def subject(self) -> Subject | None:
         passed = self.first or (self.beyond and self.beyond.last.is_ok)
         return self.probes.subject if passed else None
-
-    @property
-    def leak(self) -> float | None:
-        assert self.first is not None
-        kept = self.first.last.kept[thresholds.SETTLING_STEPS : thresholds.FIRST_STEPS]
-        grows = leak(kept)
-        return grows if grows and grows > thresholds.HOST_LEAK * self.budget.limit else None
 
     def misfit(self) -> Misfit:
         """How much is missing, by a trial within more memory, where there clearly is more."""
@@ -237,17 +213,20 @@ def search_host(
     search.begin()
     if search.first is None:
         return SearchResult(search, Verdict.DOES_NOT_FIT, misfit=search.misfit())
-    if search.leak:
-        first = search.first.last
+    first = search.first.last
+    growth = leak(first.kept[thresholds.SETTLING_STEPS : thresholds.FIRST_STEPS]) or 0.0
+    if growth > thresholds.HOST_LEAK * budget.limit:
         left = max(0, budget.limit - first.kept[-1])
-        leaks = Leak(first.batch, search.leak, round(left / search.leak))
+        leaks = Leak(first.batch, growth, round(left / growth))
         return SearchResult(search, Verdict.CANNOT_TELL, leak=leaks)
-    search.go_on()
-    is_free = search.is_unbounded
-    return SearchResult(
-        search,
-        Verdict.NO_LIMIT if is_free else Verdict.FITS,
-        search.max_batch,
-        search.recommended_batch,
-        minimum=None if is_free else search.edge.line,
-    )
+    while (batch := next_batch(search.tried, search.bounds)) is not None:
+        search.run(batch)
+    size, recommended = search.max_batch, search.recommended_batch
+    if search.is_unbounded:
+        return SearchResult(search, Verdict.NO_LIMIT, size, recommended)
+    peaks = [result.reserved_peak for result in search.succeeded(size) if result.reserved_peak]
+    difference = max(peaks, default=0) - min(peaks, default=0)
+    if len(peaks) >= thresholds.PASSES and difference >= thresholds.SAME_PEAK * median(peaks):
+        differ = Note(NoteKind.PEAKS_DIFFER, batch=size, low=min(peaks), high=max(peaks))
+        search.notes.append(differ)
+    return SearchResult(search, Verdict.FITS, size, recommended, minimum=search.edge.line)

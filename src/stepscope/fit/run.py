@@ -13,7 +13,7 @@ from stepscope.fit.answer import ChosenGpu, Fit, MemoryBudget
 from stepscope.fit.gpu_search import search_gpu
 from stepscope.fit.host_search import search_host
 from stepscope.fit.linear2019 import fit_2019
-from stepscope.fit.memory_budget import choose_gpu, gpu_budget, host_budget, loader_memory
+from stepscope.fit.memory_budget import budget_for, choose_gpu, loader_memory
 from stepscope.fit.probes.client import ForkedProbes
 from stepscope.fit.probes.host import TrialProbes
 from stepscope.fit.request import FitListener, FitRequest
@@ -37,7 +37,7 @@ def run_fit(request: FitRequest, listener: FitListener = FitListener()) -> Fit: 
     if known is not None:
         return known
     began = time.monotonic()
-    budget = memory_budget(request, gpu)
+    budget = budget_for(request, gpu)
     if gpu is None:
         fit = fit_on_host(request, budget, listener)
     else:
@@ -50,18 +50,6 @@ def run_fit(request: FitRequest, listener: FitListener = FitListener()) -> Fit: 
     )
     cache.remember(key, fit)
     return fit
-
-
-def memory_budget(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
-    def within(headroom: int) -> MemoryBudget:
-        if gpu is None:
-            return host_budget(request.limits.memory, headroom)
-        return gpu_budget(gpu, request.limits.gpu_memory, headroom)
-
-    headroom = request.headroom
-    if request.headroom_share:
-        headroom = int(request.headroom_share * within(0).limit)
-    return within(headroom)
 
 
 def fit_on_host(request: FitRequest, budget: MemoryBudget, listener: FitListener) -> Fit:

@@ -12,9 +12,9 @@ from simulated_gpu import GiB, Net, SimulatedGpu
 from stepscope.fit import cache, run
 from stepscope.fit.answer import ChosenGpu, Fit, MemoryBudget, OtherProcess
 from stepscope.fit.gpu_search import search_gpu
-from stepscope.fit.memory_budget import host_memory_free
+from stepscope.fit.memory_budget import budget_for, host_memory_free
 from stepscope.fit.request import FitListener, FitRequest
-from stepscope.fit.run import memory_budget, run_fit
+from stepscope.fit.run import run_fit
 from stepscope.fit.search import answer_of
 from stepscope.report.fit.sentences import notes
 from stepscope.trials.limits.spec import Limits
@@ -42,11 +42,11 @@ def test_a_percentage_is_one_of_what_is_fitted_into(
     options: dict[str, Any], gpu: ChosenGpu | None, headroom: int
 ) -> None:
     limits = Limits(memory=options.pop("memory", None), gpu_memory=options.pop("gpu_memory", None))
-    assert memory_budget(FitRequest(CNN, limits, **options), gpu).headroom == headroom
+    assert budget_for(FitRequest(CNN, limits, **options), gpu).headroom == headroom
 
 
 def test_without_a_limit_it_is_one_of_what_the_host_has_free() -> None:
-    found = memory_budget(FitRequest(CNN, headroom_share=0.5), None).headroom
+    found = budget_for(FitRequest(CNN, headroom_share=0.5), None).headroom
     assert found == pytest.approx(0.5 * 0.95 * host_memory_free(), rel=0.1)
 
 
