@@ -52,7 +52,7 @@ _FREE = re.compile(f"of which {_SIZE} is free")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldWorkload:
     """What is probed, in the process that children are forked from."""
 
     workload: Workload
@@ -97,7 +97,7 @@ def warm_up() -> bool:
     return _forks_can_start_cuda()
 
 
-def hold(workload: Workload) -> Held:
+def hold(workload: Workload) -> HeldWorkload:
     """Build the model and take some samples; BadWorkload where that is not possible."""
     torch.set_num_threads(1)
     torch.manual_seed(workload.seed)
@@ -114,7 +114,7 @@ def hold(workload: Workload) -> Held:
             "Leave model and data on the CPU, and ask no GPU for its name or memory: they are "
             "moved to the device when they are trained",
         )
-    return Held(workload, built, samples, device)
+    return HeldWorkload(workload, built, samples, device)
 
 
 def _forks_can_start_cuda() -> bool:
@@ -132,7 +132,7 @@ def _forks_can_start_cuda() -> bool:
 
 @dataclass
 class _Probe:
-    held: Held
+    held: HeldWorkload
     request: ProbeRequest
     tell: Callable[[ProbeResult], None]
     trace: Path
