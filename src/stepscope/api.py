@@ -11,8 +11,8 @@ from typing import Any
 from stepscope.capture.request import check_interval
 from stepscope.errors import BadWorkload, CannotTry, StepscopeError
 from stepscope.fit.answer import Fit
-from stepscope.fit.request import FitRequest, parse_headroom
-from stepscope.fit.run import FitListener, run_fit
+from stepscope.fit.request import FitListener, FitRequest, parse_headroom
+from stepscope.fit.run import run_fit
 from stepscope.report.fit.sentences import summary, tried_text
 from stepscope.report.study.read import read_view, view_of
 from stepscope.report.study.view import StudyView

@@ -17,8 +17,8 @@ import pytest
 
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.fit.answer import Fit
-from stepscope.fit.request import FitRequest
-from stepscope.fit.run import FitListener, run_fit
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.run import run_fit
 from stepscope.records import Outcome
 from stepscope.report.fit.sentences import notes, summary, tried_text
 from stepscope.trials.limits.spec import Limits, parse_size
@@ -178,8 +178,8 @@ def test_ctrl_c(few: Callable[..., str], tmp_path: Path) -> None:
     """It ends at once, as a KeyboardInterrupt, and nothing is left: no process, no folder."""
     program = (
         "import sys\n"
-        "from stepscope.fit.request import FitRequest\n"
-        "from stepscope.fit.run import FitListener, run_fit\n"
+        "from stepscope.fit.request import FitListener, FitRequest\n"
+        "from stepscope.fit.run import run_fit\n"
         "from stepscope.workloads.spec import Workload\n"
         "show = lambda text: print(text, flush=True)\n"
         "from stepscope.trials.limits.spec import Limits\n"

@@ -122,10 +122,13 @@ def fit(
 
 def exit_code(found: Fit) -> int:
     """That nothing fits has the code of the trial that would have shown it."""
-    if found.verdict == "does not fit":
-        outcome = Outcome.GPU_OOM if found.budget.device == "gpu" else Outcome.HOST_OOM
-        return EXIT_CODES[outcome]
-    return EXIT_CODES[Outcome.CRASHED if found.verdict == "cannot tell" else Outcome.OK]
+    outcomes = {
+        "fits": Outcome.OK,
+        "no limit": Outcome.OK,
+        "does not fit": Outcome.GPU_OOM if found.budget.device == "gpu" else Outcome.HOST_OOM,
+        "cannot tell": Outcome.CRASHED,
+    }
+    return EXIT_CODES[outcomes[found.verdict]]
 
 
 def _listed(text: str | None) -> list[str] | None:

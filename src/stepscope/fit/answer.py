@@ -6,15 +6,23 @@ The sentences about it are in `report/fit`.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import Any, Literal
 
 from stepscope.analysis.memory.model import MemoryLine, Parts
 from stepscope.workloads.probing import Layer, ProbeResult, Subject
 
-Verdict = Literal["fits", "does not fit", "no limit", "cannot tell"]
 Device = Literal["gpu", "host"]
 Change = Literal["precision", "checkpointing", "optimizer"]
+
+
+class Verdict(str, Enum):
+    FITS = "fits"
+    DOES_NOT_FIT = "does not fit"
+    NO_LIMIT = "no limit"
+    CANNOT_TELL = "cannot tell"
+
+    __str__ = str.__str__
 
 
 @dataclass(frozen=True)
@@ -196,7 +204,7 @@ class Misfit:
     data_bytes: int = 0
 
 
-class NoteKind(StrEnum):
+class NoteKind(str, Enum):
     """What a user should know beside the numbers."""
 
     REPORTED = "reported"  # by a probe, in its own words

@@ -17,7 +17,7 @@ from importlib import metadata
 from pathlib import Path
 
 import stepscope
-from stepscope.fit.answer import ChosenGpu, Fit, NoteKind
+from stepscope.fit.answer import ChosenGpu, Fit, NoteKind, Verdict
 from stepscope.fit.memory_budget import host_memory_free
 from stepscope.fit.request import FitRequest
 from stepscope.records.codec import dumps, loads, to_json
@@ -52,9 +52,12 @@ _MOST_KEPT = 200
 
 
 def key_of(request: FitRequest, gpu: ChosenGpu | None) -> str:
-    """What must be the same for an answer to be the same."""
     settings = to_json(request.workload)
     limits = replace(request.limits, stall_timeout_s=0.0)
+    versions = {}
+    for package in _PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            versions[package] = metadata.version(package)
     # Free memory counts roughly; where it is enough for what was requested, not at all.
     if gpu is None:
         free = None if limits.memory is not None else host_memory_free() >> 28
@@ -74,18 +77,11 @@ def key_of(request: FitRequest, gpu: ChosenGpu | None) -> str:
             request.estimate,
         ],
         "machine": machine,
-        "versions": [_version(package) for package in _PACKAGES],
+        "versions": versions,
         "environment": {k: v for k, v in os.environ.items() if k.startswith(_ENVIRONMENT)},
         "stepscope": stepscope.__version__,
     }
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:24]
-
-
-def _version(package: str) -> str | None:
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _source(workload: Workload) -> str:
@@ -141,7 +137,7 @@ def remember(key: str, fit: Fit) -> None:
     answers = (fit.max_batch, fit.recommended_batch)
     failures = [answer.failure_above for answer in answers if answer and answer.failure_above]
     if (
-        fit.verdict == "cannot tell"
+        fit.verdict == Verdict.CANNOT_TELL
         or any(note.kind in _ACCIDENTS for note in fit.notes)
         or any(failure.kind == "timeout" for failure in failures)
         or any(not (result.is_ok or result.kind in _OOM) for result in fit.proof)

@@ -13,73 +13,35 @@ GPU has memory for several probes of the limit, they run at once; those that are
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
 from stepscope.analysis.memory import bracket
 from stepscope.analysis.memory.caching_allocator import AllocationTrace
-from stepscope.analysis.memory.model import MemoryLine, Parts, leak
+from stepscope.analysis.memory.model import MemoryLine, leak
 from stepscope.errors import BadWorkload, CannotTry
-from stepscope.fit.answer import MemoryBudget, Note, NoteKind
-from stepscope.fit.prediction import USUAL_CARDS, Batches, Predictor
+from stepscope.fit import thresholds
+from stepscope.fit.answer import Composition, Leak, MemoryBudget, Misfit, Note, NoteKind, Verdict
+from stepscope.fit.prediction import Batches, Predictor
 from stepscope.fit.probes.contract import ProbeOutcome, Probes
-from stepscope.fit.request import FitRequest
-from stepscope.fit.search import BatchSearch
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.search import BatchSearch, SearchResult
 from stepscope.trials.limits.spec import size_text
 from stepscope.workloads.probing import ProbeRequest, ProbeResult
 
-_CONTEXT = 1 << 30
-"""Bytes that a process takes beside the allocator, until one has told."""
-_LANES = 6
-_WIDE, _SHARED = 3, 0.8
-"""How many times the limit, and what part of what is free, a probe beyond the limit may take."""
-_SPARED = 0.02
-"""Of the device's free memory, where several probes share it."""
-_SMALL = (2, 16, 64)
-_LARGER = (512, 4096, 4096 << 4, 4096 << 8, 4096 << 12)
-"""Where the small ones tell little: their memory is that of the weights."""
-_TELLING = 50
-"""How many times the largest that was tried a batch can be predicted from its memory."""
-_TRACED = (0.4, 0.8)
-"""Which parts of the expected max batch are traced."""
-_LEAK = 1e-4
-"""Bytes that stay after every step, as a part of the limit: less does not matter."""
-_FINE_SMOOTH = 0.015
-_MUST_BE = 0.25
-"""Of workspace, where a batch does not pass without: what cuDNN's other algorithms still want."""
-_FULL_SPEED = 0.985
-"""Of the best rate: a batch is to keep 98 %, and two measurements of one differ a little."""
-_RATED = (0.6, 0.85, 0.95)
-"""Parts of the smooth edge whose rates are compared with its own."""
-_NEAR_ENOUGH = 0.025
-"""How far below the next that is too slow the recommended batch may stay."""
-_LASTING = 10
-"""Steps before and after the end of an epoch, of a probe that is to prove something."""
-_MOST_ROUNDS = 25
-_PROOFS = 3
+_NOT_MEMORY = ("error", "workload", "killed")
 
 
 @dataclass
 class GpuSearch(BatchSearch):
-    """What is known of the batches so far, and the probes that tell more."""
-
-    show: Callable[[str], None] = lambda text: None
     traces: dict[int, AllocationTrace] = field(default_factory=dict)
-    parts: dict[int, Parts] = field(default_factory=dict)
     outside: int = 0
     """Bytes of a context."""
-    proof: list[ProbeResult] = field(default_factory=list)
     lasted: set[int] = field(default_factory=set)
     """Batches that passed for longer."""
     looked_beyond: bool = False
     one_at_a_time: bool = False
-
-    @property
-    def most(self) -> int | None:
-        """A batch of all samples that there are."""
-        return self.probes.subject.samples
 
     @property
     def cap(self) -> int | None:
@@ -91,18 +53,20 @@ class GpuSearch(BatchSearch):
     def wide(self) -> int | None:
         """The limit of probes that may be larger than allowed, where the GPU has clearly more
         memory than the limit: not all of a GPU that others use too."""
-        beside, limit = self.budget.free - _CONTEXT, self.budget.limit
-        if self.cap is None or beside <= 1.5 * limit:
+        beside, limit = self.budget.free - thresholds.CONTEXT, self.budget.limit
+        if self.cap is None or beside <= thresholds.CLEARLY_WIDER * limit:
             return self.cap
-        return int(min(_WIDE * limit, _SHARED * beside))
+        return int(min(thresholds.WIDE * limit, thresholds.SHARED * beside))
 
     @property
     def lanes(self) -> int:
         """How many probes of the limit have memory beside each other."""
         if self.cap is None or self.one_at_a_time:
             return 1
-        each = self.cap + max(self.outside, _CONTEXT // 2)
-        return max(1, min(_LANES, int(self.budget.free * (1 - _SPARED)) // each))
+        each = self.cap + max(self.outside, thresholds.CONTEXT // 2)
+        return max(
+            1, min(thresholds.MOST_LANES, int(self.budget.free * (1 - thresholds.SPARED)) // each)
+        )
 
     @property
     def fixed_bytes(self) -> float:
@@ -122,7 +86,9 @@ class GpuSearch(BatchSearch):
     def card_limits(self, sizes: Sequence[int]) -> dict[int, int]:
         """By size of a card, its bytes for batches: of the usual ones, all but the context."""
         context = 0 if sizes else self.outside
-        return {size: size - context - self.budget.headroom for size in sizes or USUAL_CARDS}
+        return {
+            size: size - context - self.budget.headroom for size in sizes or thresholds.USUAL_CARDS
+        }
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         """Probe, as many at once as have memory beside each other, and note the results."""
@@ -130,7 +96,9 @@ class GpuSearch(BatchSearch):
         waiting = list(requests)
         while waiting:
             some, waiting = waiting[: self.lanes], waiting[self.lanes :]
-            self.show(f"batch {', '.join(f'{b:,}' for each in some for b in each.batches)}")
+            self.listener.show(
+                f"batch {', '.join(f'{b:,}' for each in some for b in each.batches)}"
+            )
             probed = self.probes.run(some)
             if len(some) > 1 and any(each.last.kind == "gpu_busy" for each in probed):
                 self.one_at_a_time = True  # this GPU takes no second process
@@ -138,26 +106,20 @@ class GpuSearch(BatchSearch):
                 continue
             outcomes += probed
         for outcome in outcomes:
-            self._note(outcome)
-        return outcomes
-
-    def _note(self, outcome: ProbeOutcome) -> None:
-        self.count(outcome)
-        for result in outcome.results:
-            if result.kind == "timeout":  # says nothing of memory: no answer could be trusted
-                raise CannotTry(
-                    f"A batch of {result.batch:,} hangs: {result.message}",
-                    "Give it longer: --hang S",
-                )
-            self.notes += [Note(NoteKind.REPORTED, text) for text in result.notes]
-            if result.is_ok:
-                self.parts[result.batch] = result.parts
-                if outcome.request.turn and result.samples_per_second:
+            self.count(outcome)
+            for result in outcome.results:
+                if result.kind == "timeout":  # says nothing of memory: no answer could be trusted
+                    raise CannotTry(
+                        f"A batch of {result.batch:,} hangs: {result.message}",
+                        "Give it longer: --hang S",
+                    )
+                if result.is_ok and outcome.request.turn and result.samples_per_second:
                     self.rates[result.batch] = result.samples_per_second
-        if outcome.trace is not None and outcome.last.is_ok:
-            self.traces[outcome.last.batch] = outcome.trace
-        if len(outcome.request.batches) == 1:
-            self._judge(outcome.request, outcome.last)
+            if outcome.trace is not None and outcome.last.is_ok:
+                self.traces[outcome.last.batch] = outcome.trace
+            if len(outcome.request.batches) == 1:
+                self._judge(outcome.request, outcome.last)
+        return outcomes
 
     def _judge(self, request: ProbeRequest, result: ProbeResult) -> None:
         """What a process of its own proves. One without the limit proves only what stays below it;
@@ -167,7 +129,7 @@ class GpuSearch(BatchSearch):
             self.passed[batch] = result.is_ok and self.passed.get(batch, True)
             self.smooth[batch] = is_smooth and self.smooth.get(batch, True)
             self.passes[batch] = self.passes.get(batch, 0) + (result.is_ok and request.cycle)
-            if result.is_ok and request.again >= _LASTING:
+            if result.is_ok and request.again >= thresholds.LASTING:
                 self.lasted.add(batch)
         elif result.is_ok and result.reserved_peak <= self.budget.limit:
             self.passed.setdefault(batch, True)
@@ -177,40 +139,66 @@ class GpuSearch(BatchSearch):
         elif not result.is_oom:  # more memory was no help
             self.passed[batch] = self.smooth[batch] = False
 
+    def closing_notes(self) -> Iterable[Note]:
+        results = (result for batch in sorted(self.results) for result in self.results[batch])
+        odd = next((each for each in results if each.kind in _NOT_MEMORY), None)
+        return [Note(NoteKind.BATCH_FAILED, odd.message, odd.batch)] if odd else []
 
-@dataclass(frozen=True)
-class SearchResult:
-    """What the search found out; `gpu_answer` makes the answer of it."""
+    def composition(self, found: SearchResult) -> Composition | None:
+        measured = max(self.parts, default=0)
+        batch = found.recommended_batch or found.max_batch or measured
+        if not self.succeeded(batch):
+            batch = measured
+        if not self.succeeded(batch):
+            return None
+        best = max(self.succeeded(batch), key=lambda result: len(result.kept))
+        parts = replace(best.parts, outside=self.outside)
+        workspace = max(0, best.allocated_peak - parts.state - parts.inputs - parts.activations)
+        line = found.minimum or MemoryLine(float(best.allocated_peak), 0.0)
+        is_state = parts.state > thresholds.MOSTLY_STATE * max(1, best.allocated_peak)
+        is_workspace = workspace > parts.activations
+        return Composition(
+            batch=batch,
+            parts=parts,
+            workspace=workspace,
+            fragmentation=max(0, best.reserved_peak - best.allocated_peak),
+            fixed=int(line.fixed),
+            per_sample=line.per_sample,
+            dominant="state" if is_state else "workspace" if is_workspace else "activations",
+            peak=best.allocated_peak,
+        )
 
-    search: GpuSearch
-    max_batch: int | None = None
-    recommended_batch: int | None = None
-    minimum: MemoryLine | None = None
-    comfortable: MemoryLine | None = None
-    predicted: Batches = (0, 0)
-    """Both batches, before anything near them was probed."""
-    cards: Mapping[int, Batches] = field(default_factory=dict)
-    """Both batches by the size of a card."""
-    trouble: Literal["", "too large", "no limit", "leaks"] = ""
-    """Why there is no answer."""
-    amount: float = 0.0
-    """Bytes that are missing, or that leak with each step."""
+    def too_large(self, one: ProbeResult) -> SearchResult:
+        """Not even `one` fits. How much more it would need, at least, is told where it is known."""
+        missing = one.allocated_peak - self.budget.limit
+        if not one.is_ok:
+            weights = 4 * self.probes.subject.parameters
+            missing = max(one.missing or 0, 2 * weights - self.budget.limit)
+        ones = self.results.get(1)
+        misfit = Misfit(ones[-1] if ones else None, missing)
+        return SearchResult(self, Verdict.DOES_NOT_FIT, misfit=misfit)
+
+    def leaking(self, per_step: float) -> SearchResult:
+        batch = max(self.traces or self.parts)
+        left = self.budget.limit - max(each.allocated_peak for each in self.results[batch])
+        leaks = Leak(batch, per_step, max(0, int(left / per_step)))
+        return SearchResult(self, Verdict.CANNOT_TELL, leak=leaks)
 
 
 def search_gpu(
-    probes: Probes, budget: MemoryBudget, request: FitRequest, show: Callable[[str], None]
+    probes: Probes, budget: MemoryBudget, request: FitRequest, listener: FitListener
 ) -> SearchResult:
     """The story, from the first small batch to both answers."""
-    search = GpuSearch(probes, budget, show=show)
-    trouble = climb(search) or trace(search, request.cards if request.estimate else ())
-    if trouble:
-        return trouble
+    search = GpuSearch(probes, budget, listener)
+    early = climb(search) or trace(search, request.cards if request.estimate else ())
+    if early:
+        return early
     predictor = Predictor(search.traces, search.fixed_bytes)
     predicted = predictor.at(search.budget.limit, search.most)
+    limits = search.card_limits(request.cards)
 
     def predict_others() -> tuple[MemoryLine, dict[int, Batches]]:
-        limits = search.card_limits(request.cards)
-        cards = {size: predictor.at(limit) for size, limit in limits.items() if limit > 0}
+        cards = {size: predictor.at(left) if left > 0 else (0, 0) for size, left in limits.items()}
         return predictor.minimum(), cards
 
     background = ThreadPoolExecutor(1)
@@ -223,24 +211,37 @@ def search_gpu(
     finally:
         background.shutdown(wait=False, cancel_futures=True)
     max_batch, recommended = (batch or None for batch in batches)
-    comfortable = predictor.comfortable
-    return SearchResult(search, max_batch, recommended, minimum, comfortable, predicted, cards)
+    ones = search.results.get(1)
+    return SearchResult(
+        search,
+        Verdict.FITS if max_batch else Verdict.DOES_NOT_FIT,
+        max_batch,
+        recommended,
+        minimum,
+        predictor.comfortable,
+        predicted,
+        cards,
+        limits,
+        misfit=None if max_batch else Misfit(ones[-1] if ones else None),
+    )
 
 
 def climb(search: GpuSearch) -> SearchResult | None:
     """Small batches in one process: what is wrong with a workload shows before it is large."""
     budget, cap = search.budget, search.wide
-    small = tuple(batch for batch in _SMALL if search.most is None or batch <= search.most) or (1,)
+    small = tuple(
+        batch for batch in thresholds.SMALL if search.most is None or batch <= search.most
+    ) or (1,)
     first = search.run([ProbeRequest(small, cap, 2, cycle=False, free_before=budget.free)])[0]
     _raise_unless_memory(first.results[0])
     if not first.results[0].is_ok or first.results[0].allocated_peak > budget.limit:
         request = ProbeRequest((1,), cap, 2, cycle=False, free_before=budget.free)
         one = search.run([request])[0].last
         if not one.is_ok or one.allocated_peak > budget.limit:
-            return SearchResult(search, trouble="too large", amount=_missing(search, one))
+            return search.too_large(one)
     search.outside = max(parts.outside for parts in search.parts.values())
-    if search.outside > 2 * _CONTEXT:  # somebody else came meanwhile
-        search.outside = _CONTEXT
+    if search.outside > 2 * thresholds.CONTEXT:  # somebody else came meanwhile
+        search.outside = thresholds.CONTEXT
     most = budget.free - search.outside
     limit = (most if budget.requested is None else min(budget.requested, most)) - budget.headroom
     if limit <= 0:
@@ -251,10 +252,10 @@ def climb(search: GpuSearch) -> SearchResult | None:
         )
     search.budget = replace(budget, limit=limit)
     # Further, while batches take hardly more than the weights; where they never do, none is max.
-    for larger in _LARGER:
+    for larger in thresholds.LARGER:
         tried = max(search.parts)
         predicted = search.allocated_line.largest(limit)
-        if predicted is not None and predicted <= _TELLING * tried:
+        if predicted is not None and predicted <= thresholds.TELLING * tried:
             return None
         if search.most is not None and tried >= search.most:
             return None
@@ -263,7 +264,7 @@ def climb(search: GpuSearch) -> SearchResult | None:
             if not search.run([request])[0].last.is_ok:
                 return None
     largest = max(search.parts)
-    return SearchResult(search, largest, largest, trouble="no limit")
+    return SearchResult(search, Verdict.NO_LIMIT, largest, largest)
 
 
 def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:
@@ -272,12 +273,12 @@ def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:
     Where only `cards` are to be predicted, they lie between both batches.
     """
     limit, free, cap = search.budget.limit, search.budget.free, search.wide
-    low, high = _TRACED[0] * limit, _TRACED[1] * limit
+    low, high = thresholds.TRACED[0] * limit, thresholds.TRACED[1] * limit
     if cards:
         # At most half of the GPU for each, since both are there at once.
         most = max(int(0.9 * min(cards)), min(int(0.9 * max(cards)), int(0.45 * free)))
         low, high = int(0.8 * min(cards)), most
-        cap = None if cap is None else free - _CONTEXT
+        cap = None if cap is None else free - thresholds.CONTEXT
 
     def expected(size: float) -> int:
         batch = search.allocated_line.largest(size) or 1
@@ -299,8 +300,8 @@ def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:
         probed = search.run([ProbeRequest((batch,), cap, trace=True) for batch in sorted(wanted)])
         growing = [leak(each.last.kept[: each.request.steps]) for each in probed]
         leaking = max((each for each in growing if each is not None), default=0.0)
-        if leaking > max(_LEAK * limit, 0):
-            return SearchResult(search, trouble="leaks", amount=leaking)
+        if leaking > thresholds.GPU_LEAK * limit:
+            return search.leaking(leaking)
         failed = [each.last for each in probed if not each.last.is_ok]
         wanted = {instead_of(each) for each in failed} - tried
         if len(search.traces) > 1 or (search.traces and 1 in search.traces):
@@ -308,13 +309,13 @@ def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:
     if search.traces:
         return None
     _raise_unless_memory(failed[0])
-    return SearchResult(search, trouble="too large", amount=_missing(search, failed[0]))
+    return search.too_large(failed[0])
 
 
 def seek(search: GpuSearch, predictor: Predictor, predicted: Batches, prove: bool) -> Batches:
     """From what was predicted to what is true, as often as an answer does not hold."""
     answers = (0, 0)
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(thresholds.MOST_ROUNDS):
         close_in(search, predictor, *predicted)
         largest = bracket.edges(search.passed)[0]
         if not largest:
@@ -336,17 +337,22 @@ def close_in(search: GpuSearch, predictor: Predictor, largest: int, smooth: int)
     edges = ((largest, search.passed), (smooth, search.smooth))
     hidden = {b for b, tried in edges if b not in tried and b > (bracket.edges(tried)[1] or b)}
     run(sorted(hidden))  # beyond a hole, perhaps
-    for _ in range(_MOST_ROUNDS):
+    for _ in range(thresholds.MOST_ROUNDS):
         lanes = max(1, search.lanes // 2)
         wanted = bracket.next_batches(search.passed, largest, lanes, most=search.most)
         if wanted and wanted[-1] < largest and search.passed.get(largest) is False:
             # It was too much: some workspace has to be there.
-            largest = min(largest, predictor.at(search.budget.limit, largest, False, _MUST_BE)[0])
+            largest = min(
+                largest,
+                predictor.at(search.budget.limit, largest, False, thresholds.NEEDED_WORKSPACE)[0],
+            )
             wanted = bracket.next_batches(search.passed, largest, lanes, most=search.most)
         if search.lanes > 1 or not wanted:
             low, high = bracket.edges(search.passed)
             most = low if high is not None and low else search.most
-            wanted += bracket.next_batches(search.smooth, smooth, lanes, _FINE_SMOOTH, most)
+            wanted += bracket.next_batches(
+                search.smooth, smooth, lanes, thresholds.FINE_SMOOTH, most
+            )
         wanted = wanted or _beyond(search, predictor)
         if not wanted:
             return
@@ -375,7 +381,7 @@ def settle(search: GpuSearch, largest: int) -> tuple[list[ProbeRequest], Batches
         ProbeRequest((batch,), search.cap, turn=True) for batch in sorted(wanted - set(lasting))
     ]
     requests += [_lasting(search, batch) for batch in lasting]
-    smaller = sorted({round(part * smooth) for part in _RATED} - {0, smooth})
+    smaller = sorted({round(part * smooth) for part in thresholds.RATED} - {0, smooth})
     if smaller and not search.rates:  # in one process: is any of them faster?
         requests.append(ProbeRequest(tuple(smaller), search.cap, 3, cycle=False, turn=True))
     return requests, (largest, fast)
@@ -383,7 +389,7 @@ def settle(search: GpuSearch, largest: int) -> tuple[list[ProbeRequest], Batches
 
 def _lasting(search: GpuSearch, batch: int) -> ProbeRequest:
     """What passes for a moment may not after some steps more, while memory still gets scattered."""
-    return ProbeRequest((batch,), search.cap, _LASTING, _LASTING, turn=True)
+    return ProbeRequest((batch,), search.cap, thresholds.LASTING, thresholds.LASTING, turn=True)
 
 
 def _fastest(search: GpuSearch, smooth: int) -> tuple[int, set[int]]:
@@ -396,17 +402,17 @@ def _fastest(search: GpuSearch, smooth: int) -> tuple[int, set[int]]:
     }
     if smooth not in rates:
         return smooth, {smooth}
-    enough = _FULL_SPEED * max(rates.values())
+    enough = thresholds.GPU_FULL_SPEED * max(rates.values())
     fast = max(batch for batch, rate in rates.items() if rate >= enough)
     slower = min((batch for batch in rates if batch > fast), default=fast)
-    if slower - fast > max(1, _NEAR_ENOUGH * fast):
+    if slower - fast > max(1, thresholds.NEAR_SLOWER * fast):
         return fast, {(fast + slower) // 2}
     return fast, set()
 
 
 def proven(search: GpuSearch, answers: Batches) -> bool:
     """Whether both pass in three more fresh processes, for longer; the second without a retry."""
-    batches = [batch for batch in dict.fromkeys(answers) for _ in range(_PROOFS)]
+    batches = [batch for batch in dict.fromkeys(answers) for _ in range(thresholds.PASSES)]
     was_smooth = search.smooth.get(answers[1])
     search.proof = [each.last for each in search.run([_lasting(search, b) for b in batches])]
     all_passed = all(result.is_ok for result in search.proof)
@@ -420,12 +426,3 @@ def _raise_unless_memory(result: ProbeResult) -> None:
         raise BadWorkload(
             f"A batch of {result.batch} failed in {where}: {result.message}", result.hint
         )
-
-
-def _missing(search: GpuSearch, one: ProbeResult) -> float:
-    """How much more a batch of one would need, at least."""
-    limit = search.budget.limit
-    if one.is_ok:
-        return float(one.allocated_peak - limit)
-    weights = 4 * search.probes.subject.parameters
-    return float(max(one.missing or 0, 2 * weights - limit))

@@ -7,7 +7,6 @@ of all layers in place of measurements.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from statistics import fmean
 
@@ -15,9 +14,9 @@ from stepscope.analysis.memory.model import layers_2019, linear_2019
 from stepscope.errors import BadWorkload
 from stepscope.fit.answer import Batch, Fit, Linear2019, MemoryBudget, Verdict
 from stepscope.fit.probes.contract import Probes
-from stepscope.fit.search import BatchSearch
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.search import BatchSearch, SearchResult, answer_of
 from stepscope.workloads.probing import ProbeRequest
-from stepscope.workloads.spec import Workload
 
 GiB = 1 << 30
 RESERVES = (0, GiB, 3 * GiB // 2)
@@ -26,13 +25,13 @@ _ITERATIONS, _AVERAGED = 20, 15
 
 
 def fit_2019(
-    probes: Probes, workload: Workload, budget: MemoryBudget, show: Callable[[str], None]
+    probes: Probes, budget: MemoryBudget, request: FitRequest, listener: FitListener
 ) -> Fit:
     cap = budget.limit if budget.requested is not None else None
-    search = BatchSearch(probes, budget)
+    search = BatchSearch(probes, budget, listener)
     small, large = BATCHES
     while True:
-        show(f"batches {small} and {large}, {_ITERATIONS} iterations each")
+        listener.show(f"batches {small} and {large}, {_ITERATIONS} iterations each")
         results = []
         for batch in (small, large):
             outcome = probes.run([ProbeRequest((batch,), cap, _ITERATIONS, cycle=False)])[0]
@@ -44,7 +43,7 @@ def fit_2019(
         if odd:
             raise BadWorkload(f"A batch of {odd.batch} failed: {odd.message}", odd.hint)
         if large <= 2:
-            return search.answer("does not fit", workload, "linear2019")
+            return answer_of(SearchResult(search, Verdict.DOES_NOT_FIT), request)
         small, large = max(1, small // 2), max(2, large // 2)
     held = [fmean(each.reserved[-_AVERAGED:]) for each in results]
     by_reserve = []
@@ -65,14 +64,13 @@ def fit_2019(
         per_sample,
         fixed,
         tuple(by_reserve),
-        workload.ranks,
+        request.workload.ranks,
         tuple(layers),
         by_layers,
     )
     size = by_reserve[0][1]
-    verdict: Verdict = "cannot tell" if per_sample <= 0 else "fits" if size else "does not fit"
-    return replace(
-        search.answer(verdict, workload, "linear2019"),
-        max_batch=Batch(size) if size else None,
-        linear=linear,
-    )
+    verdict = Verdict.FITS if size else Verdict.DOES_NOT_FIT
+    if per_sample <= 0:
+        verdict = Verdict.CANNOT_TELL
+    answer = answer_of(SearchResult(search, verdict), request)
+    return replace(answer, max_batch=Batch(size) if size else None, linear=linear)

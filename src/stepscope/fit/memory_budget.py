@@ -11,15 +11,14 @@ from stepscope.analysis.memory.model import (
     largest_host_batch_2019,
 )
 from stepscope.errors import CannotTry
-from stepscope.fit.answer import ChosenGpu, LoaderMemory, MemoryBudget, OtherProcess
+from stepscope.fit.answer import ChosenGpu, Device, LoaderMemory, MemoryBudget, OtherProcess
+from stepscope.fit.request import FitRequest
+from stepscope.fit.thresholds import FREE_PART
 from stepscope.sensors import procfs
 from stepscope.sensors.gpu.nvml import Nvml, NvmlGpu, NvmlUnavailable, Unreadable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
 from stepscope.trials.limits.spec import MachineResources, size_text
 from stepscope.workloads.spec import Workload
-
-_FREE_PART = 0.95
-"""Of the host's free memory, where no limit was given: others live here, too."""
 
 
 def choose_gpu(
@@ -80,34 +79,33 @@ def _described(nvml: Nvml, gpu: NvmlGpu) -> ChosenGpu:
     return ChosenGpu(facts.uuid, facts.model, total, total - used, others, nvml.driver)
 
 
-def gpu_budget(gpu: ChosenGpu, requested: int | None, headroom: int) -> MemoryBudget:
-    """What batches may take; the context is subtracted once a probe has told its size."""
-    if requested is not None and requested > gpu.total:
-        raise CannotTry(
-            f"--gpu-memory asks for {size_text(requested)} of a GPU that has "
-            f"{size_text(gpu.total)}",
-            "A larger GPU cannot be emulated: --cards predicts what it would take",
+def budget_for(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
+    """What batches may take of a GPU, from which the context is subtracted once a probe has told
+    its size; or batches and all else of a training, of this machine."""
+    if gpu is None:
+        total, free, requested = (
+            MachineResources.here().memory,
+            host_memory_free(),
+            request.limits.memory,
         )
-    most = gpu.free if requested is None else min(requested, gpu.free)
-    limit = most - _checked_headroom(headroom, most)
-    return MemoryBudget("gpu", limit, gpu.total, gpu.free, requested, headroom, gpu.other_processes)
-
-
-def host_budget(requested: int | None, headroom: int) -> MemoryBudget:
-    """What batches and all else of a training may take of this machine."""
-    machine = MachineResources.here().memory
-    free = host_memory_free()
-    most = requested if requested is not None else int(_FREE_PART * free)
-    limit = most - _checked_headroom(headroom, most)
-    return MemoryBudget("host", limit, machine, free, requested, headroom)
-
-
-def _checked_headroom(headroom: int, most: int) -> int:
+        most = requested if requested is not None else int(FREE_PART * free)
+    else:
+        total, free, requested = gpu.total, gpu.free, request.limits.gpu_memory
+        if requested is not None and requested > total:
+            raise CannotTry(
+                f"--gpu-memory asks for {size_text(requested)} of a GPU that has "
+                f"{size_text(total)}",
+                "A larger GPU cannot be emulated: --cards predicts what it would take",
+            )
+        most = free if requested is None else min(requested, free)
+    headroom = request.headroom or int(request.headroom_share * most)
     if headroom >= most:
         raise CannotTry(
             f"--headroom {size_text(headroom)} leaves nothing of {size_text(most)}", "Give less"
         )
-    return headroom
+    others = gpu.other_processes if gpu else ()
+    device: Device = "gpu" if gpu else "host"
+    return MemoryBudget(device, most - headroom, total, free, requested, headroom, others)
 
 
 def loader_memory(workload: Workload, sample_bytes: int, memory: int | None) -> LoaderMemory:

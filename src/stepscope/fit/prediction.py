@@ -17,19 +17,13 @@ from stepscope.analysis.memory.model import (
     comfortable_bytes,
     minimum_bytes,
 )
+from stepscope.fit.thresholds import ABOVE_SMOOTH, FURTHEST_ABOVE, HUGE
 
-HUGE = 1 << 24
-"""A batch that nobody trains: where memory would allow it, memory is not what limits."""
-USUAL_CARDS = tuple(size << 30 for size in (11, 16, 24, 40, 80))
 Batches = tuple[int, int]
 """The max batch, and the largest without an allocator retry."""
-_APART, _FURTHER = 0.01, 1.06
-"""How far apart, and how far above the smooth edge, others are looked for."""
 
 
 class Predictor:
-    """Both edges in any memory."""
-
     def __init__(self, traces: Mapping[int, AllocationTrace], fixed: float) -> None:
         """`fixed` are the bytes that any batch needs."""
         self._traces, self._fixed = traces, fixed
@@ -61,6 +55,6 @@ class Predictor:
         """Batches a little above one that should be smooth, though one between is not."""
         if self._growth is None:
             return []
-        stride = max(1, round(_APART * batch))
-        further = range(batch + stride, min(most, round(_FURTHER * batch)) + 1, stride)
+        stride = max(1, round(ABOVE_SMOOTH * batch))
+        further = range(batch + stride, min(most, round(FURTHEST_ABOVE * batch)) + 1, stride)
         return [each for each in further if comfortable_bytes(self._growth.at(each)) <= limit]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from stepscope.errors import CannotTry
 from stepscope.trials.limits.spec import Limits, MachineResources, check_limits, parse_size
+from stepscope.workloads.probing import ProbeResult
 from stepscope.workloads.spec import Workload, nearest
 
 METHODS = ("auto", "linear2019")
@@ -47,22 +49,19 @@ class FitRequest:
 
     def check_without_gpu(self) -> list[str]:
         """CannotTry where it is about a GPU; else which options do nothing on the host."""
-        is_left_out = self.workload.device == "cpu"
         for given, option in (
             (self.limits.gpu_memory is not None, "--gpu-memory"),
             (self.cards, "--cards"),
             (self.method == "linear2019", "--method linear2019"),
         ):
-            if given and is_left_out:
-                raise CannotTry(
-                    f"{option} is about a GPU, and --device cpu leaves it out",
-                    f"Leave out {option} to fit host memory, or --device cpu to fit the GPU's",
-                )
-            if given:
-                raise CannotTry(
-                    f"{option} is about a GPU, and there is none to probe here",
-                    "Leave it out to fit host memory, or see: stepscope doctor",
-                )
+            if not given:
+                continue
+            why = "there is none to probe here"
+            hint = "Leave it out to fit host memory, or see: stepscope doctor"
+            if self.workload.device == "cpu":
+                why = "--device cpu leaves it out"
+                hint = f"Leave out {option} to fit host memory, or --device cpu to fit the GPU's"
+            raise CannotTry(f"{option} is about a GPU, and {why}", hint)
         if self.workload.needs_gpu:
             raise CannotTry("There is no GPU here", "Leave --device out, or see: stepscope doctor")
         ignored = []
@@ -73,6 +72,16 @@ class FitRequest:
         if self.estimate:
             ignored.append("--estimate is for a GPU: on the host batches are tried up to the limit")
         return ignored
+
+
+@dataclass(frozen=True)
+class FitListener:
+    tell: Callable[[str], None] = lambda text: None
+    """What the user should know meanwhile."""
+    show: Callable[[str], None] = lambda text: None
+    """What is under way."""
+    tried: Callable[[ProbeResult], None] = lambda result: None
+    """A batch that was tried on the host, where each takes seconds."""
 
 
 def parse_headroom(given: int | str) -> tuple[int, float]:

@@ -4,35 +4,21 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import datetime
 
 from stepscope.errors import CannotTry
 from stepscope.fit import cache
 from stepscope.fit.answer import ChosenGpu, Fit, MemoryBudget
-from stepscope.fit.gpu_answer import gpu_answer
 from stepscope.fit.gpu_search import search_gpu
-from stepscope.fit.host.answer import fit_host
+from stepscope.fit.host_search import search_host
 from stepscope.fit.linear2019 import fit_2019
-from stepscope.fit.memory_budget import choose_gpu, gpu_budget, host_budget, loader_memory
+from stepscope.fit.memory_budget import budget_for, choose_gpu, loader_memory
 from stepscope.fit.probes.client import ForkedProbes
 from stepscope.fit.probes.host import TrialProbes
-from stepscope.fit.request import FitRequest
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.search import answer_of
 from stepscope.workloads.frameworks.registry import framework_name
-from stepscope.workloads.probing import ProbeResult
-
-
-@dataclass(frozen=True)
-class FitListener:
-    """Who hears how a fit goes on."""
-
-    tell: Callable[[str], None] = lambda text: None
-    """What the user should know meanwhile."""
-    show: Callable[[str], None] = lambda text: None
-    """What is under way."""
-    tried: Callable[[ProbeResult], None] = lambda result: None
-    """A batch that was tried on the host, where each takes seconds."""
 
 
 def run_fit(request: FitRequest, listener: FitListener = FitListener()) -> Fit:  # noqa: B008
@@ -51,7 +37,7 @@ def run_fit(request: FitRequest, listener: FitListener = FitListener()) -> Fit: 
     if known is not None:
         return known
     began = time.monotonic()
-    budget = memory_budget(request, gpu)
+    budget = budget_for(request, gpu)
     if gpu is None:
         fit = fit_on_host(request, budget, listener)
     else:
@@ -66,23 +52,11 @@ def run_fit(request: FitRequest, listener: FitListener = FitListener()) -> Fit: 
     return fit
 
 
-def memory_budget(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
-    def within(headroom: int) -> MemoryBudget:
-        if gpu is None:
-            return host_budget(request.limits.memory, headroom)
-        return gpu_budget(gpu, request.limits.gpu_memory, headroom)
-
-    headroom = request.headroom
-    if request.headroom_share:
-        headroom = int(request.headroom_share * within(0).limit)
-    return within(headroom)
-
-
 def fit_on_host(request: FitRequest, budget: MemoryBudget, listener: FitListener) -> Fit:
-    workload = replace(request.workload, device="cpu")
+    request = replace(request, workload=replace(request.workload, device="cpu"))
     limits = replace(request.limits, memory=budget.limit)
-    with TrialProbes(workload, limits, listener.tell, listener.show) as probes:
-        return fit_host(probes, workload, budget, listener.tried)
+    with TrialProbes(request.workload, limits, listener.tell, listener.show) as probes:
+        return answer_of(search_host(probes, budget, request, listener), request)
 
 
 def fit_on_gpu(
@@ -99,7 +73,7 @@ def fit_on_gpu(
             )
         probes.subject = replace(probes.subject, device_name=gpu.name)
         if request.method == "linear2019":
-            return fit_2019(probes, workload, budget, listener.show)
-        found = search_gpu(probes, budget, request, listener.show)
+            return fit_2019(probes, budget, request, listener)
+        found = search_gpu(probes, budget, request, listener)
         loader = loader_memory(workload, probes.subject.sample_bytes, request.limits.memory)
-        return gpu_answer(found, request, loader)
+        return answer_of(found, request, loader)

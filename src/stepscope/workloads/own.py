@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.spec import Workload, nearest
-from stepscope.workloads.user_file import functions_in, names_at_import, skeleton_of, training_line
+from stepscope.workloads.user_file import functions_in, names_at_import, skeleton, training_lines
 
 USUAL_NAME = "workload"
 
@@ -40,6 +40,8 @@ _HINTS = {
         "A label is no class of the model: labels go from 0 to the number of its outputs minus 1",
     r"index out of range in self":
         "An Embedding got a number that it has no row for: give it more, or check the tokens",
+    r"attempted relative import":
+        "A file of a package is named as a module: package.module:workload",
 }
 # fmt: on
 """Mistakes that many make with a workload of their own, by the words of the error."""
@@ -48,8 +50,6 @@ _IN_A_TRACEBACK = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILI
 
 @dataclass(frozen=True)
 class OwnPlace:
-    """A function in a file of the user's."""
-
     file: Path
     function: str
     module_name: str | None = None
@@ -57,8 +57,7 @@ class OwnPlace:
 
     @property
     def shown(self) -> str:
-        """The file as its user would name it."""
-        return _shown(self.file)
+        return shown(self.file)
 
 
 def is_place(model: str) -> bool:
@@ -72,31 +71,27 @@ def find_own(model: str) -> OwnPlace:
     is_file = named.endswith(".py") or "/" in named
     file = _existing(Path(named)) if is_file else _module_file(named)
     tree = _parsed(file)
-    functions, line = functions_in(tree), training_line(tree)
-    if line is not None:
+    functions, training = functions_in(tree), training_lines(tree)
+    if training is not None:
+        begin, line = training
         missing = None if function in functions else function or USUAL_NAME
         raise BadWorkload(
             f"{named} would start to train as soon as it is imported, at line {line}",
-            f"Change it like this:\n\n{skeleton_of(tree, missing)}",
+            f"Change it like this:\n\n{skeleton(missing, begin)}",
         )
     if not function:
         hint = f"Give {named}:{USUAL_NAME}"
         if USUAL_NAME not in functions:
-            code = skeleton_of(tree, USUAL_NAME)
+            code = skeleton(USUAL_NAME)
             hint = f"Put a function like this into it and give {named}:{USUAL_NAME}\n\n{code}"
         raise BadWorkload(f"{named} is a file, not a function", hint)
     if not {function, "*"} & names_at_import(tree):
         close = difflib.get_close_matches(function, functions)
-        hint = f"Put one like this into it:\n\n{skeleton_of(tree, function)}"
+        hint = f"Put one like this into it:\n\n{skeleton(function)}"
         if close:
             hint = f"Did you mean {' or '.join(close)}?"
         raise BadWorkload(f"There is no function {function!r} in {named}", hint)
     return OwnPlace(file, function, None if is_file else named)
-
-
-def skeleton(file: Path, function: str = USUAL_NAME) -> str:
-    """A function to paste into a file, filled with the models and data sets that are in there."""
-    return skeleton_of(_parsed(file), function)
 
 
 def where_in(error: BaseException, file: Path) -> str | None:
@@ -104,20 +99,19 @@ def where_in(error: BaseException, file: Path) -> str | None:
 
     One from a loader's worker has the worker's traceback as text in its message.
     """
-    told = [(name, int(line), within) for name, line, within in _IN_A_TRACEBACK.findall(str(error))]
+    in_text = [(name, int(line), at) for name, line, at in _IN_A_TRACEBACK.findall(str(error))]
     walked = [
         (frame.f_code.co_filename, line, frame.f_code.co_name)
         for frame, line in traceback.walk_tb(error.__traceback__)
     ]
-    for frames in (told, walked):
+    for frames in (in_text, walked):
         for name, line, within in reversed(frames):
             if Path(name).resolve() == file.resolve():
-                return f"{_shown(file)}:{line}" + (f" in {within}" if within[0] != "<" else "")
+                return f"{shown(file)}:{line}" + (f" in {within}" if within[0] != "<" else "")
     return where_in(error.__cause__, file) if error.__cause__ else None
 
 
 def own_line(error: BaseException, workload: Workload) -> str | None:
-    """Where in the workload's own file an error comes from, if it has one."""
     return where_in(error, find_own(workload.model).file) if workload.is_own else None
 
 
@@ -127,7 +121,6 @@ def error_text(error: BaseException, where: str | None) -> str:
 
 
 def explain(error: BaseException, workload: Workload) -> tuple[str, str]:
-    """What a user is told of an error of the workload, and a hint."""
     if isinstance(error, BadWorkload):
         return error.message, error.hint
     return error_text(error, own_line(error, workload)), hint_for(error)
@@ -177,10 +170,11 @@ def _parsed(file: Path) -> ast.Module:
     try:
         return ast.parse(file.read_bytes(), str(file))
     except SyntaxError as error:
-        raise BadWorkload(f"{_shown(file)}:{error.lineno}: SyntaxError: {error.msg}") from None
+        raise BadWorkload(f"{shown(file)}:{error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError) as error:
-        raise BadWorkload(f"{_shown(file)} cannot be read: {error}") from None
+        raise BadWorkload(f"{shown(file)} cannot be read: {error}") from None
 
 
-def _shown(file: Path) -> str:
+def shown(file: Path) -> str:
+    """A file as its user would name it."""
     return str(file.relative_to(Path.cwd())) if file.is_relative_to(Path.cwd()) else str(file)

@@ -25,8 +25,6 @@ Kind = Literal["ok", "gpu_oom", "gpu_busy", "host_oom", "error", "workload", "ti
 
 @dataclass(frozen=True)
 class ProbeRequest:
-    """What a probe shall do."""
-
     batches: tuple[int, ...]
     """One after the other in the same process, the cache emptied between them."""
     cap: int | None = None
@@ -68,8 +66,6 @@ def taking_turns(alone: bool, waits: Path | None = None) -> Iterator[None]:
 
 @dataclass(frozen=True)
 class ProbeResult:
-    """How one batch went."""
-
     batch: int
     kind: Kind
     phase: str = ""

@@ -17,6 +17,8 @@ from stepscope.runs.paths import write_json
 
 FailureKind = Literal["workload", "gpu_oom", "host_oom", "error"]
 _LONGEST_MESSAGE = 4000
+_WORKER_ERROR = re.compile(r"Caught .*worker process")
+_TRACE = re.compile(r"(Original )?Traceback \(|The above exception|During handling of")
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,6 @@ class RankPlacement:
 
 @dataclass
 class RankReport:
-    """Collects the facts of one rank in its file."""
-
     place: RankPlacement
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each."""
@@ -92,10 +92,7 @@ def _in_one_line(kind: str, message: str) -> str:
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     if not lines:
         return kind
-    if not (lines[0].startswith("Caught ") and "worker process" in lines[0]):
+    if not _WORKER_ERROR.match(lines[0]):
         return f"{kind}: {lines[0]}"
     own = [line for line in lines[1:] if not line[0].isspace() and not _TRACE.match(line)]
     return f"{own[0] if own else lines[0]} (in a loader worker)"
-
-
-_TRACE = re.compile(r"(Original )?Traceback \(|The above exception|During handling of")

@@ -39,8 +39,6 @@ LEAST_STEPS = 16
 
 @dataclass(frozen=True)
 class Setting:
-    """The help and the valid values of a setting."""
-
     help: str
     choices: tuple[str, ...] = ()
     least: float | None = None
@@ -190,12 +188,32 @@ def make_workload(model: str, settings: Mapping[str, Any]) -> Workload:
         if name not in SETTINGS:
             raise BadWorkload(f"There is no setting {name!r}", nearest(name, SETTINGS))
     workload = Workload(model, **{name: _checked(name, settings[name]) for name in settings})
-    _check_together(workload)
+    data = workload.data_name
+    if not model:
+        raise BadWorkload("No model was named", "For example: stepscope trial cnn")
+    place, _, function = model.rpartition(":")
+    if workload.is_own and not (place and function.isidentifier()):
+        raise BadWorkload(
+            f"{model} names no function", "Give FILE.py:FUNCTION or package.module:FUNCTION"
+        )
+    if data and data not in DATA:
+        raise BadWorkload(f"There is no data {data!r}", nearest(data, (*DATA, *PARTS)))
+    if workload.is_own and data not in ("", "own"):
+        raise BadWorkload(f"{model} brings its own data", "Leave --data out, or give resident")
+    if not workload.is_own and data == "own":
+        raise BadWorkload(f"{model} has no data of its own", f"Give one of {', '.join(DATA[:-1])}")
+    lengths = [n for n in ("epochs", "steps", "seconds") if getattr(workload, n) is not None]
+    if len(lengths) > 1:
+        given = " and ".join(map(option_name, lengths))
+        raise BadWorkload(f"{given} were both given", "Give one of them")
+    if workload.cache != "as-is" and workload.part == RESIDENT:
+        raise BadWorkload("A resident batch is read from no file", "Leave --cache out")
+    if workload.cache != "as-is" and workload.is_own:
+        raise BadWorkload(f"Which files {model} reads is not known", "Leave --cache out")
     return workload
 
 
 def _checked(name: str, value: Any) -> Any:
-    """The value in the type of its setting, within its bounds."""
     setting, option, kind = SETTINGS[name], option_name(name), _TYPES[name]
     if value is None and type(None) in typing.get_args(kind):
         return None
@@ -215,30 +233,3 @@ def _checked(name: str, value: Any) -> Any:
     if setting.most is not None and value > setting.most:
         raise BadWorkload(f"{option} {value} is too large", f"At most {setting.most:g}")
     return value
-
-
-def _check_together(workload: Workload) -> None:
-    model, data = workload.model, workload.data_name
-    if not model:
-        raise BadWorkload("No model was named", "For example: stepscope trial cnn")
-    place, _, function = model.rpartition(":")
-    if workload.is_own and not (place and function.isidentifier()):
-        raise BadWorkload(
-            f"{model} names no function", "Give FILE.py:FUNCTION or package.module:FUNCTION"
-        )
-    if data and data not in DATA:
-        raise BadWorkload(f"There is no data {data!r}", nearest(data, (*DATA, *PARTS)))
-    if workload.is_own and data not in ("", "own"):
-        raise BadWorkload(f"{model} brings its own data", "Leave --data out, or give resident")
-    if not workload.is_own and data == "own":
-        raise BadWorkload(f"{model} has no data of its own", f"Give one of {', '.join(DATA[:-1])}")
-    lengths = [n for n in ("epochs", "steps", "seconds") if getattr(workload, n) is not None]
-    if len(lengths) > 1:
-        given = " and ".join(map(option_name, lengths))
-        raise BadWorkload(f"{given} were both given", "Give one of them")
-    if workload.cache == "as-is":
-        return
-    if workload.part == RESIDENT:
-        raise BadWorkload("A resident batch is read from no file", "Leave --cache out")
-    if workload.is_own:
-        raise BadWorkload(f"Which files {workload.model} reads is not known", "Leave --cache out")

@@ -23,9 +23,9 @@ from stepscope.fit.answer import (
     NoteKind,
     OtherProcess,
 )
-from stepscope.fit.gpu_answer import gpu_answer
 from stepscope.fit.gpu_search import search_gpu
-from stepscope.fit.request import FitRequest
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.search import answer_of
 from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.probing import ProbeResult
 from stepscope.workloads.spec import Workload, make_workload
@@ -62,8 +62,8 @@ def test_a_whole_answer_is_recalled_as_it_was() -> None:
     other = OtherProcess(3, "python")
     budget = MemoryBudget("gpu", 4 * GiB, 80 * GiB, 80 * GiB, 4 * GiB, 0, (other,))
     request = FitRequest(make_workload("cnn", {}), prove=True)
-    found = search_gpu(SimulatedGpu(Net()), budget, request, lambda words: None)
-    fit = gpu_answer(found, request, None)
+    found = search_gpu(SimulatedGpu(Net()), budget, request, FitListener())
+    fit = answer_of(found, request, None)
     cache.remember("abc", fit)
     recalled = cache.recall("abc")
     assert recalled is not None
@@ -200,7 +200,7 @@ def test_the_oldest_are_forgotten(state: Path) -> None:
 
 def test_another_version_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key()
-    monkeypatch.setattr(cache, "_version", lambda package: "0.0")
+    monkeypatch.setattr(cache.metadata, "version", lambda package: "0.0")
     assert key() != before
 
 

@@ -11,10 +11,10 @@ import pytest
 from simulated_gpu import GiB, MiB, Net, SimulatedGpu
 from stepscope.fit import memory_budget
 from stepscope.fit.answer import Fit, MemoryBudget, OtherProcess
-from stepscope.fit.gpu_answer import gpu_answer
 from stepscope.fit.gpu_search import search_gpu
 from stepscope.fit.memory_budget import loader_memory
-from stepscope.fit.request import FitRequest
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.search import answer_of
 from stepscope.records.codec import dumps, loads
 from stepscope.report.fit.sentences import advice, change_text, notes, reason_text, summary
 from stepscope.workloads.probing import ProbeRequest, Subject
@@ -33,8 +33,8 @@ def fitted(
 ) -> Fit:
     request = FitRequest(make_workload("resnet50", settings), **(options or {}))
     whole = MemoryBudget("gpu", limit, 80 * GiB, 80 * GiB, limit)
-    found = search_gpu(gpu, replace(whole, **(budget or {})), request, lambda words: None)
-    return gpu_answer(found, request, loader_memory(request.workload, 600_000, None))
+    found = search_gpu(gpu, replace(whole, **(budget or {})), request, FitListener())
+    return answer_of(found, request, loader_memory(request.workload, 600_000, None))
 
 
 @pytest.fixture(scope="module")
@@ -112,10 +112,10 @@ def test_why_the_next_fails_is_said_where_it_is_not_memory() -> None:
 def test_holes_are_in_the_answer() -> None:
     request = FitRequest(make_workload("resnet50", {}))
     room = MemoryBudget("gpu", 4 * GiB, 80 * GiB, 80 * GiB, 4 * GiB)
-    found = search_gpu(SimulatedGpu(Net()), room, request, lambda words: None)
+    found = search_gpu(SimulatedGpu(Net()), room, request, FitListener())
     assert found.max_batch
     found.search.passed[found.max_batch - 2] = False
-    fit = gpu_answer(found, request, None)
+    fit = answer_of(found, request, None)
     assert fit.holes == ((found.max_batch - 2, found.max_batch),)
 
 

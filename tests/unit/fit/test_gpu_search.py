@@ -10,10 +10,11 @@ import pytest
 
 from simulated_gpu import GiB, MiB, Net, SimulatedGpu
 from stepscope.errors import BadWorkload, CannotTry
-from stepscope.fit.answer import MemoryBudget
-from stepscope.fit.gpu_search import SearchResult, search_gpu
+from stepscope.fit.answer import MemoryBudget, Verdict
+from stepscope.fit.gpu_search import search_gpu
 from stepscope.fit.probes.contract import ProbeOutcome
-from stepscope.fit.request import FitRequest
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.search import SearchResult
 from stepscope.workloads.probing import ProbeRequest, ProbeResult
 from stepscope.workloads.spec import Workload
 
@@ -45,9 +46,7 @@ class Card:
         return MemoryBudget("gpu", total - self.headroom, total, total, None, self.headroom)
 
     def fit(self, **options: object) -> SearchResult:
-        return search_gpu(
-            self.gpu, self.budget, FitRequest(WORKLOAD, **options), lambda words: None
-        )  # type: ignore[arg-type]
+        return search_gpu(self.gpu, self.budget, FitRequest(WORKLOAD, **options), FitListener())  # type: ignore[arg-type]
 
     def passes(self, batch: int) -> bool:
         return self.gpu.passes(batch, self.limit)
@@ -147,7 +146,7 @@ def test_asked_for_more_than_is_free_the_rest_is_what_is_fitted_into() -> None:
     for asked, headroom, limit in ((15, 0, 6.0), (15, 1, 5.0), (6, 1, 5.0), (4, 1, 3.0)):
         begin = (min(asked, 6) - headroom) * GiB
         room = MemoryBudget("gpu", begin, 80 * GiB, 6 * GiB, asked * GiB, headroom * GiB)
-        found = search_gpu(gpu, room, FitRequest(WORKLOAD, estimate=True), lambda words: None)
+        found = search_gpu(gpu, room, FitRequest(WORKLOAD, estimate=True), FitListener())
         context = CONTEXT if asked > 5 else 0
         assert found.search.budget.limit == int(limit * GiB) - context
 
@@ -155,7 +154,7 @@ def test_asked_for_more_than_is_free_the_rest_is_what_is_fitted_into() -> None:
 def test_headroom_that_leaves_nothing_is_refused() -> None:
     room = MemoryBudget("gpu", GiB, 80 * GiB, 2 * GiB, None, 8 * GiB // 5)
     with pytest.raises(CannotTry, match="leaves nothing"):
-        search_gpu(SimulatedGpu(Net(), 2 * GiB), room, FitRequest(WORKLOAD), lambda words: None)
+        search_gpu(SimulatedGpu(Net(), 2 * GiB), room, FitRequest(WORKLOAD), FitListener())
 
 
 def test_a_probe_that_hangs_is_no_answer() -> None:
@@ -248,19 +247,20 @@ def test_the_usual_cards_are_without_the_context() -> None:
 def test_a_leak_is_told_before_anything_large_runs() -> None:
     for card in both(Net(leaks=5 * MiB)):
         found = card.fit()
-        assert (found.trouble, found.amount) == ("leaks", 5 * MiB)
+        assert found.verdict == Verdict.CANNOT_TELL
+        assert found.leak and found.leak.bytes_per_step == 5 * MiB
         assert found.max_batch is None and len(card.gpu.requests) <= 4 and found.search.ooms <= 1
 
 
 def test_a_leak_that_does_not_matter_is_none() -> None:
-    assert not Card(SimulatedGpu(Net(leaks=100 * 1024))).fit().trouble
+    assert not Card(SimulatedGpu(Net(leaks=100 * 1024))).fit().leak
 
 
 def test_where_memory_does_not_grow_there_is_no_limit() -> None:
     still = Net((8 * MiB,) * 2, (0, 0), (0, 0), inputs=0)
     for card in both(still):
         found = card.fit()
-        assert found.trouble == "no limit" and len(card.gpu.requests) <= 8
+        assert found.verdict == Verdict.NO_LIMIT and len(card.gpu.requests) <= 8
         assert found.max_batch and found.max_batch >= 1 << 20
 
 
@@ -281,10 +281,12 @@ def test_too_large_by_as_much_as_a_roomy_card_shows() -> None:
     roomy, full = both(Net(), 300 * MiB)
     found = roomy.fit()
     peak = found.search.results[1][0].allocated_peak
-    assert (found.trouble, found.amount) == ("too large", peak - 300 * MiB)
+    assert found.verdict == Verdict.DOES_NOT_FIT
+    assert found.misfit and found.misfit.shortfall == peak - 300 * MiB
     found = full.fit()
-    assert found.trouble == "too large" and 0 < found.amount < peak
-    assert found.search.results[1][0].missing == found.amount
+    assert found.verdict == Verdict.DOES_NOT_FIT
+    assert found.misfit and 0 < found.misfit.shortfall < peak
+    assert found.search.results[1][0].missing == found.misfit.shortfall
 
 
 def test_a_batch_of_one_is_found_where_two_do_not_fit() -> None:
@@ -350,7 +352,8 @@ def test_a_cycle_that_no_batch_goes_through_is_the_users_matter() -> None:
 def test_no_batch_has_more_samples_than_there_are(samples: int) -> None:
     for card in both(Net(), samples=samples):
         found = card.fit()
-        assert (found.max_batch, found.recommended_batch, found.trouble) == (samples, samples, "")
+        assert (found.max_batch, found.recommended_batch) == (samples, samples)
+        assert found.verdict == Verdict.FITS
         assert max(b for ask in card.gpu.requests for b in ask.batches) <= samples
 
 

@@ -12,6 +12,7 @@ from stepscope.errors import BadWorkload
 from stepscope.fit.answer import Fit, MemoryBudget
 from stepscope.fit.linear2019 import fit_2019
 from stepscope.fit.probes.contract import ProbeOutcome
+from stepscope.fit.request import FitListener, FitRequest
 from stepscope.report.fit.sentences import linear_note, summary
 from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult
 from stepscope.workloads.spec import make_workload
@@ -46,7 +47,7 @@ def fitted(
 ) -> Fit:
     budget = MemoryBudget("gpu", limit, 80 * GiB, 80 * GiB, asked)
     workload = make_workload("resnet50", {"ranks": ranks})
-    return fit_2019(gpu, workload, budget, lambda words: None)
+    return fit_2019(gpu, budget, FitRequest(workload, method="linear2019"), FitListener())
 
 
 def test_the_line_goes_through_the_means_of_the_last_fifteen() -> None:

@@ -11,10 +11,13 @@ import pytest
 from gpus import NO_PERMISSION, fake_library
 from stepscope.errors import CannotTry
 from stepscope.fit import memory_budget
-from stepscope.fit.answer import ChosenGpu, OtherProcess
-from stepscope.fit.memory_budget import choose_gpu, gpu_budget, host_budget
+from stepscope.fit.answer import ChosenGpu, MemoryBudget, OtherProcess
+from stepscope.fit.memory_budget import budget_for, choose_gpu
+from stepscope.fit.request import FitRequest
 from stepscope.report.fit.sentences import other_process_text
 from stepscope.sensors.gpu.nvml import NvmlUnavailable
+from stepscope.trials.limits.spec import Limits
+from stepscope.workloads.spec import Workload
 
 GiB = 1 << 30
 TWO = {
@@ -104,6 +107,15 @@ def test_a_gpu_that_does_not_say_who_is_there_is_fitted_into_all_the_same(driver
 
 
 GPU = ChosenGpu("GPU-aaaa", "NVIDIA A", 80 * GiB, 70 * GiB, (OtherProcess(3, "python", 10 * GiB),))
+
+
+def gpu_budget(gpu: ChosenGpu, requested: int | None, headroom: int) -> MemoryBudget:
+    request = FitRequest(Workload("cnn"), Limits(gpu_memory=requested), headroom)
+    return budget_for(request, gpu)
+
+
+def host_budget(requested: int | None, headroom: int) -> MemoryBudget:
+    return budget_for(FitRequest(Workload("cnn"), Limits(memory=requested), headroom), None)
 
 
 def test_the_room_is_what_is_free_less_the_headroom() -> None:

@@ -11,11 +11,11 @@ import pytest
 from simulated_gpu import GiB, Net, SimulatedGpu
 from stepscope.fit import cache, run
 from stepscope.fit.answer import ChosenGpu, Fit, MemoryBudget, OtherProcess
-from stepscope.fit.gpu_answer import gpu_answer
 from stepscope.fit.gpu_search import search_gpu
-from stepscope.fit.memory_budget import host_memory_free
-from stepscope.fit.request import FitRequest
-from stepscope.fit.run import memory_budget, run_fit
+from stepscope.fit.memory_budget import budget_for, host_memory_free
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.run import run_fit
+from stepscope.fit.search import answer_of
 from stepscope.report.fit.sentences import notes
 from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.spec import make_workload
@@ -42,18 +42,18 @@ def test_a_percentage_is_one_of_what_is_fitted_into(
     options: dict[str, Any], gpu: ChosenGpu | None, headroom: int
 ) -> None:
     limits = Limits(memory=options.pop("memory", None), gpu_memory=options.pop("gpu_memory", None))
-    assert memory_budget(FitRequest(CNN, limits, **options), gpu).headroom == headroom
+    assert budget_for(FitRequest(CNN, limits, **options), gpu).headroom == headroom
 
 
 def test_without_a_limit_it_is_one_of_what_the_host_has_free() -> None:
-    found = memory_budget(FitRequest(CNN, headroom_share=0.5), None).headroom
+    found = budget_for(FitRequest(CNN, headroom_share=0.5), None).headroom
     assert found == pytest.approx(0.5 * 0.95 * host_memory_free(), rel=0.1)
 
 
 def _found(budget: MemoryBudget) -> Fit:
     request = FitRequest(CNN, estimate=True)
-    found = search_gpu(SimulatedGpu(Net()), budget, request, lambda words: None)
-    return gpu_answer(found, request, None)
+    found = search_gpu(SimulatedGpu(Net()), budget, request, FitListener())
+    return answer_of(found, request, None)
 
 
 def test_an_answer_of_before_names_those_who_are_here_now(

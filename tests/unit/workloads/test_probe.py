@@ -18,7 +18,7 @@ from stepscope.errors import BadWorkload  # noqa: E402
 from stepscope.workloads.frameworks.torch import probe  # noqa: E402
 from stepscope.workloads.frameworks.torch.batches import samples_for  # noqa: E402
 from stepscope.workloads.frameworks.torch.models import Built, Own  # noqa: E402
-from stepscope.workloads.frameworks.torch.probe import GpuMeter, Held, hold  # noqa: E402
+from stepscope.workloads.frameworks.torch.probe import GpuMeter, HeldWorkload, hold  # noqa: E402
 from stepscope.workloads.probing import ProbeRequest, ProbeResult  # noqa: E402
 from stepscope.workloads.spec import make_workload  # noqa: E402
 
@@ -67,7 +67,7 @@ class Trained:
         workload = make_workload("cnn", {"device": "cpu", **settings})
         built = Built(Mean(), self._loss, Own(Texts(), padded))
         samples = samples_for(workload, built, None)
-        self.held = Held(workload, built, samples, torch.device("cpu"))
+        self.held = HeldWorkload(workload, built, samples, torch.device("cpu"))
 
     def _loss(self, model: Any, batch: Any) -> Any:
         self.seen.append((len(batch), model.training))

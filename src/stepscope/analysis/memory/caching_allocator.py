@@ -13,7 +13,6 @@ the same size only.
 from __future__ import annotations
 
 from bisect import bisect_left, insort
-from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -51,20 +50,12 @@ class CachingAllocator:
         self.allocated = self.allocated_peak = 0
         self.reserved = self.reserved_peak = 0
         self.retries = 0
-        self._live: dict[int, int] = {}
-        self._segments: dict[int, int] = {}
+        self.live: dict[int, int] = {}
+        """What is in use: sizes by address."""
+        self.segments: dict[int, int] = {}
+        """What is taken from the driver: sizes by address."""
         self._small, self._large = _Pool(_GRAIN), _Pool(_SMALL + _GRAIN)
         self._next_address = 0
-
-    @property
-    def segments(self) -> Mapping[int, int]:
-        """What is taken from the driver: sizes by address."""
-        return self._segments
-
-    @property
-    def live(self) -> Mapping[int, int]:
-        """What is in use: sizes by address."""
-        return self._live
 
     def alloc(self, size: int) -> int:
         """Memory for so many bytes. Raises OutOfMemory."""
@@ -76,7 +67,7 @@ class CachingAllocator:
         if found - size >= pool.least_rest:
             pool.put(address + size, found - size)
             found = size
-        self._live[address] = found
+        self.live[address] = found
         self.allocated += found
         self.allocated_peak = max(self.allocated_peak, self.allocated)
         return address
@@ -85,7 +76,7 @@ class CachingAllocator:
         """Into the cache, together with what is free on both sides of it."""
         if handle == _NOTHING:
             return
-        size = self._live.pop(handle)
+        size = self.live.pop(handle)
         self.allocated -= size
         (self._small if size <= _SMALL else self._large).put_merged(handle, size)
 
@@ -93,9 +84,9 @@ class CachingAllocator:
         """Gives back the segments of which nothing is in use."""
         for pool in (self._small, self._large):
             for address, size in sorted(pool.size_at.items()):
-                if self._segments.get(address) == size:
+                if self.segments.get(address) == size:
                     pool.remove(address, size)
-                    del self._segments[address]
+                    del self.segments[address]
                     self.reserved -= size
 
     def _segment_for(self, size: int) -> tuple[int, int]:
@@ -111,7 +102,7 @@ class CachingAllocator:
                 raise OutOfMemory(segment, self._missing(segment))
         address = self._next_address
         self._next_address += segment + _GRAIN  # so that segments never touch, and never merge
-        self._segments[address] = segment
+        self.segments[address] = segment
         self.reserved += segment
         self.reserved_peak = max(self.reserved_peak, self.reserved)
         return address, segment
@@ -161,37 +152,16 @@ class _Pool:
 
 
 def rounded(size: int) -> int:
-    """What an allocation of so many bytes takes at least."""
     return -(-size // _GRAIN) * _GRAIN
 
 
-@dataclass(frozen=True)
-class AllocationTrace:
-    """What one process allocated and released on one stream, in order.
-
-    An event from 0 up is an allocation of so many bytes; the first one has the number 0. An event
-    below 0 is `~n`, the release of allocation n.
-    """
-
-    events: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        made, held = 0, set[int]()
-        for position, event in enumerate(self.events):
-            if event >= 0:
-                held.add(made)
-                made += 1
-            elif ~event in held:
-                held.remove(~event)
-            else:
-                raise ValueError(f"event {position} releases allocation {~event}, not held then")
+AllocationTrace = tuple[int, ...]
+"""What one process allocated and released on one stream, in order. An event from 0 up is an
+allocation of so many bytes, the first has the number 0; `~n` is the release of number n."""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
-    """How a trace went."""
-
-    fits: bool
     failed_at: int | None
     """The event, by its place in the trace."""
     missing: int
@@ -201,6 +171,10 @@ class ReplayResult:
     retries: int
     skipped: int
     """Optional allocations that were gone without."""
+
+    @property
+    def fits(self) -> bool:
+        return self.failed_at is None
 
 
 def replay(
@@ -215,7 +189,7 @@ def replay(
     handles: list[int] = []
     skipped = 0
     failed_at, missing = None, 0
-    for position, event in enumerate(trace.events):
+    for position, event in enumerate(trace):
         if event < 0:
             allocator.free(handles[~event])
             continue
@@ -232,7 +206,6 @@ def replay(
             skipped += 1
             failed_at, missing = None, 0
     return ReplayResult(
-        failed_at is None,
         failed_at,
         missing,
         allocator.allocated_peak,
@@ -246,7 +219,7 @@ def allocated_peak(trace: AllocationTrace, without: frozenset[int] = frozenset()
     """Bytes in use at once: what no allocator can do with less of."""
     sizes: list[int] = []
     now = peak = 0
-    for event in trace.events:
+    for event in trace:
         if event < 0:
             now -= sizes[~event]
             continue
@@ -261,7 +234,7 @@ def scratch(trace: AllocationTrace, least: int = MiB) -> frozenset[int]:
     """The allocations that are released by the very next event: workspace of kernels. Where there
     is none, cuDNN takes an algorithm that needs less, so these are optional."""
     made, found = 0, set()
-    for event, following in pairwise(trace.events):
+    for event, following in pairwise(trace):
         if event >= 0:
             if event >= least and following == ~made:
                 found.add(made)
@@ -275,7 +248,7 @@ class Growth:
 
     batch: int
     """The larger one, whose events these are."""
-    events: tuple[int, ...]
+    events: AllocationTrace
     per_sample: tuple[float, ...]
     """By how much each allocation grows with a sample, by its number."""
 
@@ -288,7 +261,7 @@ class Growth:
                 made += 1
             else:
                 events.append(event)
-        return AllocationTrace(tuple(events))
+        return tuple(events)
 
 
 _TINY = (0, 4 * KiB, 64 * KiB, MiB)
@@ -313,7 +286,7 @@ class _Outline:
         sizes: list[int] = []
         scratch: dict[int, list[tuple[int, int]]] = {}
         made = -1
-        for event, following in pairwise((*trace.events, 0)):
+        for event, following in pairwise((*trace, 0)):
             if event >= 0:
                 made += 1
                 if following == ~made:
@@ -345,7 +318,7 @@ def growth(
         return None
     one, other = alike
     more = large_batch - small_batch
-    slopes = [0.0] * sum(event >= 0 for event in large.events)
+    slopes = [0.0] * sum(event >= 0 for event in large)
     for number, before, after in zip(other.numbers, one.sizes, other.sizes, strict=True):
         slopes[number] = (after - before) / more
     for place, found in other.scratch.items():
@@ -353,4 +326,4 @@ def growth(
         is_matched = len(partners) == len(found)
         for n, (number, size) in enumerate(found):
             slopes[number] = (size - partners[n][1]) / more if is_matched else size / large_batch
-    return Growth(large_batch, large.events, tuple(slopes))
+    return Growth(large_batch, large, tuple(slopes))

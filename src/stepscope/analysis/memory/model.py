@@ -79,21 +79,17 @@ class MemoryLine:
         `fixed` is what batch 0 would need (weights, gradients, optimizer), for points that do not
         tell it: all of the same batch, or so that the line would begin below nothing.
         """
-        if not points:
-            raise ValueError("a line needs a point: bytes of at least one batch")
-        centre = statistics.fmean(batch for batch, _ in points)
-        level = statistics.fmean(size for _, size in points)
-        spread = sum((batch - centre) ** 2 for batch, _ in points)
-        if spread:
-            slope = sum((batch - centre) * (size - level) for batch, size in points) / spread
+        batches, sizes = zip(*points, strict=True)
+        if len(set(batches)) > 1:
+            slope, start = statistics.linear_regression(batches, sizes)
             if slope <= 0:
-                return cls(max(0.0, *(size for _, size in points)), 0.0)
-            if level - slope * centre >= 0:
-                return cls(level - slope * centre, slope)
+                return cls(max(0.0, *sizes), 0.0)
+            if start >= 0:
+                return cls(start, slope)
         start = max(0.0, fixed or 0.0)
         squares = sum(batch * batch for batch, _ in points)
         if not squares:
-            return cls(max(start, *(size for _, size in points)), 0.0)
+            return cls(max(start, *sizes), 0.0)
         slope = sum(batch * (size - start) for batch, size in points) / squares
         return cls(start, max(0.0, slope))
 
@@ -203,8 +199,6 @@ def linear_2019(
 
     The batch is None where the larger one took no more memory: the method has no answer then.
     """
-    if small == large:
-        raise ValueError("the method needs two batches of different sizes")
     per_sample = (large_bytes - small_bytes) / (large - small)
     fixed = small_bytes - small * per_sample
     if per_sample <= 0:
@@ -213,18 +207,12 @@ def linear_2019(
 
 
 def layers_2019(
-    layers: Sequence[tuple[int, int]],
-    input_bytes: int,
-    output_bytes: int,
-    limit: int,
-    reserve: int = 0,
+    layers: Sequence[tuple[int, int]], input_bytes: int, output_bytes: int, limit: int
 ) -> int:
     """Equation 4.1 solved for the batch: each layer's (parameter bytes, output bytes per sample),
     the output twice, as a feature map and as its gradient."""
     per_sample = input_bytes + output_bytes + 2 * sum(output for _, output in layers)
-    if per_sample <= 0:
-        raise ValueError("a sample without bytes: the batch has no limit by its layers")
-    return max(0, (limit - reserve - sum(parameters for parameters, _ in layers)) // per_sample)
+    return max(0, (limit - sum(parameters for parameters, _ in layers)) // per_sample)
 
 
 # The host's side

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import select
 import shutil
 import signal
 import socket
@@ -19,14 +18,14 @@ import tempfile
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from multiprocessing import Pipe
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.memory.caching_allocator import AllocationTrace
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.fit.probes import server
-from stepscope.fit.probes.contract import ProbeOutcome
-from stepscope.records.codec import from_json, loads, to_json
+from stepscope.fit.probes.contract import KillProbe, ProbeOutcome, StartProbe
+from stepscope.records.codec import dumps, loads
 from stepscope.sensors import procfs
 from stepscope.workloads.probing import BEAT, WAITS, Layer, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
@@ -46,25 +45,34 @@ class ForkedProbes:
         self._environment = dict(environment)
         self._stall_timeout_s = stall_timeout_s
         self._number = 0
-        self._heard = b""
         self._timed_out: set[int] = set()
 
     def __enter__(self) -> ForkedProbes:
         self._folder = probe_folder()
-        (self._folder / "workload.json").write_text(
-            json.dumps(to_json(self._workload)), encoding="utf-8"
-        )
-        with (self._folder / "server.log").open("ab") as log:
+        (self._folder / "workload.json").write_text(dumps(self._workload), encoding="utf-8")
+        self._server, theirs = Pipe()
+        with theirs, (self._folder / "server.log").open("ab") as log:
+            end = theirs.fileno()
             self._process = subprocess.Popen(
-                [sys.executable, "-m", server.__name__, str(self._folder)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
+                [sys.executable, "-m", server.__name__, str(self._folder), str(end)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
                 stderr=log,
                 env=self._environment,
                 start_new_session=True,
+                pass_fds=(end,),
             )
         try:
-            self.subject = self._wait_until_ready()
+            held: Subject | tuple[str, str] | None = self._receive(self._stall_timeout_s)
+            if held is None:
+                raise CannotTry(
+                    f"Building {self._workload.model} was not done after "
+                    f"{self._stall_timeout_s:g} s",
+                    "Give it longer with --hang S",
+                )
+            if isinstance(held, tuple):
+                raise BadWorkload(*held)
+            self.subject = held
         except BaseException:
             self.__exit__()
             raise
@@ -73,68 +81,63 @@ class ForkedProbes:
     def __exit__(self, *_: object) -> None:
         """Also the children: they die with the one that forked them."""
         self._process.kill()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None
-            try:
-                pipe.close()
-            except OSError:  # what was still to be said to it
-                pass
+        self._server.close()
         self._process.wait()
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
-        beside = list(range(self._number + 1, self._number + len(requests) + 1))
-        numbers = [
-            self._send({"probe": to_json(request), "beside": beside}) for request in requests
-        ]
-        codes = self._wait_for(numbers)
-        return [
-            self._outcome(request, number, codes[number])
-            for request, number in zip(requests, numbers, strict=True)
-        ]
+        beside = tuple(range(self._number + 1, self._number + len(requests) + 1))
+        for number, request in zip(beside, requests, strict=True):
+            self._send(StartProbe(number, request, beside))
+        codes = self._wait_for(beside)
+        outcomes = []
+        for request, number in zip(requests, beside, strict=True):
+            file, status = self._folder / f"{number}.json", codes[number]
+            results = loads(list[ProbeResult], file.read_bytes()) if file.exists() else []
+            if status != 0 or not results:
+                batch = request.batches[min(len(results), len(request.batches) - 1)]
+                results.append(self._silent(batch, number, status))
+            trace, trace_file = None, file.with_suffix(".trace")
+            if status == 0 and trace_file.exists():
+                trace = tuple(json.loads(trace_file.read_bytes()))
+            outcomes.append(ProbeOutcome(request, tuple(results), trace))
+        return outcomes
 
     def layers(self) -> list[Layer]:
-        number = self._send({"layers": True})
+        number = self._number + 1
+        self._send(StartProbe(number))
         self._wait_for([number])
         file = self._folder / f"{number}.json"
         return loads(list[Layer], file.read_bytes()) if file.exists() else []
 
-    def _send(self, request: dict[str, Any]) -> int:
-        self._number += 1
-        self._write({"number": self._number, **request})
-        return self._number
-
-    def _write(self, message: dict[str, Any]) -> None:
-        assert self._process.stdin is not None
+    def _send(self, message: StartProbe | KillProbe) -> None:
+        self._number = max(self._number, message.number)
         try:
-            os.write(self._process.stdin.fileno(), json.dumps(message).encode() + b"\n")
-        except BrokenPipeError:
+            self._server.send(message)
+        except OSError:
             raise self._server_ended() from None
 
-    def _wait_until_ready(self) -> Subject:
-        message = self._read(time.monotonic() + self._stall_timeout_s)
-        if message is None:
-            raise CannotTry(
-                f"Building {self._workload.model} was not done after {self._stall_timeout_s:g} s",
-                "Give it longer with --hang S",
-            )
-        if "error" in message:
-            raise BadWorkload(message["error"]["message"], message["error"]["hint"])
-        return from_json(Subject, message["subject"])
+    def _receive(self, timeout: float) -> Any:
+        """The next message of the server; None where there is none in time."""
+        try:
+            return self._server.recv() if self._server.poll(timeout) else None
+        except (EOFError, OSError):
+            raise self._server_ended() from None
 
     def _wait_for(self, numbers: Sequence[int]) -> dict[int, int]:
         """The exit code of each; one that did nothing for too long is ended."""
         codes: dict[int, int] = {}
         began = time.time()
         while len(codes) < len(numbers):
-            message = self._read(time.monotonic() + min(self._stall_timeout_s, _CHECK_EVERY_S))
-            if message is not None:
-                codes[message["number"]] = message["status"]
+            ended = self._receive(min(self._stall_timeout_s, _CHECK_EVERY_S))
+            if ended is not None:
+                number, code = ended
+                codes[number] = code
                 continue
             for number in set(numbers) - set(codes):
                 if time.time() - self._last_beat(number, began) > self._stall_timeout_s:
                     self._timed_out.add(number)
-                    self._write({"kill": number})
+                    self._send(KillProbe(number))
         return codes
 
     def _last_beat(self, number: int, began: float) -> float:
@@ -146,22 +149,6 @@ class ForkedProbes:
         except OSError:
             return began
 
-    def _read(self, deadline: float) -> dict[str, Any] | None:
-        """The next line of the server; None at the deadline."""
-        assert self._process.stdout is not None
-        source = self._process.stdout.fileno()
-        while b"\n" not in self._heard:
-            left = deadline - time.monotonic()
-            if left <= 0 or not select.select([source], [], [], left)[0]:
-                return None
-            heard = os.read(source, 65536)
-            if not heard:
-                raise self._server_ended()
-            self._heard += heard
-        line, _, self._heard = self._heard.partition(b"\n")
-        message: dict[str, Any] = json.loads(line)
-        return message
-
     def _server_ended(self) -> CannotTry:
         """A crash while it built the model, or somebody killed it."""
         code = self._process.wait()
@@ -172,20 +159,7 @@ class ForkedProbes:
             "Its last words:\n" + "\n".join(lines) if lines else "",
         )
 
-    def _outcome(self, request: ProbeRequest, number: int, status: int) -> ProbeOutcome:
-        file = self._folder / f"{number}.json"
-        results = loads(list[ProbeResult], file.read_bytes()) if file.exists() else []
-        if status != 0 or not results:
-            batch = request.batches[min(len(results), len(request.batches) - 1)]
-            results.append(self._silent(batch, number, status))
-        trace_file = file.with_suffix(".trace")
-        trace = None
-        if status == 0 and trace_file.exists():
-            trace = AllocationTrace(tuple(json.loads(trace_file.read_bytes())))
-        return ProbeOutcome(request, tuple(results), trace)
-
     def _silent(self, batch: int, number: int, status: int) -> ProbeResult:
-        """A probe that ended without a word of how its batch went."""
         if number in self._timed_out:
             said = f"nothing was heard of it for {self._stall_timeout_s:g} s"
             return ProbeResult(batch, "timeout", message=said)

@@ -38,6 +38,22 @@ class ProbeOutcome:
         return self.results[-1]
 
 
+@dataclass(frozen=True)
+class StartProbe:
+    """From the client of forked probes to the process that holds the workload."""
+
+    number: int
+    probe: ProbeRequest | None = None
+    """None: the layers of the model are to be told."""
+    beside: tuple[int, ...] = ()
+    """The numbers of those that are started together."""
+
+
+@dataclass(frozen=True)
+class KillProbe:
+    number: int
+
+
 class Probes(Protocol):
     """Runs probes in disposable processes."""
 

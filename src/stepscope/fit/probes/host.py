@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.memory.model import Parts
 from stepscope.errors import CannotTry
-from stepscope.fit.host.next_batch import PRESSED
 from stepscope.fit.probes.client import probe_folder
 from stepscope.fit.probes.contract import HostFacts, ProbeOutcome
+from stepscope.fit.thresholds import PRESSED
 from stepscope.records import Outcome
+from stepscope.records.codec import salvage
+from stepscope.records.trial import LimitFacts, MemoryLimit, RankError, RankFacts
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits
 from stepscope.trials.request import TrialRequest
@@ -63,18 +65,18 @@ class TrialProbes:
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
-        return [self._run(request) for request in requests]
-
     def layers(self) -> list[Layer]:
         return []
+
+    def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
+        return [self._run(request) for request in requests]
 
     def _run(self, request: ProbeRequest) -> ProbeOutcome:
         (batch,) = request.batches
         workload = replace(
             self._workload, batch_size=batch, steps=request.steps, epochs=None, seconds=None
         )
-        limits = self._limits if request.cap is None else replace(self._limits, memory=request.cap)
+        limits = replace(self._limits, memory=request.cap or self._limits.memory)
         trial = TrialRequest(workload, limits, interval=_INTERVAL_S, out=self._folder, cycle=True)
 
         def show(number: int, progress: Progress) -> None:
@@ -97,41 +99,58 @@ class TrialProbes:
         return outcome
 
 
+@dataclass(frozen=True)
+class _HostMemory:
+    before: int = 0
+    peak: int = 0
+    kept: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class _ProbedRank(RankFacts):
+    parts: Parts = field(default_factory=Parts)
+    host_memory: _HostMemory = _HostMemory()
+    note: str = ""
+
+
 def read_trial_probe(
     tried: CompletedTrial, workload: Workload, request: ProbeRequest
 ) -> tuple[ProbeOutcome, Subject]:
     """What a trial left, as far as it came."""
-    ranks = [_read(tried.paths.trial_rank(rank)) for rank in range(workload.ranks)]
-    first = ranks[0]
-    limit = _read(tried.paths.run_json).get("limits", {}).get("memory") or {}
-    error, data, own = (first.get(key) or {} for key in ("error", "data", "host_memory"))
-    ending, is_ok = tried.ending, tried.ending.outcome is Outcome.OK
-    parts = Parts(**{key: int(value) for key, value in (first.get("parts") or {}).items()})
-    reached = str(first.get("phase") or "start")
-    step_s = _step_seconds(tried)
+    from stepscope.runs.trial import read_steps
+
+    paths, ending = tried.paths, tried.ending
+    ranks = [salvage(_ProbedRank, _read(paths.trial_rank(rank))) for rank in range(workload.ranks)]
+    first, is_ok = ranks[0], ending.outcome is Outcome.OK
+    limit = salvage(LimitFacts, _read(paths.run_json).get("limits")).memory
+    error, data = first.error or RankError(), first.data
+    reached = first.phase or "start"
+    # Each step of the first rank, from the end of the one before it. The first has none.
+    steps = read_steps(paths.trial_steps(0))
+    spent = steps["wait_ns"] + steps["copy_ns"].clip(0) + steps["compute_ns"].clip(0)
     phase = reached
     if ending.outcome is Outcome.SHM_FULL:
         phase = "/dev/shm"
     elif reached in ("first step", "training"):
-        phase = f"step {len(step_s) + 1}"
-    place = f" ({error['where']})" if error.get("where") else ""
+        phase = f"step {len(spent) + 1}"
+    place = f" ({error.where})" if error.where else ""
     result = ProbeResult(
         workload.batch_size,
         _KINDS.get(ending.outcome, "error"),
         phase="" if is_ok else phase,
         reserved_peak=_peak(ranks, limit, workload),
-        step_s=tuple(step_s),
-        kept=tuple(own.get("kept") or ()),
-        parts=parts,
+        step_s=tuple(float(ns) / 1e9 for ns in spent),
+        kept=first.host_memory.kept,
+        parts=first.parts,
         message="" if is_ok else f"{ending.reason}{place}",
-        hint=str(error.get("hint") or ""),
-        notes=(first["note"],) if first.get("note") else (),
+        hint=error.hint,
+        notes=(first.note,) if first.note else (),
     )
-    data_bytes = int(data.get("bytes") or 0) if data.get("source") == "memory" else 0
+    data_bytes = data.bytes or 0 if data.source == "memory" else 0
     host = HostFacts(
-        before=sum(_of_memory(rank, "before") for rank in ranks),
+        before=sum(rank.host_memory.before for rank in ranks),
         data_bytes=data_bytes,
-        enforced_by=str(limit.get("by") or ""),
+        enforced_by=limit.by if limit else "",
         reached=reached,
     )
     # Random data is made as large as it must be.
@@ -139,41 +158,28 @@ def read_trial_probe(
     subject = Subject(
         device="cpu",
         device_name="CPU",
-        parameters=int((first.get("model") or {}).get("parameters") or 0),
-        sample_bytes=parts.inputs // workload.batch_size,
-        samples=None if is_endless else data.get("samples"),
+        parameters=first.model.parameters or 0,
+        sample_bytes=first.parts.inputs // workload.batch_size,
+        samples=None if is_endless else data.samples,
         optimizer=workload.optimizer,
-        versions=first.get("versions") or {},
+        versions=first.versions,
     )
     return ProbeOutcome(request, (result,), host=host), subject
 
 
-def _peak(ranks: list[dict[str, Any]], limit: Mapping[str, Any], workload: Workload) -> int:
+def _peak(ranks: list[_ProbedRank], limit: MemoryLimit | None, workload: Workload) -> int:
     """Bytes that could not be taken back, of all processes; 0 where it is unknown.
 
     Where one process does everything, it knows best, since a group counts cached files too. Of
     several, with those that they start, only the group knows the peak.
     """
-    of_group = int(limit.get("peak") or 0)
-    own = sum(_of_memory(rank, "peak") for rank in ranks)
+    of_group = limit.peak or 0 if limit else 0
+    own = sum(rank.host_memory.peak for rank in ranks)
     own += int(own * _PAGE_TABLES)
-    if of_group and of_group >= limit["asked"] - PRESSED:
+    if limit and of_group and of_group >= limit.asked - PRESSED:
         return 0
     several = workload.ranks > 1 or workload.workers > 0
     return of_group if several and of_group else own
-
-
-def _of_memory(rank: Mapping[str, Any], name: str) -> int:
-    return int((rank.get("host_memory") or {}).get(name) or 0)
-
-
-def _step_seconds(tried: CompletedTrial) -> list[float]:
-    """Each step of the first rank, from the end of the one before it. The first has none."""
-    from stepscope.runs.trial import read_steps
-
-    steps = read_steps(tried.paths.trial_steps(0))
-    spent = steps["wait_ns"] + steps["copy_ns"].clip(0) + steps["compute_ns"].clip(0)
-    return [float(ns) / 1e9 for ns in spent]
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,153 +1,125 @@
 """The process that holds a workload, and forks a disposable one for each probe.
 
-    python -m stepscope.fit.probes.server FOLDER
+    python -m stepscope.fit.probes.server FOLDER DESCRIPTOR
 
-It reads requests from its standard input, a line of JSON each, and answers on its standard output
-when a probe has ended; the results of a probe are in `FOLDER/<number>.json`. It imports the
-framework once and leaves the GPU alone, so that a probe costs a fork and the start of a context.
-When it dies, its children die too.
+DESCRIPTOR is its end of a connection: it first tells what it holds, or why it cannot, then takes
+`StartProbe` and `KillProbe`, and answers with the number and the exit code when a probe has ended;
+the results of a probe are in `FOLDER/<number>.json`. It imports the framework once and leaves the
+GPU alone, so that a probe costs a fork and the start of a context. When it dies, its children die
+too.
 """
 
 from __future__ import annotations
 
 import faulthandler
 import gc
-import json
 import os
 import selectors
 import signal
 import sys
 import traceback
-from collections.abc import Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
-from stepscope.records.codec import dumps, from_json, to_json
+from stepscope.fit.probes.contract import KillProbe, StartProbe
+from stepscope.records.codec import dumps, loads
 from stepscope.runs.paths import replace_atomically
 from stepscope.trials.child import die_with_parent
 from stepscope.workloads.frameworks.contract import BuiltWorkload, check_capabilities
 from stepscope.workloads.frameworks.registry import get_framework
 from stepscope.workloads.own import explain
-from stepscope.workloads.probing import ProbeRequest, ProbeResult
+from stepscope.workloads.probing import ProbeResult
 from stepscope.workloads.spec import Workload
 
 _COLD = "STEPSCOPE_PROBES_COLD"
 """Set where imports ahead of time are known to do harm."""
 
 
-def main(folder: str) -> int:
+def main(folder: str, descriptor: str) -> int:
     die_with_parent()
-    place = Path(folder)
-    answers = os.dup(1)
-    _redirect(place / "server.log")
-    workload = Workload(**json.loads((place / "workload.json").read_text(encoding="utf-8")))
+    place, client = Path(folder), Connection(int(descriptor))
+    workload = loads(Workload, (place / "workload.json").read_bytes())
     try:
         framework = get_framework(workload.framework)
         framework.load()
         check_capabilities(framework, workload)
         if not os.environ.get(_COLD) and not framework.load_for_probes():
             # What was imported to save time has cost us the GPU: once more, without it.
-            os.dup2(answers, 1)
             os.environ[_COLD] = "1"
             os.execv(sys.executable, sys.orig_argv)
+        os.set_inheritable(client.fileno(), False)  # no program that is started here gets it
         built = framework.build(workload)
-        subject = to_json(built.subject)
+        subject = built.subject
     except Exception as error:
         traceback.print_exc()
-        message, hint = explain(error, workload)
-        _write(answers, {"error": {"message": message, "hint": hint}})
+        client.send(explain(error, workload))
         return 1
     gc.collect()
     gc.freeze()  # what children only read stays shared
-    _write(answers, {"subject": subject})
-    _Server(built, place, answers).serve()
+    client.send(subject)
+    _serve(built, place, client)
     return 0
 
 
-def _redirect(log: Path) -> None:
-    """What a user's code prints goes into a file; only our answers go to the client."""
-    sys.stdout.flush()
-    sys.stderr.flush()
-    file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-    os.dup2(file, 1)
-    os.dup2(file, 2)
-    os.close(file)
-
-
-def _write(to: int, message: dict[str, Any]) -> None:
-    os.write(to, json.dumps(message).encode() + b"\n")
-
-
-class _Server:
-    """Forks a child for each request, and answers when it has ended."""
-
-    def __init__(self, built: BuiltWorkload, place: Path, answers: int) -> None:
-        self._built, self._place, self._answers = built, place, answers
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(0, selectors.EVENT_READ, None)
-        self._children: dict[int, tuple[int, int]] = {}
-        """By number: process and its descriptor."""
-        self._read = b""
-
-    def serve(self) -> None:
-        while True:
-            for key, _ in self._selector.select():
-                if key.data is None:
-                    if not self._read_requests():
-                        return
-                    continue
-                pid, descriptor = self._children.pop(key.data)
-                self._selector.unregister(descriptor)
+def _serve(built: BuiltWorkload, place: Path, client: Connection) -> None:
+    """Fork a child for each request, and answer when it has ended, until the client is gone."""
+    children: dict[int, tuple[int, int]] = {}  # by number: process and its descriptor
+    selector = selectors.DefaultSelector()
+    selector.register(client.fileno(), selectors.EVENT_READ, None)
+    while True:
+        for key, _ in selector.select():
+            if key.data is not None:
+                pid, descriptor = children.pop(key.data)
+                selector.unregister(descriptor)
                 os.close(descriptor)
-                code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-                _write(self._answers, {"number": key.data, "status": code})
-
-    def _read_requests(self) -> bool:
-        read = os.read(0, 65536)
-        *lines, self._read = (self._read + read).split(b"\n")
-        for line in lines:
-            request = json.loads(line)
-            if "kill" in request:
-                if request["kill"] in self._children:
-                    os.kill(self._children[request["kill"]][0], signal.SIGKILL)
+                client.send((key.data, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])))
                 continue
-            number, beside = request["number"], request.get("beside", ())
-            # Decoded here, so that the decoder is imported once and not in every child.
-            probe = from_json(ProbeRequest, request["probe"]) if "probe" in request else None
+            try:
+                request = client.recv()
+            except (EOFError, OSError):
+                return
+            if isinstance(request, KillProbe):
+                if request.number in children:
+                    os.kill(children[request.number][0], signal.SIGKILL)
+                continue
             pid = os.fork()
             if pid == 0:
-                os._exit(self._live(number, probe, beside))
-            descriptor = os.pidfd_open(pid)
-            self._children[number] = pid, descriptor
-            self._selector.register(descriptor, selectors.EVENT_READ, number)
-        return bool(read)
+                client.close()
+                os._exit(_live(built, place, request))
+            children[request.number] = pid, os.pidfd_open(pid)
+            selector.register(children[request.number][1], selectors.EVENT_READ, request.number)
 
-    def _live(self, number: int, probe: ProbeRequest | None, beside: Sequence[int]) -> int:
-        """The child's whole life: a probe, or a look at the layers."""
-        code = 1
-        file = self._place / f"{number}.json"
-        results: list[ProbeResult] = []
 
-        def tell(result: ProbeResult) -> None:
-            results.append(result)
-            replace_atomically(file, dumps(results))
+def _live(built: BuiltWorkload, place: Path, request: StartProbe) -> int:
+    code = 1
+    file = place / f"{request.number}.json"
+    results: list[ProbeResult] = []
 
-        try:
-            die_with_parent()
-            os.close(self._answers)
-            _redirect(self._place / f"{number}.log")
-            faulthandler.enable()  # a crash in native code leaves its stack in the log
-            if probe is None:
-                replace_atomically(file, dumps(self._built.layers()))
-            else:
-                self._built.probe(probe, tell, file.with_suffix(".trace"), beside)
-            code = 0
-        except BaseException:
-            traceback.print_exc()
+    def tell(result: ProbeResult) -> None:
+        results.append(result)
+        replace_atomically(file, dumps(results))
+
+    try:
+        die_with_parent()
+        # What a user's code prints goes into a file of the probe.
         sys.stdout.flush()
         sys.stderr.flush()
-        return code
+        log = os.open(file.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
+        os.dup2(log, 1)
+        os.dup2(log, 2)
+        os.close(log)
+        faulthandler.enable()  # a crash in native code leaves its stack in the log
+        if request.probe is None:
+            replace_atomically(file, dumps(built.layers()))
+        else:
+            built.probe(request.probe, tell, file.with_suffix(".trace"), request.beside)
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    return code
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -18,17 +18,7 @@ from stepscope.fit.answer import (
     WhatIf,
 )
 from stepscope.records.codec import to_json
-from stepscope.report.fit.sentences import (
-    advice,
-    change_text,
-    failure_text,
-    linear_note,
-    notes,
-    often_text,
-    other_process_text,
-    reason_text,
-    summary,
-)
+from stepscope.report.fit import sentences
 
 FORMAT = 1
 # fmt: off
@@ -61,35 +51,46 @@ def fit_dict(fit: Fit) -> dict[str, Any]:
             return to_json(value)
         kind = type(value)
         keys, left_out = _KEYS.get(kind, {}), _LEFT_OUT.get(kind, ())
-        told = {
+        plain_fields = {
             keys.get(field.name, field.name): plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
             if field.name not in left_out
         }
-        return told | worded(value)
+        return plain_fields | worded(value)
 
     def worded(value: Any) -> dict[str, Any]:
         match value:
             case Fit():
                 environment = {"gpu": plain(fit.gpu)}
-                return {"says": summary(fit), "notes": notes(fit), "environment": environment}
+                return {
+                    "says": sentences.summary(fit),
+                    "notes": sentences.notes(fit),
+                    "environment": environment,
+                }
             case MemoryBudget() | ChosenGpu():
-                return {"tenants": [other_process_text(each) for each in value.other_processes]}
+                return {
+                    "tenants": [
+                        sentences.other_process_text(each) for each in value.other_processes
+                    ]
+                }
             case Batch():
                 above = value.failure_above
-                where = failure_text(above, fit.budget.device) if above else ""
-                why = (often_text(value), where)
+                where = sentences.failure_text(above, fit.budget.device) if above else ""
+                why = (sentences.often_text(value), where)
                 return {
                     "above": above.batch if above else None,
                     "misses": above.missing if above else None,
                     "why_above": ", ".join(filter(None, why)),
                 }
             case Composition():
-                return {"attack": advice(value, fit.budget)}
+                return {"attack": sentences.advice(value, fit.budget)}
             case WhatIf():
-                return {"change": change_text(value), "why": reason_text(value, fit)}
+                return {
+                    "change": sentences.change_text(value),
+                    "why": sentences.reason_text(value, fit),
+                }
             case Linear2019():
-                return {"note": linear_note(value)}
+                return {"note": sentences.linear_note(value)}
         return {}
 
     return {"format": FORMAT, "batch_size": fit.batch_size, **plain(fit)}

@@ -6,14 +6,8 @@ from collections.abc import Iterable, Iterator
 
 from stepscope.analysis.memory.model import NO_LIMIT, MemoryLine
 from stepscope.fit.answer import Fit, Linear2019, LoaderMemory
-from stepscope.report.fit.sentences import (
-    advice,
-    change_text,
-    linear_note,
-    memory_text,
-    reason_text,
-    retries_text,
-)
+from stepscope.report.fit import sentences
+from stepscope.report.fit.sentences import memory_text
 from stepscope.report.kit.document import Paragraph, Section
 from stepscope.report.kit.format import MISSING, rate_text, share_text
 from stepscope.report.kit.table import Column, Table
@@ -40,9 +34,9 @@ def sections(fit: Fit) -> Iterator[Section]:
     )
     yield _section("Other cards, predicted from the same probes", Table.of(fit.cards, cards))
     what_ifs = (
-        (Column("Change", number=False), change_text),
+        (Column("Change", number=False), sentences.change_text),
         (Column("Largest"), lambda each: _predicted(each.max_batch)),
-        (Column("Why", number=False), lambda each: reason_text(each, fit)),
+        (Column("Why", number=False), lambda each: sentences.reason_text(each, fit)),
     )
     title = "What would change it (estimates: nothing of it was run)"
     yield _section(title, Table.of(fit.what_ifs, what_ifs))
@@ -69,7 +63,6 @@ def _line_text(line: MemoryLine) -> str:
 
 
 def _memory(fit: Fit) -> Section:
-    """What the memory of a batch is made of, and how it grows."""
     made_of, on_gpu = fit.composition, fit.budget.device == "gpu"
     growth = []
     if fit.minimum is not None:
@@ -109,7 +102,7 @@ def _memory(fit: Fit) -> Section:
         lines.insert(0, f"{fixed} for any batch, {per_sample} for each of its samples")
     if on_gpu and made_of.parts.outside > 0:
         lines.append(f"A context takes {memory_text(made_of.parts.outside)} on top of it")
-    lines.append(advice(made_of, fit.budget))
+    lines.append(sentences.advice(made_of, fit.budget))
     held = f": {memory_text(whole)}" if parts else ""
     return _section(f"Memory at {made_of.batch:,}{held}", Table.of(parts.items(), columns), lines)
 
@@ -128,7 +121,7 @@ def _curve(fit: Fit) -> Section:
             is_hole = any(point.batch == batch for batch, _ in fit.holes)
             remarks[point.batch].append("a hole" if is_hole else "fails")
         elif point.retried:
-            remarks[point.batch].append(retries_text(point.retries))
+            remarks[point.batch].append(sentences.retries_text(point.retries))
     points = sorted(fit.curve, key=lambda point: point.batch)
     shown = [point for point in points if point.batch in telling]
     others = [point for point in points if point.batch not in telling]
@@ -179,7 +172,6 @@ def _loader(loader: LoaderMemory) -> Iterator[str]:
 
 
 def _linear(linear: Linear2019) -> Iterator[Section]:
-    """The estimate of 2019 as it was made: two batches, a line, what a reserve leaves, layers."""
     lines = [
         f"Batch {linear.small:,} held {memory_text(linear.small_bytes)}, {linear.large:,} held "
         f"{memory_text(linear.large_bytes)}: s = {memory_text(linear.per_sample)} a sample, "
@@ -191,7 +183,7 @@ def _linear(linear: Linear2019) -> Iterator[Section]:
         lines.append(f"{batch:,} with {kept}{of_all}")
     if linear.by_layers is not None:
         lines.append(f"{linear.by_layers:,} by the sizes of all layers (equation 4.1)")
-    note = linear_note(linear)
+    note = sentences.linear_note(linear)
     yield _section("The estimate of 2019 (linear2019)", None, [*lines, *([note] if note else [])])
     columns = (
         (Column("Layer", number=False), lambda layer: layer.name or "(the model)"),

@@ -11,6 +11,7 @@ from stepscope.fit.answer import (
     MemoryBudget,
     NoteKind,
     OtherProcess,
+    Verdict,
     WhatIf,
 )
 from stepscope.fit.linear2019 import BATCHES
@@ -106,13 +107,11 @@ def phase_text(phase: str) -> str:
 
 
 def often_text(batch: Batch) -> str:
-    """How often the batch above failed, where it did not always."""
     failed, tried = batch.attempts_above
     return f"failed in {failed} of {tried}" if failed < tried else ""
 
 
 def failure_text(failure: ProbeResult, device: Device) -> str:
-    """Where a batch failed: "in step 1"."""
     place = phase_text(failure.phase)
     if device == "host":
         return place
@@ -141,11 +140,16 @@ def _failed(result: ProbeResult) -> str:
 
 def summary(fit: Fit) -> str:
     """The answer in a sentence or two."""
-    if fit.method == "linear2019":
-        return _linear_summary(fit)
-    if fit.budget.device == "host":
-        return _host_summary(fit)
-    return _gpu_summary(fit)
+    if fit.method != "linear2019":
+        return _host_summary(fit) if fit.budget.device == "host" else _gpu_summary(fit)
+    limit, linear = size_text(fit.budget.limit), fit.linear
+    if linear is None:
+        return f"Not even two small batches fit into {limit}: there is no line."
+    return (
+        f"The 2019 method estimates {linear.by_reserve[0][1]:,} with no reserve in {limit}: "
+        f"{size_text(int(linear.per_sample))} a sample and {size_text(int(linear.fixed))} "
+        "beside. It is a line through two small batches: nothing larger was tried."
+    )
 
 
 def _gpu_summary(fit: Fit) -> str:
@@ -160,7 +164,7 @@ def _gpu_summary(fit: Fit) -> str:
     if fit.max_batch is None or fit.recommended_batch is None:
         return _gpu_misfit(fit, within)
     largest, use = fit.max_batch, fit.recommended_batch
-    if fit.verdict == "no limit":
+    if fit.verdict == Verdict.NO_LIMIT:
         return (
             f"Memory hardly grows with the batch: {largest.size:,} samples were trained within "
             f"{within}, and there is no telling a largest one. Something else limits it."
@@ -216,7 +220,7 @@ def _host_summary(fit: Fit) -> str:
     if fit.max_batch is None:
         return f"{fit.model} does not fit into {limit}: {_host_misfit(fit)}"
     largest, use = fit.max_batch, fit.recommended_batch
-    if fit.verdict == "no limit":
+    if fit.verdict == Verdict.NO_LIMIT:
         held = next((size_text(p.reserved) for p in fit.curve if p.batch == largest.size), MISSING)
         why = "memory hardly grows with the batch"
         if largest.size == fit.data_batch:
@@ -259,17 +263,6 @@ def _host_misfit(fit: Fit) -> str:
     return f"{text} Fewer --samples would do." if data > shortfall > 0 else text
 
 
-def _linear_summary(fit: Fit) -> str:
-    limit, linear = size_text(fit.budget.limit), fit.linear
-    if linear is None:
-        return f"Not even two small batches fit into {limit}: there is no line."
-    return (
-        f"The 2019 method estimates {linear.by_reserve[0][1]:,} with no reserve in {limit}: "
-        f"{size_text(int(linear.per_sample))} a sample and {size_text(int(linear.fixed))} "
-        "beside. It is a line through two small batches: nothing larger was tried."
-    )
-
-
 def linear_note(linear: Linear2019) -> str:
     if linear.per_sample <= 0:
         return "memory did not grow from the small batch to the large one: there is no line"
@@ -293,11 +286,11 @@ def notes(fit: Fit) -> list[str]:
     if fit.method == "auto":
         if subject and subject.varies:
             texts.append("samples differ in size: batches of the largest that was seen were probed")
-        if fit.verdict == "fits" and largest and largest.size == fit.data_batch:
+        if fit.verdict == Verdict.FITS and largest and largest.size == fit.data_batch:
             texts.append(f"the data set has no more than {fit.data_batch:,} samples")
-        if fit.verdict == "fits" and largest and not largest.passed:
+        if fit.verdict == Verdict.FITS and largest and not largest.passed:
             texts.append("estimated from smaller batches: nothing near the limit was run")
-        if budget.device == "host" and fit.verdict in ("fits", "no limit"):
+        if budget.device == "host" and fit.verdict in (Verdict.FITS, Verdict.NO_LIMIT):
             texts.append(
                 "throughput differs by 6 to 10 % between processes on a CPU: take it as a hint"
             )
@@ -314,7 +307,6 @@ def notes(fit: Fit) -> list[str]:
 
 
 def advice(made_of: Composition, budget: MemoryBudget) -> str:
-    """Which part of the memory to reduce, and how."""
     parts = made_of.parts
     sizes = {"state": parts.state, "workspace": made_of.workspace, "activations": parts.activations}
     per_sample = (parts.activations + parts.inputs) / max(1, made_of.batch)

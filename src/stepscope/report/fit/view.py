@@ -6,18 +6,10 @@ import shlex
 from collections.abc import Iterator
 
 from stepscope.fit.answer import Batch, Fit, MemoryBudget, Verdict
+from stepscope.report.fit import sentences
 from stepscope.report.fit.json import fit_dict
 from stepscope.report.fit.sections import sections
-from stepscope.report.fit.sentences import (
-    failure_text,
-    framework_of,
-    memory_text,
-    notes,
-    often_text,
-    other_process_text,
-    retries_text,
-    summary,
-)
+from stepscope.report.fit.sentences import memory_text
 from stepscope.report.kit.document import Document, Facts, Paragraph, Section, Verbatim
 from stepscope.report.kit.format import rate_text, seconds_text, share_text
 from stepscope.report.kit.outcomes import Tone
@@ -25,10 +17,10 @@ from stepscope.report.kit.table import Column, RowTone, Table
 from stepscope.workloads.spec import NOT_FOR_FIT, SETTINGS, option_name, setting_default
 
 _TONES: dict[Verdict, Tone] = {
-    "fits": "good",
-    "no limit": "good",
-    "does not fit": "bad",
-    "cannot tell": "warning",
+    Verdict.FITS: "good",
+    Verdict.NO_LIMIT: "good",
+    Verdict.DOES_NOT_FIT: "bad",
+    Verdict.CANNOT_TELL: "warning",
 }
 _SLOWER = 0.02
 """Less than that does not matter."""
@@ -37,7 +29,7 @@ _SLOWER = 0.02
 def fit_document(fit: Fit) -> Document:
     tone = _TONES[fit.verdict]
     answers = _answers(fit)
-    is_said = fit.verdict == "fits" and bool(answers.rows) and fit.linear is None
+    is_said = fit.verdict == Verdict.FITS and bool(answers.rows) and fit.linear is None
     cached = ""
     if fit.cached:
         when = fit.cached[:16].replace("T", " ")
@@ -57,7 +49,7 @@ def fit_document(fit: Fit) -> Document:
         tone=tone,
         header=(Paragraph(cached, "note"),),
         blocks=(
-            Paragraph("" if is_said else summary(fit), tone=tone),
+            Paragraph("" if is_said else sentences.summary(fit), tone=tone),
             Section(
                 "",
                 (
@@ -74,7 +66,7 @@ def fit_document(fit: Fit) -> Document:
 
 
 def _head(fit: Fit) -> str:
-    budget, framework = fit.budget, framework_of(fit)
+    budget, framework = fit.budget, sentences.framework_of(fit)
     text = fit.model
     if fit.subject and fit.subject.device_name:
         text += f" on {fit.subject.device_name}"
@@ -108,7 +100,7 @@ def _answers(fit: Fit) -> Table:
     if use is not None:
         is_both = largest is not None and largest.size == use.size
         facts = [*_speed(use, None), *_behaviour(use, fit.budget)]
-        if is_both and use.passed and fit.verdict == "fits":
+        if is_both and use.passed and fit.verdict == Verdict.FITS:
             facts.append("the largest that fits")
         add("estimate" if fit.linear else "use", use, "good", facts)
         if largest is not None and not is_both:
@@ -135,22 +127,21 @@ def _behaviour(batch: Batch, budget: MemoryBudget) -> Iterator[str]:
     if not batch.passed:
         yield "predicted, not run"
     elif batch.retried:
-        yield f"fits, but thrashes ({retries_text(batch.retries)})"
+        yield f"fits, but thrashes ({sentences.retries_text(batch.retries)})"
     elif budget.device == "gpu":
         yield "no allocator retry"
 
 
 def _certificate(fit: Fit) -> Iterator[str]:
-    """Why the largest is the largest, and how often it was seen to pass."""
     largest, device = fit.max_batch, fit.budget.device
-    if largest is None or fit.verdict != "fits" or not largest.passed:
+    if largest is None or fit.verdict != Verdict.FITS or not largest.passed:
         return
     is_some = largest.free_bytes > 0
     free = f"leaves {memory_text(largest.free_bytes)}" if is_some else "leaves nothing"
     text = f"{largest.size:,} fits and {free}"
     above = largest.failure_above
     if above:
-        where, often = failure_text(above, device), often_text(largest)
+        where, often = sentences.failure_text(above, device), sentences.often_text(largest)
         place = f" ({where})" if where else ""
         if often:
             text += f"; {above.batch:,} {', '.join(filter(None, (often, where)))}"
@@ -178,8 +169,8 @@ def _facts(fit: Fit) -> Iterator[tuple[str, str]]:
             f"rank{'s' * (ranks != 1)})",
         )
     for place, other in enumerate(fit.budget.other_processes):
-        yield ("Also on the GPU" if place == 0 else ""), other_process_text(other)
-    for place, note in enumerate(notes(fit)):
+        yield ("Also on the GPU" if place == 0 else ""), sentences.other_process_text(other)
+    for place, note in enumerate(sentences.notes(fit)):
         yield ("Note" if place == 0 else ""), note
     effort = fit.effort
     cost = f"{effort.probes} probe{'s' * (effort.probes != 1)} in {seconds_text(effort.seconds)}"
@@ -189,7 +180,6 @@ def _facts(fit: Fit) -> Iterator[tuple[str, str]]:
 
 
 def _command(fit: Fit) -> str:
-    """The recommended batch as a trial, with the settings of the workload and the limit."""
     budget = fit.budget
     if fit.batch_size is None:
         return ""

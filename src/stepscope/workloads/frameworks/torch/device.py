@@ -129,7 +129,6 @@ def joined(ranks: int, device: torch.device) -> Iterator[None]:
 
 
 def agreed(number: int, ranks: int, device: torch.device) -> int:
-    """What the first rank says, known to all."""
     if ranks == 1:
         return number
     tensor = torch.tensor([number], dtype=torch.int64, device=device)

@@ -23,7 +23,7 @@ from stepscope.workloads.frameworks.torch.adapter import TorchFramework
 from stepscope.workloads.frameworks.torch.clock import DeviceClock, Duration, HostClock, StepClock
 from stepscope.workloads.frameworks.torch.data import Data, build_data, prepare_cache
 from stepscope.workloads.frameworks.torch.meters import HostMemory
-from stepscope.workloads.frameworks.torch.stepper import Stepper, rest_of_cycle
+from stepscope.workloads.frameworks.torch.stepper import Phase, Stepper, rest_of_cycle
 from stepscope.workloads.frameworks.torch.user import load_own
 from stepscope.workloads.reporting import RankPlacement, RankReport
 from stepscope.workloads.spec import LOADER_ONLY, RESIDENT, Workload
@@ -32,7 +32,6 @@ _OPTIMIZER_SETTINGS = ("lr", "momentum", "weight_decay")
 
 
 def train(workload: Workload, place: RankPlacement, report: RankReport) -> None:
-    """One rank's training, from nothing to its last fact."""
     device = devices.choose_device(workload, place)
     if place.threads:
         torch.set_num_threads(place.threads)
@@ -166,7 +165,6 @@ def _plan_facts(
     built: models.Built | None,
     shape: models.Shape | None,
 ) -> dict[str, Any]:
-    """The settings as they came out, and what a step and an epoch are."""
     settings = {**to_json(workload), "pin": pin}
     if not workload.workers:
         settings |= {"prefetch": None, "persistent": None}
@@ -212,12 +210,12 @@ def _finish_cycle(loop: Loop, stepper: Stepper, report: RankReport) -> None:
     parts = stepper.state_bytes()
     report.tell(parts=parts)
     for phase, size in rest_of_cycle(loop.workload.batch_size):
-        with report.phase(phase):
-            if phase == "again":
+        with report.phase(phase.value):
+            if phase is Phase.AGAIN:
                 loop.one_step()
                 continue
             batch = loop.move(loop.feed.next())
-            if phase == "evaluation":
+            if phase is Phase.EVALUATION:
                 report.tell(parts={**parts, "inputs": batches.bytes_in(batch)})
                 if note := stepper.evaluate(batch):
                     report.tell(note=note)

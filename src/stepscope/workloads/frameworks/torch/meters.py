@@ -24,9 +24,9 @@ _NOTHING = AllocatorStats(0, 0, 0, 0)
 
 
 class HostMeter:
-    """Memory and time where the CPU computes: the process has no allocator to ask."""
+    """Memory and time where the CPU computes: the process has no allocator to request."""
 
-    def begin(self, ask: ProbeRequest) -> None:
+    def begin(self, request: ProbeRequest) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
     def forget_peaks(self) -> None: ...
@@ -73,19 +73,17 @@ class HostMeter:
 
 
 class GpuMeter(HostMeter):
-    """The allocator's own figures, and the device's clock."""
-
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free_before: int | None = None
         self._before = _NOTHING
 
-    def begin(self, ask: ProbeRequest) -> None:
-        super().begin(ask)
-        self._free_before = ask.free_before
+    def begin(self, request: ProbeRequest) -> None:
+        super().begin(request)
+        self._free_before = request.free_before
         torch.cuda.set_device(self._device)
-        cap_memory(self._device, ask.cap)
-        if ask.trace:
+        cap_memory(self._device, request.cap)
+        if request.trace:
             torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST_EVENTS)
 
     def forget_peaks(self) -> None:
@@ -161,7 +159,6 @@ class HostMemory:
 
 
 def _held() -> tuple[int, int]:
-    """Now, and at most."""
     status = procfs.status("self")
     assert status is not None
     files = status.size("RssFile") or 0

@@ -38,7 +38,6 @@ class Shape:
     vocabulary: int = 0
 
     def batch_sizes(self, batch: int) -> tuple[int, ...]:
-        """Of the tensor that is a batch."""
         if self.kind == "tokens":
             return (batch, self.length)
         frames = (self.frames,) if self.kind == "clip" else ()
@@ -84,7 +83,6 @@ _AUXILIARY = {"inception_v3": 0.4, "googlenet": 0.3}
 
 
 def model_names() -> list[str]:
-    """Every name that `build_model` knows."""
     models = _torchvision("model_names")
     ours: list[str] = [*_OURS, *models.list_models(module=models)]
     return sorted([*ours, *models.list_models(module=models.video)])
@@ -190,7 +188,6 @@ def _classification_loss(auxiliary: float) -> LossOf:
 
 
 def _usual_shape(name: str) -> Shape:
-    """What a model was made for."""
     if name in _OURS:
         return _OURS[name]
     models = _torchvision(name)

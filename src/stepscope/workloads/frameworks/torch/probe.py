@@ -33,7 +33,7 @@ from stepscope.workloads.frameworks.torch.batches import Samples, bytes_in, move
 from stepscope.workloads.frameworks.torch.device import gpu_count, set_precision, versions
 from stepscope.workloads.frameworks.torch.meters import GpuMeter, HostMeter
 from stepscope.workloads.frameworks.torch.models import Built, build_model, parameters_of, shape_of
-from stepscope.workloads.frameworks.torch.stepper import Stepper, rest_of_cycle
+from stepscope.workloads.frameworks.torch.stepper import Phase, Stepper, rest_of_cycle
 from stepscope.workloads.frameworks.torch.user import load_own
 from stepscope.workloads.own import explain
 from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult
@@ -52,7 +52,7 @@ _FREE = re.compile(f"of which {_SIZE} is free")
 
 
 @dataclass(frozen=True)
-class Held:
+class HeldWorkload:
     """What is probed, in the process that children are forked from."""
 
     workload: Workload
@@ -97,7 +97,7 @@ def warm_up() -> bool:
     return _forks_can_start_cuda()
 
 
-def hold(workload: Workload) -> Held:
+def hold(workload: Workload) -> HeldWorkload:
     """Build the model and take some samples; BadWorkload where that is not possible."""
     torch.set_num_threads(1)
     torch.manual_seed(workload.seed)
@@ -114,7 +114,7 @@ def hold(workload: Workload) -> Held:
             "Leave model and data on the CPU, and ask no GPU for its name or memory: they are "
             "moved to the device when they are trained",
         )
-    return Held(workload, built, samples, device)
+    return HeldWorkload(workload, built, samples, device)
 
 
 def _forks_can_start_cuda() -> bool:
@@ -132,9 +132,7 @@ def _forks_can_start_cuda() -> bool:
 
 @dataclass
 class _Probe:
-    """The life of a child."""
-
-    held: Held
+    held: HeldWorkload
     request: ProbeRequest
     tell: Callable[[ProbeResult], None]
     trace: Path
@@ -186,18 +184,17 @@ class _Probe:
         return Stepper(workload, self.held.built, device, precision)
 
     def _train(self, batch: int) -> bool:
-        """One batch through the cycle; whether it went well."""
         request, result = self.request, ProbeResult(batch, "ok")
-        cycle = [("step", batch)] * request.steps
+        cycle: list[tuple[Phase, int]] = [(Phase.AGAIN, batch)] * request.steps
         if request.cycle:
             cycle += rest_of_cycle(batch, request.again)
         try:
             for phase, size in cycle:
-                result = replace(result, phase=phase)
-                if phase == "evaluation":
+                result = replace(result, phase=phase.value)
+                if phase is Phase.EVALUATION:
                     if note := self.stepper.evaluate(self._make_batch(size)):
                         self.notes.append(note)
-                elif phase == "smaller batch":
+                elif phase is Phase.SMALLER_BATCH:
                     self._step(size)
                 else:
                     result = replace(result, phase=f"step {len(result.step_s) + 1}")
@@ -247,8 +244,12 @@ class _Probe:
         kind: probing.Kind = failure_kind(TorchFramework(), error)
         if kind == "error" and _BUSY in text:
             kind = "gpu_busy"
-        wanted = _size(_WANTED, text)
-        missing = _missing(text, wanted, self.request.cap)
+        # What of the allocation there was not, by what PyTorch says about its memory.
+        wanted, in_use, unused = (_size(each, text) for each in (_WANTED, _IN_USE, _UNUSED))
+        missing = None
+        if wanted is not None and in_use is not None and unused is not None:
+            cap, free = self.request.cap, _size(_FREE, text) or 0
+            missing = max(0, wanted - max(0, free if cap is None else cap - in_use - unused))
         message, hint = explain(error, self.held.workload)
         message = message.strip().partition("\n")[0][:_LONGEST]
         failed = replace(result, kind=kind, wanted=wanted, missing=missing)
@@ -264,17 +265,7 @@ def _size(pattern: re.Pattern[str], text: str) -> int | None:
     return int(float(found[1]) * _UNITS[found[2]]) if found else None
 
 
-def _missing(text: str, wanted: int | None, cap: int | None) -> int | None:
-    """What of a failed allocation there was not, by what PyTorch says about its memory."""
-    in_use, unused = _size(_IN_USE, text), _size(_UNUSED, text)
-    if wanted is None or in_use is None or unused is None:
-        return None
-    free = cap - in_use - unused if cap is not None else _size(_FREE, text) or 0
-    return max(0, wanted - max(0, free))
-
-
 def _leaves(model: nn.Module) -> dict[nn.Module, str]:
-    """The modules that hold no others, and their names."""
     return {module: name for name, module in model.named_modules() if not [*module.children()]}
 
 

@@ -28,8 +28,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stepscope.errors import BadWorkload
 from stepscope.workloads.frameworks.torch.data import choose_part
 from stepscope.workloads.frameworks.torch.models import Built, LossOf, Own
-from stepscope.workloads.own import OwnPlace, skeleton
+from stepscope.workloads.own import OwnPlace
 from stepscope.workloads.spec import Workload, nearest, option_name
+from stepscope.workloads.user_file import skeleton
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 Collate = Callable[[list[Any]], Any]
@@ -63,7 +64,7 @@ def built_from(
     except _Wrong as wrong:
         hint = wrong.hint
         if hint is None:
-            hint = f"What it shall return:\n\n{skeleton(place.file, place.function)}"
+            hint = f"What it shall return:\n\n{skeleton(place.function)}"
         raise BadWorkload(f"{place.function}() of {place.shown} {wrong}", hint) from None
     for what, to in _overridden(parts["data"], workload):
         notes.append(f"the DataLoader's {what} gave way to {to}")
@@ -128,13 +129,12 @@ def _trained(
 
 
 def _taking_two(parts: dict[str, Any], key: str, arguments: str) -> Callable[[Any, Any], Any]:
-    function = parts[key]
+    function: Callable[[Any, Any], Any] = parts[key]
     if isinstance(function, type) or not callable(function):
         raise _not(key, function, f"a function of ({arguments})")
     if not _takes_two(function):
         raise _Wrong(f"returned a {key!r} that does not take ({arguments})", "")
-    taking: Callable[[Any, Any], Any] = function
-    return taking
+    return function
 
 
 def _takes_two(function: Callable[..., Any]) -> bool:
@@ -226,7 +226,6 @@ def _optimizer_of(given: Any) -> MakeOptimizer:
 
 
 def _lightning_optimizer(module: Any) -> tuple[MakeOptimizer | None, list[str]]:
-    """That of configure_optimizers, where it works without a Trainer."""
 
     def found_in(configured: Any) -> list[Optimizer]:
         """All that are in one of the forms that Lightning allows; schedulers are left out."""

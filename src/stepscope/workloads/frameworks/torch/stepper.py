@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from enum import Enum
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
@@ -17,7 +18,6 @@ from stepscope.workloads.frameworks.torch.device import Precision
 from stepscope.workloads.frameworks.torch.models import Built, LossOf
 from stepscope.workloads.spec import Workload
 
-Phase = Literal["smaller batch", "evaluation", "again"]
 STEPS_AGAIN = 2
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -28,15 +28,21 @@ _LEAST_PART = 2
 """One sample alone is refused by batch normalisation, which is no matter of memory."""
 
 
+class Phase(str, Enum):
+    SMALLER_BATCH = "smaller batch"
+    EVALUATION = "evaluation"
+    AGAIN = "again"
+
+
 def rest_of_cycle(batch: int, again: int = STEPS_AGAIN) -> Iterator[tuple[Phase, int]]:
-    """What follows the steps of a training, each with the size of its batch: the last and smaller
-    batch of an epoch, an evaluation, and steps again. Memory runs out in each of them."""
+    """Each with the size of its batch: the last and smaller batch of an epoch, an evaluation, and
+    steps again. Memory runs out in each of them."""
     part = max(_LEAST_PART, round(batch * 2 / 5))  # any part will do
     if part < batch:
-        yield "smaller batch", part
-    yield "evaluation", batch
+        yield Phase.SMALLER_BATCH, part
+    yield Phase.EVALUATION, batch
     for _ in range(again):
-        yield "again", batch
+        yield Phase.AGAIN, batch
 
 
 class Stepper:

@@ -14,9 +14,11 @@ from hypothesis import strategies as st
 from stepscope.analysis.memory.model import Parts
 from stepscope.errors import BadWorkload, CannotTry, TooFewSamples
 from stepscope.fit.answer import Fit, MemoryBudget
-from stepscope.fit.host.answer import fit_host
-from stepscope.fit.host.next_batch import MOST_TRIALS, PASSES, PRESSED
+from stepscope.fit.host_search import search_host
 from stepscope.fit.probes.contract import HostFacts, ProbeOutcome
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.search import answer_of
+from stepscope.fit.thresholds import MOST_TRIALS, PASSES, PRESSED
 from stepscope.report.fit.sentences import (
     advice,
     failure_text,
@@ -97,7 +99,8 @@ class Machine:
 
 def fit(machine: Machine) -> Fit:
     budget = MemoryBudget("host", machine.limit, 5 * LIMIT, machine.free, machine.limit)
-    return fit_host(machine, Workload("cnn"), budget, lambda result: None)
+    request = FitRequest(Workload("cnn"))
+    return answer_of(search_host(machine, budget, request, FitListener()), request)
 
 
 @given(st.floats(0.01 * MB, 12 * MB), st.integers(0, 1000))
@@ -139,7 +142,8 @@ def test_what_is_told_of_a_batch_whose_peak_the_limit_hides() -> None:
     results: list[ProbeResult] = []
     budget = MemoryBudget("host", BASE + 2 * MB, LIMIT, LIMIT)
     machine = Machine(limit=budget.limit, per_sample=MB / 8)
-    fit_host(machine, Workload("cnn"), budget, results.append)
+    listener = FitListener(tried=results.append)
+    search_host(machine, budget, FitRequest(Workload("cnn")), listener)
     assert tried_text(results[0]) == "batch 8 just fits"
 
 

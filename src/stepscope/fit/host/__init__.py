@@ -1,1 +1,0 @@
-"""Host memory: the max batch size where the CPU computes."""
