@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stepscope.errors import BadWorkload
 from stepscope.workloads.spec import Workload, nearest
-from stepscope.workloads.user_file import functions_in, names_at_import, skeleton, training_lines
+from stepscope.workloads.user_file import functions_in, names_at_import, skeleton_of, training_line
 
 USUAL_NAME = "workload"
 
@@ -40,8 +40,6 @@ _HINTS = {
         "A label is no class of the model: labels go from 0 to the number of its outputs minus 1",
     r"index out of range in self":
         "An Embedding got a number that it has no row for: give it more, or check the tokens",
-    r"attempted relative import":
-        "A file of a package is named as a module: package.module:workload",
 }
 # fmt: on
 """Mistakes that many make with a workload of their own, by the words of the error."""
@@ -71,27 +69,31 @@ def find_own(model: str) -> OwnPlace:
     is_file = named.endswith(".py") or "/" in named
     file = _existing(Path(named)) if is_file else _module_file(named)
     tree = _parsed(file)
-    functions, training = functions_in(tree), training_lines(tree)
-    if training is not None:
-        begin, line = training
+    functions, line = functions_in(tree), training_line(tree)
+    if line is not None:
         missing = None if function in functions else function or USUAL_NAME
         raise BadWorkload(
             f"{named} would start to train as soon as it is imported, at line {line}",
-            f"Change it like this:\n\n{skeleton(missing, begin)}",
+            f"Change it like this:\n\n{skeleton_of(tree, missing)}",
         )
     if not function:
         hint = f"Give {named}:{USUAL_NAME}"
         if USUAL_NAME not in functions:
-            code = skeleton(USUAL_NAME)
+            code = skeleton_of(tree, USUAL_NAME)
             hint = f"Put a function like this into it and give {named}:{USUAL_NAME}\n\n{code}"
         raise BadWorkload(f"{named} is a file, not a function", hint)
     if not {function, "*"} & names_at_import(tree):
         close = difflib.get_close_matches(function, functions)
-        hint = f"Put one like this into it:\n\n{skeleton(function)}"
+        hint = f"Put one like this into it:\n\n{skeleton_of(tree, function)}"
         if close:
             hint = f"Did you mean {' or '.join(close)}?"
         raise BadWorkload(f"There is no function {function!r} in {named}", hint)
     return OwnPlace(file, function, None if is_file else named)
+
+
+def skeleton(file: Path, function: str = USUAL_NAME) -> str:
+    """A function to paste into a file, filled with the models and data sets that are in there."""
+    return skeleton_of(_parsed(file), function)
 
 
 def where_in(error: BaseException, file: Path) -> str | None:

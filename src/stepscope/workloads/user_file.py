@@ -1,5 +1,5 @@
-"""Reads the source of a user's file: which names it has, and whether it would train when it is
-imported."""
+"""Reads the source of a user's file: whether it would train when it is imported, and from which of
+its names the function that it lacks could be made."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ Function = ast.FunctionDef | ast.AsyncFunctionDef
 _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 _LOOPS = (ast.For, ast.AsyncFor, ast.While)
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
-_SKELETON = """def {function}():
-    return {{
-        "model": ...,  # what is trained
-        "loss": ...,  # a function of the model's output and the target
-        "data": ...,  # a Dataset, not yet in batches
-    }}
-"""
+_MODEL_NAME = re.compile(r"model|(^|_)[a-z]{0,3}n(n|et)\d*(_|$)")
+_DATA_NAME = re.compile(r"data(set)?s?(_|$)|(^|_)(images|samples|trainset)(_|$)")
+_LOSS_NAME = re.compile(r"^(crit|criterion|loss_?(fn|func|function|f))$")
+_NOT_TRAINED_WITH = re.compile(r"val|test|eval|(^|_)dev")
+_MODEL_BASES = ("Module", "PreTrainedModel")
+_DATA_BASES = ("Dataset", "ImageFolder")
+_BRING_A_LOSS = {"lightning", "pytorch_lightning", "transformers"}
+"""A LightningModule has its training_step, a model of transformers computes its loss itself."""
 
 
 def names_at_import(tree: ast.Module) -> set[str]:
@@ -32,49 +33,21 @@ def functions_in(tree: ast.Module) -> dict[str, Function]:
     return {node.name: node for node in nodes}
 
 
-def training_lines(tree: ast.Module) -> tuple[int, int] | None:
-    """Where the first statement begins that trains when the file is imported, and the line of the
-    call in it that does; None where nothing trains.
+def training_line(tree: ast.Module) -> int | None:
+    """The line that starts a training when the file is imported, if there is one.
 
     Calls are followed into functions of the same file, not into other files: a training that is
     not seen here is stopped when it comes to its first step.
     """
-    functions = functions_in(tree)
-    trainers = {
-        name
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
-        if ast.unparse(node.value.func).endswith("Trainer")
-        for name in _bound_by(node)
-    }
-    followed: set[tuple[str, bool]] = set()
-
-    def find(node: ast.AST, in_loop: bool) -> ast.Call | None:
-        if isinstance(node, (*_FUNCTIONS, ast.Lambda)):
-            return None
-        in_loop = in_loop or isinstance(node, (*_LOOPS, *_COMPREHENSIONS))
-        if isinstance(node, ast.Call):
-            if _trains(node, in_loop, trainers):
-                return node
-            name = node.func.id if isinstance(node.func, ast.Name) else ""
-            if name in functions and (name, in_loop) not in followed:
-                followed.add((name, in_loop))  # once is enough: it may call itself
-                if any(find(part, in_loop) for part in functions[name].body):
-                    return node
-        parts = node.orelse if _is_main_guard(node) else ast.iter_child_nodes(node)
-        return next(filter(None, (find(part, in_loop) for part in parts)), None)
-
-    for statement in tree.body:
-        if call := find(statement, in_loop=False):
-            return statement.lineno, call.lineno
-    return None
+    found = _training(tree)
+    return found[1].lineno if found else None
 
 
-def skeleton(function: str | None, training_line: int | None = None) -> str:
+def skeleton_of(tree: ast.Module, function: str | None) -> str:
     """Source of a function with that name, and of a place for what should not run at import."""
-    parts = [_SKELETON.format(function=function)] if function else []
-    if training_line is not None:
-        place = f"    ...  # move line {training_line} and what follows here\n"
+    parts = [_function(tree, function)] if function else []
+    if training := _training(tree):
+        place = f"    ...  # move line {training[0].lineno} and what follows here\n"
         parts.append(f'if __name__ == "__main__":\n{place}')
     return "\n\n".join(parts)
 
@@ -114,6 +87,38 @@ def _is_main_guard(node: ast.AST) -> TypeGuard[ast.If]:
     )
 
 
+def _training(tree: ast.Module) -> tuple[ast.stmt, ast.Call] | None:
+    """The first statement that trains at import, and the call in it that does."""
+    functions = functions_in(tree)
+    trainers = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Assign) and _called(node.value).endswith("Trainer")
+        for name in _bound_by(node)
+    }
+    followed: set[tuple[str, bool]] = set()
+
+    def find(node: ast.AST, in_loop: bool) -> ast.Call | None:
+        if isinstance(node, (*_FUNCTIONS, ast.Lambda)):
+            return None
+        in_loop = in_loop or isinstance(node, (*_LOOPS, *_COMPREHENSIONS))
+        if isinstance(node, ast.Call):
+            if _trains(node, in_loop, trainers):
+                return node
+            name = node.func.id if isinstance(node.func, ast.Name) else ""
+            if name in functions and (name, in_loop) not in followed:
+                followed.add((name, in_loop))  # once is enough: it may call itself
+                if any(find(part, in_loop) for part in functions[name].body):
+                    return node
+        parts = node.orelse if _is_main_guard(node) else ast.iter_child_nodes(node)
+        return next(filter(None, (find(part, in_loop) for part in parts)), None)
+
+    for statement in tree.body:
+        if call := find(statement, in_loop=False):
+            return statement, call
+    return None
+
+
 def _trains(call: ast.Call, in_loop: bool, trainers: set[str]) -> bool:
     if not isinstance(call.func, ast.Attribute):
         return False
@@ -125,3 +130,81 @@ def _trains(call: ast.Call, in_loop: bool, trainers: set[str]) -> bool:
     if verb in ("fit", "train") and ("trainer" in owner.lower() or owner in trainers):
         return True
     return verb in ("fit", "fit_one_cycle") and bool(re.search(r"model|net|learn", owner.lower()))
+
+
+def _function(tree: ast.Module, name: str) -> str:
+    """A function that returns what the top level of the file has for each part."""
+    training = _training(tree)
+    stays = [node for node in tree.body if not training or node.lineno < training[0].lineno]
+    made = {
+        target.id: node.value
+        for node in stays
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Call)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+    made = dict(sorted(made.items(), key=lambda each: bool(_NOT_TRAINED_WITH.search(each[0]))))
+    packages = {
+        (each.name if isinstance(node, ast.Import) else node.module or "").partition(".")[0]
+        for node in tree.body
+        if isinstance(node, (ast.Import, ast.ImportFrom))
+        for each in node.names
+    }
+    loss = next((n for n in made if _LOSS_NAME.match(n) or _called(made[n]).endswith("Loss")), "")
+    header = ""
+    if not loss and not packages & _BRING_A_LOSS:
+        header = "    from torch.nn.functional import cross_entropy\n\n"
+        loss = "cross_entropy"
+    model, optimizer = "", ""
+    for call in made.values():
+        given = call.args[0] if call.args else None
+        if isinstance(given, ast.Call) and _called(given) == "parameters":
+            model = ast.unparse(given.func).removesuffix(".parameters")
+            rest = [*call.args[1:], *call.keywords]
+            options = "".join(f", {ast.unparse(each)}" for each in rest)
+            optimizer = f"lambda parameters: {ast.unparse(call.func)}(parameters{options})"
+    loaders = [call for call in made.values() if _called(call) == "DataLoader" and call.args]
+    data = ast.unparse(loaders[0].args[0]) if loaders else ""
+    collate = [k.value for call in loaders[:1] for k in call.keywords if k.arg == "collate_fn"]
+    model = model or _found(tree, made, _MODEL_NAME, _MODEL_BASES)
+    data = data or _found(tree, made, _DATA_NAME, _DATA_BASES)
+    parts = {
+        "model": f"{model}," if model else "...,  # a torch.nn.Module",
+        "loss": f"{loss}," if loss else "",
+        "data": f"{data}," if data else "...,  # a Dataset, not yet in batches",
+        "collate": f"{ast.unparse(collate[0])}," if collate else "",
+        "optimizer": f"{optimizer}," if optimizer else "",
+    }
+    lines = [f'        "{key}": {value}\n' for key, value in parts.items() if value]
+    return f"def {name}():\n{header}    return {{\n{''.join(lines)}    }}\n"
+
+
+def _found(
+    tree: ast.Module, made: dict[str, ast.Call], name: re.Pattern[str], bases: tuple[str, ...]
+) -> str:
+    """A variable by its name or its class, else a call of the last class of that kind."""
+    classes: dict[str, ast.ClassDef] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef):
+            written = [ast.unparse(base).partition("[")[0] for base in node.bases]
+            written = [base for base in written if not base.endswith("DataModule")]
+            if any(base.endswith(bases) or base in classes for base in written):
+                classes[node.name] = node
+    for variable, call in made.items():
+        if _called(call) in classes or name.search(variable.lower()):
+            return variable
+    if not classes:
+        return ""
+    last = classes[next(reversed(classes))]
+    inits = [n for n in last.body if isinstance(n, ast.FunctionDef) and n.name == "__init__"]
+    arguments = inits[0].args if inits else ast.arguments([], [], None, [], [], None, [])
+    positional = [*arguments.posonlyargs, *arguments.args]
+    needed = positional[1 : len(positional) - len(arguments.defaults)]
+    keywords = zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True)
+    needed += [argument for argument, default in keywords if default is None]
+    return f"{last.name}({', '.join(f'{each.arg}=...' for each in needed)})"
+
+
+def _called(node: ast.expr) -> str:
+    """What a call calls, without whose it is."""
+    return ast.unparse(node.func).rpartition(".")[2] if isinstance(node, ast.Call) else ""

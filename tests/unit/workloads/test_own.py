@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.own import OwnPlace, find_own, hint_for, is_place, where_in
-from stepscope.workloads.user_file import skeleton, training_lines
+from stepscope.workloads.own import OwnPlace, find_own, hint_for, is_place, skeleton, where_in
+from stepscope.workloads.user_file import skeleton_of, training_line
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 
@@ -66,8 +66,7 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], str
 
 
 def line_of(source: str) -> int | None:
-    found = training_lines(ast.parse(source))
-    return found[1] if found else None
+    return training_line(ast.parse(source))
 
 
 def refusal(model: str) -> str:
@@ -268,8 +267,55 @@ def test_a_file_that_trains_is_helped(file: Callable[[str], str]) -> None:
     refused = refusal(f"{name}:workload")
     code = code_in(refused)
     assert "would start to train as soon as it is imported, at line 19" in refused
-    assert "def workload():" in code
+    assert '"model": Net(width=..., norm=...),' in code
+    assert '"data": Faces(folder=...),' in code
     assert code.rstrip().endswith("# move line 19 and what follows here")
+
+
+SCRIPT = """\
+import torch
+import torch.nn as nn
+from torch.utils.data import DataLoader, TensorDataset
+
+def pad(samples): ...
+val_set = TensorDataset(torch.zeros(4, 20), torch.zeros(4))
+train_set = TensorDataset(torch.zeros(8, 20), torch.zeros(8))
+val_loader = DataLoader(val_set, batch_size=64)
+loader = DataLoader(train_set, batch_size=64, collate_fn=pad)
+teacher_model = nn.Linear(20, 2)
+net = nn.Sequential(nn.Linear(20, 2))
+criterion = nn.CrossEntropyLoss()
+opt = torch.optim.Adam(net.parameters(), lr=0.001)
+
+for epoch in range(3):
+    for x, y in loader:
+        loss = criterion(net(x), y)
+        loss.backward()
+        opt.step()
+print(loss)
+
+def after(): ...
+
+torch.save(net, "net.pt")
+"""
+OFFERED = """\
+def workload():
+    return {
+        "model": net,
+        "loss": criterion,
+        "data": train_set,
+        "collate": pad,
+        "optimizer": lambda parameters: torch.optim.Adam(parameters, lr=0.001),
+    }
+
+
+if __name__ == "__main__":
+    ...  # move line 15 and what follows here
+"""
+
+
+def test_what_the_training_uses_is_offered(file: Callable[[str], str]) -> None:
+    assert code_in(refusal(f"{file(SCRIPT)}:workload")) == OFFERED
 
 
 def test_a_file_that_trains_and_has_its_function_is_only_told_where(
@@ -279,10 +325,42 @@ def test_a_file_that_trains_and_has_its_function_is_only_told_where(
     assert "def workload" not in code and 'if __name__ == "__main__":' in code
 
 
-def test_a_skeleton_is_python_that_trains_nothing() -> None:
-    offered = ast.parse(skeleton("workload", 15))
+@pytest.mark.parametrize(
+    ("source", "model", "data"),
+    [
+        ("model = Net()\nval_data = make()\ndataset = CIFAR10('.')", "model", "dataset"),
+        ("class A(pl.LightningModule): ...\nclass B(pl.LightningDataModule): ...", "A()", "..."),
+        ("class A(nn.Module): ...\nclass B(A): ...\nclass C(IterableDataset): ...", "B()", "C()"),
+        ("class A(nn.Module): ...\nnet = A()\ny = DataLoader(x, 4)", "net", "x"),
+        (
+            "class A(BertPreTrainedModel):\n    def __init__(self, config): ...",
+            "A(config=...)",
+            "...",
+        ),
+    ],
+)
+def test_names_in_the_skeleton(
+    file: Callable[[str], str], source: str, model: str, data: str
+) -> None:
+    code = skeleton(Path(file(source)))
+    assert f'"model": {model},' in code
+    assert f'"data": {data},' in code
+
+
+@pytest.mark.parametrize("package", ["lightning", "pytorch_lightning", "transformers"])
+def test_some_models_bring_their_loss(file: Callable[[str], str], package: str) -> None:
+    assert '"loss"' in skeleton(Path(file("import torch")))
+    assert '"loss"' not in skeleton(Path(file(f"import {package}.something")))
+    assert '"loss"' not in skeleton(Path(file(f"from {package} import something")))
+
+
+@given(st.lists(st.sampled_from([*TRAININGS, *HARMLESS, FINE]), max_size=6).map("".join))
+def test_a_skeleton_is_python(source: str) -> None:
+    tree = ast.parse(source)
+    offered = ast.parse(skeleton_of(tree, "workload"))
     (function,) = [node for node in offered.body if isinstance(node, ast.FunctionDef)]
-    assert function.name == "workload" and training_lines(offered) is None
+    assert function.name == "workload"
+    assert training_line(offered) is None
 
 
 @pytest.mark.parametrize(

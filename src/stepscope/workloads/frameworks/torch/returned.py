@@ -28,9 +28,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from stepscope.errors import BadWorkload
 from stepscope.workloads.frameworks.torch.data import choose_part
 from stepscope.workloads.frameworks.torch.models import Built, LossOf, Own
-from stepscope.workloads.own import OwnPlace
+from stepscope.workloads.own import OwnPlace, skeleton
 from stepscope.workloads.spec import Workload, nearest, option_name
-from stepscope.workloads.user_file import skeleton
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], Optimizer]
 Collate = Callable[[list[Any]], Any]
@@ -64,7 +63,7 @@ def built_from(
     except _Wrong as wrong:
         hint = wrong.hint
         if hint is None:
-            hint = f"What it shall return:\n\n{skeleton(place.function)}"
+            hint = f"What it shall return:\n\n{skeleton(place.file, place.function)}"
         raise BadWorkload(f"{place.function}() of {place.shown} {wrong}", hint) from None
     for what, to in _overridden(parts["data"], workload):
         notes.append(f"the DataLoader's {what} gave way to {to}")

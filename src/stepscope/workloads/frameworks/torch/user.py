@@ -21,9 +21,8 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from stepscope.errors import BadWorkload, StepscopeError
 from stepscope.workloads.frameworks.torch.models import Built
 from stepscope.workloads.frameworks.torch.returned import built_from
-from stepscope.workloads.own import OwnPlace, error_text, find_own, hint_for, where_in
+from stepscope.workloads.own import OwnPlace, error_text, find_own, hint_for, skeleton, where_in
 from stepscope.workloads.spec import SETTINGS, Workload, nearest, option_name
-from stepscope.workloads.user_file import skeleton
 
 _GUARD = '`if __name__ == "__main__":`'
 
@@ -105,7 +104,7 @@ def _answered_for(place: OwnPlace, when: str) -> Iterator[None]:
         raise BadWorkload(
             f"{line(error)}: this trains when {when}",
             f"Put it under {_GUARD}, and let the function return what is trained:\n\n"
-            + skeleton(place.function),
+            + skeleton(place.file, place.function),
         ) from None
     except SystemExit as error:
         raise BadWorkload(
@@ -116,6 +115,8 @@ def _answered_for(place: OwnPlace, when: str) -> Iterator[None]:
         hint = hint_for(error)
         if isinstance(error, ModuleNotFoundError):
             hint = f"Install it for the Python that stepscope runs in: {sys.executable}"
+        elif isinstance(error, ImportError) and "relative import" in str(error):
+            hint = "A file of a package is named as a module: package.module:workload"
         raise BadWorkload(error_text(error, line(error)), hint) from error
     finally:
         hook.remove()
