@@ -40,6 +40,8 @@ _HINTS = {
         "A label is no class of the model: labels go from 0 to the number of its outputs minus 1",
     r"index out of range in self":
         "An Embedding got a number that it has no row for: give it more, or check the tokens",
+    r"attempted relative import":
+        "A file of a package is named as a module: package.module:workload",
 }
 # fmt: on
 """Mistakes that many make with a workload of their own, by the words of the error."""

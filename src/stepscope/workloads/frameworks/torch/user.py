@@ -115,8 +115,6 @@ def _answered_for(place: OwnPlace, when: str) -> Iterator[None]:
         hint = hint_for(error)
         if isinstance(error, ModuleNotFoundError):
             hint = f"Install it for the Python that stepscope runs in: {sys.executable}"
-        elif isinstance(error, ImportError) and "relative import" in str(error):
-            hint = "A file of a package is named as a module: package.module:workload"
         raise BadWorkload(error_text(error, line(error)), hint) from error
     finally:
         hook.remove()
