@@ -358,7 +358,7 @@ def test_one_runs_a_study_and_the_second_is_told_who(paths: StudyPaths) -> None:
 def test_who_only_looks_keeps_nobody_from_running_it(
     paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "_OTHERS_LOOK_S", 20.0)
+    monkeypatch.setattr("stepscope.trials.state._ATTEMPTS", 1000)
     with alone(paths):
         pass
     looking = os.open(paths.lock, os.O_RDONLY)

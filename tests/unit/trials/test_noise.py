@@ -139,7 +139,7 @@ def test_runners_at_the_same_time_lose_nothing(store: NoiseStore) -> None:
 from pathlib import Path
 from stepscope.trials import state
 from stepscope.trials.noise import MachineKind, NoiseStore
-state._PATIENCE_S = 60.0
+state._ATTEMPTS = 3000
 for _ in range(10):
     NoiseStore(Path({str(store.path)!r}), print).learn({CPU!r}, [100.0, 101.0])
 """
