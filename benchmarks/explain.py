@@ -197,10 +197,12 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=None, help="how long each one trains")
     parser.add_argument("--record", nargs="?", const=str(RECORDED), help="keep the runs for tests")
     parser.add_argument("--again", action="store_true", help="explain the kept runs once more")
-    parser.add_argument("--out", type=Path, default=results_file.RESULTS)
+    parser.add_argument("--out", type=Path, help="where the result goes; by default results/")
     args = parser.parse_args()
     only = [name for name in args.only.split(",") if name]
     scripts = [s for s in planted_scripts(args.device) if not only or s.name in only]
+    if not scripts:
+        parser.error(f"no {args.device} script is named {args.only}")
     goal = GOALS[args.device]
     cases = []
     with tempfile.TemporaryDirectory() as runs:
@@ -233,9 +235,11 @@ def main() -> None:
             for case in cases
         ],
     }
+    if only and args.out is None:
+        raise SystemExit(0 if right == len(cases) else 1)  # some scripts are no result
     kept = kept_on(scripts, Path(args.record or RECORDED)) if args.again else None
     figures["recorded_with"] = kept["frameworks"] if kept else None
-    print(results_file.write(f"explain_{args.device}", figures, args.out, kept))
+    print(results_file.write(f"explain_{args.device}", figures, args.out or results_file.RESULTS, kept))
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from stepscope.workloads.frameworks.contract import (
     check_capabilities,
     failure_kind,
 )
-from stepscope.workloads.frameworks.registry import framework_name, get_framework
+from stepscope.workloads.frameworks.registry import FRAMEWORKS, framework_name, get_framework
 from stepscope.workloads.probing import ProbeResult, Subject
 from stepscope.workloads.reporting import RankPlacement
 from stepscope.workloads.spec import DEVICES, PRECISIONS, SETTINGS, make_workload
@@ -61,6 +61,10 @@ def adapter(request: pytest.FixtureRequest) -> Adapter:
     if found.setting == "torch":
         pytest.importorskip("torch")
     return found
+
+
+def test_every_registered_framework_is_checked_here() -> None:
+    assert set(FRAMEWORKS) <= {adapter.setting for adapter in ADAPTERS}
 
 
 def test_it_declares_its_name_and_capabilities(adapter: Adapter) -> None:

@@ -49,6 +49,7 @@ FOREIGN = (
     "a\nb\r\nc\x00",
     "long" * 200,
     "\u202eright to left",
+    "a | b # c\n- d `e` *f* _g_",
 )
 """Texts as a run may have recorded them: names, commands, paths, errors."""
 FORMS = tuple(RENDERERS.items())
