@@ -239,7 +239,11 @@ def main() -> None:
         raise SystemExit(0 if right == len(cases) else 1)  # some scripts are no result
     kept = kept_on(scripts, Path(args.record or RECORDED)) if args.again else None
     figures["recorded_with"] = kept["frameworks"] if kept else None
-    print(results_file.write(f"explain_{args.device}", figures, args.out or results_file.RESULTS, kept))
+    print(
+        results_file.write(
+            f"explain_{args.device}", figures, args.out or results_file.RESULTS, kept
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -190,9 +190,9 @@ def thresholds() -> str:
 def proofs() -> str:
     """What the scripts with planted causes gave, from the results of benchmarks/explain.py."""
     rows = []
-    results = DOCS.parent / "benchmarks" / "results"
-    for device in ("cpu", "gpu"):
-        path = max(results.glob(f"*_explain_{device}_*.json"))  # the newest: names begin with dates
+    results = (DOCS.parent / "benchmarks" / "results").glob("*_explain_[cg]pu_*.json")
+    newest = {path.name.split("_")[2]: path for path in sorted(results)}  # names begin with dates
+    for path in newest.values():
         figures = json.loads(path.read_text())["figures"]
         for case in figures["cases"]:
             told, got = case["predicted"], case["measured"]

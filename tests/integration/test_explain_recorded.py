@@ -98,7 +98,10 @@ def test_kept_runs_tell_nothing_of_the_machine_they_came_from(tmp_path: Path) ->
         names = [text for process in run.processes for text in process.names.values()]
         for text in [*texts(run.json), *names]:
             found = ABSOLUTE.findall(text)
-            assert set(found) <= {"/home/user", "/sys/fs/cgroup", "/proc/PID/net/dev"}, (archive.name, text)
+            assert set(found) <= {"/home/user", "/sys/fs/cgroup", "/proc/PID/net/dev"}, (
+                archive.name,
+                text,
+            )
 
 
 ABSOLUTE = re.compile(r"(?:^|(?<=[\s'\"(=]))/\w[\w./-]*")
