@@ -238,7 +238,9 @@ def _why_no_rate(record: TrialRecord, taken: _StepsTaken) -> str:
     steps = len(taken.ends)
     if steps and record.samples_per_step is None:
         return "how many samples a step has was not told"
-    return f"{steps} steps are too few" if steps > 1 else f"{('no', 'one')[steps]} step was taken"
+    if steps > 1:
+        return f"{steps} steps are too few"
+    return "one step was taken" if steps else "no step was taken"
 
 
 def _part(seconds: Floats) -> Part | None:

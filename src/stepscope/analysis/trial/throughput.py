@@ -97,12 +97,16 @@ def with_evidence(known: ProcessNoise, squares: float, dof: float, trials: int) 
     An assumption counts like the repeats that it has degrees of freedom, until enough are seen.
     """
     if known.source != "learnt" and dof >= LEARNT_FROM:
-        return ProcessNoise(math.sqrt(squares / dof), dof, "learnt", trials)
+        return ProcessNoise(cv=math.sqrt(squares / dof), dof=dof, source="learnt", trials=trials)
     total = known.dof + dof
     cv = math.sqrt((known.cv**2 * known.dof + squares) / total)
     is_assumed = known.source != "learnt" and dof > 0
-    assumed = (known.cv if known.assumed is None else known.assumed) if is_assumed else None
-    return ProcessNoise(cv, total, known.source, known.trials + trials, assumed)
+    assumed = None
+    if is_assumed:
+        assumed = known.cv if known.assumed is None else known.assumed
+    return ProcessNoise(
+        cv=cv, dof=total, source=known.source, trials=known.trials + trials, assumed=assumed
+    )
 
 
 def students_t(dof: float) -> float:

@@ -18,6 +18,7 @@ from stepscope.report.kit.format import (
     TONE_COLOURS,
     count_text,
     is_known,
+    plural,
     printable,
     rate_text,
     seconds_text,
@@ -81,8 +82,8 @@ def plain_text(frame: Frame, width: int, ascii_only: bool = False) -> str:
 def ending_text(frame: Frame, report: str) -> str:
     """How a run ended, and where to read on."""
     parts = [frame.outcome, frame.ending.reason] if frame.ending.reason else [frame.outcome]
-    told = f"{frame.name} has ended: {', '.join(parts)} (after {seconds_text(frame.seconds)})"
-    return f"{printable(told)}\nReport    {printable(report)}\n"
+    ended = f"{frame.name} has ended: {', '.join(parts)} (after {seconds_text(frame.seconds)})"
+    return f"{printable(ended)}\nReport    {printable(report)}\n"
 
 
 def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
@@ -105,8 +106,10 @@ def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
     if footed:
         lines += [Text()] * (height - 1 - len(lines))
         foot = ["q quits"]
-        foot += [f"last {layout.spark * layout.seconds} s"] if layout.spark else []
-        foot += [f"not shown: {', '.join(left_out)}"] if left_out else []
+        if layout.spark:
+            foot.append(f"last {layout.spark * layout.seconds} s")
+        if left_out:
+            foot.append(f"not shown: {', '.join(left_out)}")
         lines.append(Text(_cut("   ".join(foot), width), style="dim"))
     return lines
 
@@ -190,7 +193,8 @@ def _body(frame: Frame, layout: _Layout, room: int | None) -> tuple[list[Text], 
     for block in chosen:
         if lines and spaced:
             lines.append(Text())
-        lines += [layout.title(block)] if block.title else []
+        if block.title:
+            lines.append(layout.title(block))
         lines += [layout.line(row) for row in block.rows]
     return lines, _left_out(blocks, chosen)
 
@@ -241,7 +245,7 @@ def _left_out(blocks: Sequence[Block], chosen: Sequence[Block]) -> list[str]:
     roles = sum(row.part and row.rank < DETAILS for row in missing)
     gpus = len(titles) + sum(bool(row.text and row.traces) for row in missing)
     counts = ((roles, "role"), (gpus, "GPU"))
-    return [f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count]
+    return [f"{count} {plural(count, noun)}" for count, noun in counts if count]
 
 
 @dataclass(frozen=True)
@@ -263,7 +267,7 @@ class _Layout:
             spark = width - label - _VALUE - 1 - (_DETAIL if width >= _WITH_DETAILS else 0)
         spark = max(0, min(spark, SECONDS_BACK))
         seconds = ceil(_LEAST_SPAN_S / spark) if spark else 1
-        return cls(width, label, spark, seconds, frame.end_ns)
+        return cls(width=width, label=label, spark=spark, seconds=seconds, end_ns=frame.end_ns)
 
     def split(self, rows: Iterable[Row]) -> tuple[Row, ...]:
         """Rows of two traces become two where the line is too short for both."""

@@ -80,7 +80,7 @@ def trace(
     now = None
     if _is_of_now(series, data.end_ns):
         now = mean(series, _NOW_S) if is_counter(metric) else last(series)
-    return LiveTrace(metric, entity, series, now, whole, name, detail)
+    return LiveTrace(metric, entity, series=series, now=now, whole=whole, name=name, detail=detail)
 
 
 def ranked(rows: Iterable[Row]) -> tuple[Row, ...]:
