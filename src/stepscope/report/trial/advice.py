@@ -86,7 +86,7 @@ def advice_for(
         if hint := next((error.hint for error in errors if error and error.hint), ""):
             return TrialAdvice(AdviceKind.HINT, hint=hint)
         return _after_failure(ending, record, measured, paths)
-    rate, noise = measured.rate, measured.spread
+    rate, noise = measured.rate, measured.noise
     if measured.is_disturbed:
         return TrialAdvice(AdviceKind.IDLE_MACHINE)
     if rate is None or not measured.steady.steady:

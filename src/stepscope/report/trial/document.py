@@ -77,7 +77,7 @@ def _repeats(views: Sequence[TrialView]) -> Document:
         note = f"{_others_text(most)} in {trials}: these are the rates of a busy machine"
     rows = [
         ("Mean samples/s", _with_interval(mean.mean, mean.interval) if mean else ""),
-        ("", _noise_text(mean.spread) if mean else ""),
+        ("", _noise_text(mean.noise) if mean else ""),
         ("Note", note),
         *_setting_rows(first),
     ]
@@ -158,7 +158,7 @@ def _labelled(label: str, texts: Sequence[str]) -> Rows:
 
 def _measured_rows(view: TrialView) -> Rows:
     measured = view.measured
-    rate, noise, step = measured.rate, measured.spread, measured.step
+    rate, noise, step = measured.rate, measured.noise, measured.step
     if rate is None:
         yield "Samples/s", f"{MISSING}  {measured.why_no_rate}"
     else:
