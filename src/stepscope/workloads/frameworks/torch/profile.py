@@ -127,7 +127,6 @@ def _figures(profiler: profile) -> dict[str, Any]:
     """Operators and calls of the host, kernels and copies of the device, the longest first; None
     for all of a device that was not seen."""
     rows = [row for row in profiler.key_averages() if not row.is_user_annotation]
-    rows.sort(key=lambda row: (-row.self_device_time_total, -row.self_cpu_time_total))
     on_host = [row for row in rows if row.device_type == DeviceType.CPU and row.key[0] != "["]
     on_device = [row for row in rows if row.device_type != DeviceType.CPU]
     calls = [row for row in on_host if _RUNTIME_CALL.match(row.key)]
@@ -138,6 +137,10 @@ def _figures(profiler: profile) -> dict[str, Any]:
     memsets = [row for row in on_device if row.key.startswith("Memset")]
     kernels = [row for row in on_device if not row.key.startswith(("Memcpy", "Memset"))]
     has_device = bool(calls)
+    kernels.sort(key=lambda row: -row.self_device_time_total)
+    on_host.sort(key=lambda row: -row.self_cpu_time_total)
+    if has_device:
+        on_host.sort(key=lambda row: -row.self_device_time_total)
 
     def cpu_us(some: list[Any]) -> float:
         return float(sum(row.self_cpu_time_total for row in some))
