@@ -96,14 +96,14 @@ def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
         head = [_title(frame, width), *state]
     if height is None:
         return head + _body(frame, _Layout.of(frame, width), None)[0]
-    footed = height >= _WITH_FOOT
-    room = max(0, height - len(head) - footed)
+    foot_height = 1 if height >= _WITH_FOOT else 0
+    room = max(0, height - len(head) - foot_height)
     crowded = bool(frame.gpus) and _height_of_all((frame.run, *frame.gpus)) > room
     split = crowded and width >= _TWO_COLUMNS
     layout = _Layout.of(frame, (width - 2) // 2 if split else width)
     body, left_out = (_two_columns if split else _body)(frame, layout, room)
-    lines = (head + body)[: height - footed]
-    if footed:
+    lines = (head + body)[: height - foot_height]
+    if foot_height:
         lines += [Text()] * (height - 1 - len(lines))
         foot = ["q quits"]
         if layout.spark:
@@ -212,12 +212,13 @@ def _gpu_blocks(frame: Frame, layout: _Layout, room: int | None) -> list[Block]:
 
 def _essential(block: Block) -> int:
     """Lines below which a block is not worth its place."""
-    return bool(block.title) + sum(row.rank < ESSENTIAL for row in block.rows)
+    rows = tuple(row for row in block.rows if row.rank < ESSENTIAL)
+    return replace(block, rows=rows).height
 
 
 def _height_of_all(blocks: Sequence[Block]) -> int:
     """With empty lines between them."""
-    return sum(bool(block.title) + len(block.rows) for block in blocks) + len(blocks) - 1
+    return sum(block.height for block in blocks) + len(blocks) - 1
 
 
 def _fitting(blocks: Sequence[Block], room: int) -> list[Block]:
@@ -225,7 +226,7 @@ def _fitting(blocks: Sequence[Block], room: int) -> list[Block]:
     places = [(b, r) for b, block in enumerate(blocks) for r in range(len(block.rows))]
     chosen: list[set[int]] = [set() for _ in blocks]
     for b, r in sorted(places, key=lambda place: blocks[place[0]].rows[place[1]].rank):
-        cost = 1 + (bool(blocks[b].title) and not chosen[b])
+        cost = 1 if chosen[b] or not blocks[b].title else 2  # the first row brings the title
         between = len(blocks) - 1 if blocks[b].rows[r].rank >= DETAILS else 0
         if cost + between <= room:
             room -= cost
@@ -297,7 +298,9 @@ class _Layout:
         if len(row.traces) == 2:
             for number, each in enumerate(row.traces):
                 drawn = columns(each.series, self.end_ns, *half)
-                line.append("  " * number).append_text(self._spark(each, drawn))
+                if number:
+                    line.append("  ")
+                line.append_text(self._spark(each, drawn))
                 line.append(f" {each.text:>{_VALUE}}", "bold").append(
                     f" {each.name:<{_NAME}}", "dim"
                 )

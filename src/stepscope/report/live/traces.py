@@ -64,6 +64,11 @@ class Block:
     used: bool = True  # whether it is about something that the run uses
     slowed: bool = False  # whether something holds it back, so that the remark is a warning
 
+    @property
+    def height(self) -> int:
+        """Its lines with its title."""
+        return len(self.rows) + (1 if self.title else 0)
+
 
 def trace(
     data: RunData,
