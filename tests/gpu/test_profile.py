@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.analysis.trial.profile import profile_of
+from stepscope.records.codec import from_json
+from stepscope.records.profile import RankProfile
 
 pytestmark = pytest.mark.gpu
 
@@ -38,7 +39,7 @@ def test_known_steps_on_a_gpu(tmp_path: Path) -> None:
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    told = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0", 10)
+    told = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0")
 
     assert told.get("error") is None and told["missing"] == ""
     copies = told["copies"]
@@ -61,8 +62,8 @@ def test_known_steps_on_a_gpu(tmp_path: Path) -> None:
     on_device = sums["kernel_us"] + sums["memcpy_us"] + sums["memset_us"]
     assert in_operators == pytest.approx(on_device, rel=0.02), "what operators started is all"
 
-    profile = profile_of({0: told})
-    assert profile.has_device and profile.per_epoch_is == "scaled"
+    profile = from_json(RankProfile, told)
+    assert profile.copies
     assert "mm" in profile.operators[0].name or "copy_" in profile.operators[0].name
 
 
@@ -81,7 +82,7 @@ def test_kernels_are_those_of_the_trace(tmp_path: Path) -> None:
         optimizer.step()
 
     step()
-    told = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0", None)
+    told = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0")
     events = json.loads(gzip.decompress((tmp_path / "trace0.json.gz").read_bytes()))["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
     assert told["sums"]["kernels"] == len(kernels) > 10 * STEPS

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,8 @@ import numpy as np
 
 from stepscope.analysis.trial.measurement import RankRecord, Steps, TrialRecord
 from stepscope.errors import RunFolderError
-from stepscope.records.codec import salvage
+from stepscope.records.codec import from_json, salvage
+from stepscope.records.profile import Profile, RankProfile
 from stepscope.records.trial import LimitFacts, RankFacts, TrialFacts, TrialSettings
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run
@@ -50,13 +50,20 @@ def read_rank(paths: RunPaths, rank: int) -> RankFacts:
     return salvage(RankFacts, _read_json(paths.trial_rank(rank)))
 
 
-def read_profiles(run: Run) -> dict[int, Mapping[str, Any]]:
-    """What each rank's profiler told, by rank; nothing where none was asked for."""
-    ranks = salvage(TrialSettings, run.facts.workload).ranks
-    found = {
-        rank: _read_json(run.paths.trial_profile(rank)) for rank in range(min(ranks, _MOST_RANKS))
-    }
-    return {rank: profile for rank, profile in found.items() if profile}
+def read_profile(run: Run) -> Profile | None:
+    """What the profiler saw of each rank; None where no profile was asked for."""
+    ranks: dict[int, RankProfile] = {}
+    failed: dict[int, str] = {}
+    for rank in range(min(salvage(TrialSettings, run.facts.workload).ranks, _MOST_RANKS)):
+        stored = _read_json(run.paths.trial_profile(rank))
+        if "error" in stored:
+            failed[rank] = str(stored["error"])
+        elif stored:
+            try:
+                ranks[rank] = from_json(RankProfile, stored)
+            except ValueError as error:
+                failed[rank] = f"Its profile cannot be read ({error})"
+    return Profile(ranks, failed) if ranks or failed else None
 
 
 def read_steps(path: Path) -> Steps:

@@ -117,6 +117,6 @@ def _values(
         "gpu_retries": memory.retries,
         "joules_per_sample": 1 / energy if energy else None,
         "overhead_seconds": measured.overhead.total,
-        "spread_cv": measured.spread.cv if measured.spread else None,
-        "spread_dof": measured.spread.dof if measured.spread else None,
+        "spread_cv": measured.noise.cv if measured.noise else None,
+        "spread_dof": measured.noise.dof if measured.noise else None,
     }

@@ -33,8 +33,8 @@ from stepscope.workloads.spec import (
     Workload,
     make_workload,
     nearest,
-    option_name,
     setting_default,
+    trial_command,
 )
 
 LIMITS: dict[str, str] = {
@@ -83,20 +83,11 @@ class TrialSpec:
 
     def command(self) -> list[str]:
         """What runs the same trial alone."""
-        words = ["stepscope", "trial", self.workload.model]
-        for name, value in self.settings.items():
-            if name == "model":
-                continue
-            if value is True:
-                words.append(option_name(name))
-            elif value is False:
-                words.append(f"--no-{name.replace('_', '-')}")
-            elif name == "gpus" and isinstance(value, int):
-                words += ["--gpus", ",".join(map(str, range(value)))]
-            else:
-                text = f"{value:g}" if isinstance(value, float) else str(value)
-                words += [option_name(name), text]
-        return words
+        options = {name: value for name, value in self.settings.items() if name != "model"}
+        gpus = options.get("gpus")
+        if isinstance(gpus, int):
+            options["gpus"] = ",".join(map(str, range(gpus)))
+        return trial_command(self.workload.model, options)
 
 
 def make_spec(settings: Mapping[str, Any]) -> TrialSpec:

@@ -172,6 +172,25 @@ def option_name(setting: str) -> str:
     return "--" + setting.replace("_", "-")
 
 
+def switches() -> set[str]:
+    """The options of settings that take no value."""
+    names = [name for name in SETTINGS if bool in (_TYPES[name], *typing.get_args(_TYPES[name]))]
+    return {word for name in names for word in (option_name(name), f"--no-{option_name(name)[2:]}")}
+
+
+def trial_command(model: str, options: Mapping[str, Any]) -> list[str]:
+    """What runs a trial of a model with these settings and limits, word by word."""
+    words = ["stepscope", "trial", model]
+    for name, value in options.items():
+        option = option_name(name)
+        if isinstance(value, bool):
+            words.append(option if value else f"--no-{option[2:]}")
+        else:
+            text = str(value)
+            words += [option, text.removesuffix(".0") if isinstance(value, float) else text]
+    return words
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
     """A hint that lists the valid names most like a wrong one."""
     names = sorted(known)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import hypothesis.strategies as st
 import numpy as np
@@ -11,9 +12,10 @@ import pytest
 from hypothesis import given, settings
 
 from stepscope.errors import RunFolderError
+from stepscope.records.profile import ProfiledCopies
 from stepscope.records.trial import CpuLimit, LimitFacts, ProcessNoise, RankFacts, TrialFacts
 from stepscope.runs.reader import open_run
-from stepscope.runs.trial import STEP, is_trial, read_steps, read_trial
+from stepscope.runs.trial import STEP, is_trial, read_profile, read_steps, read_trial
 from stepscope.steplog import FIELDS, RECORD, Step, StepLog
 from stepscope.workloads.spec import Workload
 from synthetic import write_run
@@ -122,3 +124,42 @@ def test_another_run_is_no_trial(tmp_path: Path) -> None:
 def test_the_record_is_that_of_the_log() -> None:
     assert STEP.itemsize == RECORD.size
     assert np.dtype(STEP).names == FIELDS
+
+
+PROFILE: dict[str, Any] = {
+    "device": "cuda:0",
+    "steps": 4,
+    "step_us": [300.0, 310.0, 290.0, 300.0],
+    "operators": [],
+    "kernels": [{"name": "gemm", "calls": 8, "us": 600.0}],
+    "sums": {"operator_cpu_us": 500.0, "kernels": 8},
+    "copies": {"to_device": {"calls": 4, "us": 40.0, "pageable_us": 8.0}},
+    "memory": {"cuda:0": {"allocated": 1000, "reserved": 2000}},
+    "missing": "",
+    "trace": {"file": "trace0.json.gz", "bytes": 10, "unzipped_bytes": 100},
+}
+
+
+def test_a_rank_that_was_not_profiled_or_cannot_be_read_is_told(tmp_path: Path) -> None:
+    paths = write_trial(tmp_path, Trial(workload=Workload("cnn", ranks=5)))
+    assert read_profile(open_run(tmp_path)) is None
+    cut = {name: value for name, value in PROFILE.items() if name != "trace"}
+    for rank, stored in enumerate((PROFILE, {"error": "no"}, cut, {**PROFILE, "steps": 0})):
+        paths.trial_profile(rank).write_text(json.dumps(stored))
+    profile = read_profile(open_run(tmp_path))
+    assert profile and list(profile.ranks) == [0] and profile.ranks[0].kernels[0].us == 600
+    assert profile.failed[1] == "no"
+    assert "cannot be read" in profile.failed[2] and "trace" in profile.failed[2]
+    assert set(profile.failed) == {1, 2, 3}
+
+
+def test_a_profile_of_an_older_version_is_read(tmp_path: Path) -> None:
+    """It had bytes of copies and the number of events, from the trace, and the length of epochs."""
+    copies = {"to_device": {"calls": 4, "bytes": 4096, "us": 40.0, "pageable_bytes": 0}}
+    old = {**PROFILE, "copies": copies, "steps_per_epoch": 100}
+    old["trace"] = {**PROFILE["trace"], "events": 5}
+    paths = write_trial(tmp_path, Trial())
+    paths.trial_profile(0).write_text(json.dumps(old))
+    profile = read_profile(open_run(tmp_path))
+    assert profile and not profile.failed
+    assert profile.ranks[0].copies == {"to_device": ProfiledCopies(calls=4, us=40.0)}

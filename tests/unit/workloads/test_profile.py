@@ -7,6 +7,7 @@ import json
 import resource
 import signal
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ import pytest
 import torch
 from torch import nn
 
-from stepscope.analysis.trial.profile import SUMS, profile_of
+from stepscope.records.codec import from_json
+from stepscope.records.profile import ProfiledSums, RankProfile
 from stepscope.workloads.frameworks.torch import profile as torch_profile
 from stepscope.workloads.frameworks.torch.profile import profile_steps
 
@@ -53,7 +55,7 @@ class Counted:
 @pytest.fixture(scope="module")
 def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     trace = tmp_path_factory.mktemp("trial") / "trace0.json.gz"
-    return profile_steps(training(), 3, trace, "cpu", 200), trace
+    return profile_steps(training(), 3, trace, "cpu"), trace
 
 
 def test_operators_are_called_as_often_as_the_model_says(
@@ -86,19 +88,18 @@ def test_without_a_gpu_nothing_is_said_of_one(profiled: tuple[dict[str, Any], Pa
     told = profiled[0]
     assert told["device"] == "cpu"
     assert told["copies"] is None and told["kernels"] == [] and told["missing"] == ""
-    assert set(told["sums"]) == set(SUMS)
+    assert set(told["sums"]) == {field.name for field in fields(ProfiledSums)}
     assert {name for name, total in told["sums"].items() if total is not None} == {
         "operator_cpu_us"
     }
 
 
 def test_it_can_be_stored_and_read(profiled: tuple[dict[str, Any], Path]) -> None:
-    told = json.loads(json.dumps(profiled[0], allow_nan=False))
-    profile = profile_of({0: told})
-    assert not profile.failed
+    profile = from_json(RankProfile, json.loads(json.dumps(profiled[0], allow_nan=False)))
     (row,) = (row for row in profile.operators if row.name == "aten::mm")
-    assert (row.calls.total, row.calls.per_step, row.calls.per_epoch) == (12, 4, 800)
-    assert profile.per_epoch_is == "scaled"
+    assert (row.calls, profile.steps) == (12, 3)
+    times = [row.self_cpu_us for row in profile.operators]
+    assert times == sorted(times, reverse=True), "the longest first"
 
 
 def test_the_trace_is_kept_for_a_viewer(profiled: tuple[dict[str, Any], Path]) -> None:
@@ -121,7 +122,7 @@ def test_peak_memory_is_that_of_a_known_load(held: int, tmp_path: Path) -> None:
         del tensors
         torch.empty(MIB, dtype=torch.uint8)
 
-    told = profile_steps(step, 2, tmp_path / "trace.json.gz", "cpu", None)
+    told = profile_steps(step, 2, tmp_path / "trace.json.gz", "cpu")
     assert told["memory"] == {"cpu": {"allocated": held * 8 * MIB, "reserved": None}}
 
 
@@ -132,7 +133,7 @@ def test_one_step_more_is_taken_and_is_in_no_figure(tmp_path: Path) -> None:
         ones.add_(number)
 
     step = Counted(add)
-    told = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu", None)
+    told = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu")
     assert step.count == 5
     assert told["steps"] == 4
     assert {r["name"]: r["calls"] for r in told["operators"]}["aten::add_"] == 4
@@ -140,7 +141,7 @@ def test_one_step_more_is_taken_and_is_in_no_figure(tmp_path: Path) -> None:
 
 def test_there_is_a_limit_to_the_steps(tmp_path: Path) -> None:
     step = Counted()
-    told = profile_steps(step, 10**6, tmp_path / "trace.json.gz", "cpu", None)
+    told = profile_steps(step, 10**6, tmp_path / "trace.json.gz", "cpu")
     assert told["steps"] == torch_profile.MOST_STEPS == step.count - 1
 
 
@@ -151,9 +152,9 @@ def test_a_step_that_fails_is_not_the_profilers_failure(at: int, tmp_path: Path)
             raise RuntimeError("of the step")
 
     with pytest.raises(RuntimeError, match="of the step"):
-        profile_steps(Counted(fail), 4, tmp_path / "trace.json.gz", "cpu", None)
+        profile_steps(Counted(fail), 4, tmp_path / "trace.json.gz", "cpu")
     assert not list(tmp_path.iterdir())
-    told = profile_steps(Counted(), 2, tmp_path / "trace.json.gz", "cpu", None)
+    told = profile_steps(Counted(), 2, tmp_path / "trace.json.gz", "cpu")
     assert "error" not in told, "the profiler can be used again"
 
 
@@ -167,7 +168,7 @@ def test_a_profiler_that_fails_is_told_and_every_step_is_taken(tmp_path: Path) -
 
     step = Counted(begin)
     try:
-        told = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu", None)
+        told = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu")
     finally:
         other.__exit__(None, None, None)
     assert set(told) == {"error"}
@@ -178,7 +179,7 @@ def test_a_profiler_that_fails_is_told_and_every_step_is_taken(tmp_path: Path) -
 
 def test_a_trace_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     step = Counted()
-    told = profile_steps(step, 2, tmp_path / "nowhere" / "trace.json.gz", "cpu", None)
+    told = profile_steps(step, 2, tmp_path / "nowhere" / "trace.json.gz", "cpu")
     assert "No such file or directory" in told["error"] and "space" in told["error"]
     assert step.count == 3
 
@@ -189,7 +190,7 @@ def test_a_trace_that_fills_the_disk_leaves_nothing(tmp_path: Path) -> None:
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
-        told = profile_steps(training(), 3, tmp_path / "trace.json.gz", "cpu", None)
+        told = profile_steps(training(), 3, tmp_path / "trace.json.gz", "cpu")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)

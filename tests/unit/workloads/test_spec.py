@@ -19,6 +19,8 @@ from stepscope.workloads.spec import (
     make_workload,
     nearest,
     setting_default,
+    switches,
+    trial_command,
 )
 
 
@@ -94,3 +96,11 @@ def test_nearest_always_names_something_valid(name: str, known: list[str]) -> No
 def test_short_names() -> None:
     assert Workload("resnet18").short_name == "resnet18"
     assert Workload("some/where/train.py:workload").short_name == "train.workload"
+
+
+def test_a_command_says_every_setting_as_an_option_exactly() -> None:
+    settings = {"batch_size": 8, "lr": 0.123456789, "momentum": 0.0, "pin": False, "compile": True}
+    words = "--batch-size 8 --lr 0.123456789 --momentum 0 --no-pin --compile"
+    assert trial_command("cnn", settings) == ["stepscope", "trial", "cnn", *words.split()]
+    assert {"--no-pin", "--compile"} < switches()
+    assert "--lr" not in switches()

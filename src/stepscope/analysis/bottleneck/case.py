@@ -224,5 +224,10 @@ def measured(
     if value is None:
         return None
     return Evidence(
-        metric, float(value), unit, threshold, limit(threshold) if threshold else None, source
+        metric=metric,
+        value=float(value),
+        unit=unit,
+        threshold=threshold,
+        limit=limit(threshold) if threshold else None,
+        source=source,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from stepscope.analysis.bottleneck.account import Account
-from stepscope.analysis.bottleneck.case import Case, finding, measured
+from stepscope.analysis.bottleneck.case import Case, Device, finding, measured
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.trial.interference import takes_gpu
 from stepscope.records import Confidence, Evidence, Finding, Recommendation
@@ -233,37 +233,42 @@ def _larger_batch(account: Account, times: int) -> Recommendation:
 
 
 def gpu_power(case: Case) -> Finding | None:
-    if not _is_bound(case):
+    device = case.device
+    if not _is_bound(case) or not _is_slowed(device, device.slowed_power):
         return None
-    power = measured("power", case.device.power, "W", source="NVML")
-    slowed = case.device.slowed_power
-    return _slowed(case, "throttle.power", "medium", slowed, power, "show_power_limit")
+    return finding(
+        "throttle.power",
+        "medium",
+        _clock_ratio(device),
+        evidence=[
+            measured("slowed", device.slowed_power, "share", "slowed", "NVML"),
+            measured("power", device.power, "W", source="NVML"),
+            measured("clock", device.clock, "MHz", source="NVML"),
+        ],
+        recommendations=["show_power_limit"],
+    )
 
 
 def gpu_heat(case: Case) -> Finding | None:
-    return _slowed(case, "throttle.heat", "high", case.device.slowed_heat, None, "better_cooling")
-
-
-def _slowed(
-    case: Case,
-    cause: str,
-    confidence: Confidence,
-    slowed: float | None,
-    reading: Evidence | None,
-    action: str,
-) -> Finding | None:
-    """The clocks were held down: the bound is how many times as fast they were at their highest."""
     device = case.device
-    if device.busy is None or (slowed or 0.0) < limit("slowed"):
+    if not _is_slowed(device, device.slowed_heat):
         return None
     return finding(
-        cause,
-        confidence,
-        device.clock_most / device.clock if device.clock and device.clock_most else None,
+        "throttle.heat",
+        "high",
+        _clock_ratio(device),
         evidence=[
-            measured("slowed", slowed, "share", "slowed", "NVML"),
-            reading,
+            measured("slowed", device.slowed_heat, "share", "slowed", "NVML"),
             measured("clock", device.clock, "MHz", source="NVML"),
         ],
-        recommendations=[action],
+        recommendations=["better_cooling"],
     )
+
+
+def _is_slowed(device: Device, share: float | None) -> bool:
+    return device.busy is not None and (share or 0.0) >= limit("slowed")
+
+
+def _clock_ratio(device: Device) -> float | None:
+    """How many times as fast the clocks were at their highest: what holding them down costs."""
+    return device.clock_most / device.clock if device.clock and device.clock_most else None

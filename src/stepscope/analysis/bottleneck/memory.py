@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -12,7 +13,7 @@ from stepscope.analysis.bottleneck.case import Case, finding, measured
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.run.series import Floats, Series
 from stepscope.analysis.trial.steady import drift_of, trend
-from stepscope.records import Confidence, Finding, FindingValue, Recommendation
+from stepscope.records import Confidence, Evidence, Finding, Recommendation
 
 _BUCKETS = 24
 _LEAST_BUCKETS = 8
@@ -24,8 +25,14 @@ def _last(values: Floats) -> float:
     return float(values[-1])
 
 
-def growth(series: Series, stretch: Window) -> tuple[float, float] | None:
-    """Bytes a second, and bytes at the beginning, of a gauge that grows without end; else None.
+@dataclass(frozen=True)
+class MemoryGrowth:
+    bytes_per_second: float
+    at_beginning: float  # bytes
+
+
+def growth(series: Series, stretch: Window) -> MemoryGrowth | None:
+    """Of a gauge of bytes that grows without end; else None.
 
     The least of each bucket of time is taken: what is freed after every step or epoch is no leak.
     How low that is, is known no better than the gauge moves from one reading to the next: readings
@@ -52,11 +59,11 @@ def growth(series: Series, stretch: Window) -> tuple[float, float] | None:
         return None
     pairs = np.triu_indices(len(values), 1)
     slopes = (values[pairs[1]] - values[pairs[0]]) / (seconds[pairs[1]] - seconds[pairs[0]])
-    return float(np.median(slopes)), float(values[0])
+    return MemoryGrowth(bytes_per_second=float(np.median(slopes)), at_beginning=float(values[0]))
 
 
 def leak_confidence(seconds_left: float | None) -> Confidence:
-    """Growth that takes a week to matter is reported, but does not limit a run."""
+    """MemoryGrowth that takes a week to matter is reported, but does not limit a run."""
     soon = seconds_left is None or seconds_left < limit("leak_horizon")
     return "high" if soon else "low"
 
@@ -67,14 +74,14 @@ def seconds_left(left: float | None, rate: float) -> float | None:
 
 
 def host_leak(case: Case) -> Finding | None:
-    found = growth(case.data.of("memory"), case.stretch)
-    if found is None or not _is_lost(case, found[0]):
+    grown = growth(case.data.of("memory"), case.stretch)
+    if grown is None or not _is_lost(case, grown.bytes_per_second):
         return None
     rates = {
-        role: grown[0]
+        role: of_role.bytes_per_second
         for metric, role in case.data.series
         if metric == "memory" and role != "tree"
-        if (grown := growth(case.data.of("memory", role), case.stretch))
+        if (of_role := growth(case.data.of("memory", role), case.stretch))
     }
     process = max(rates, key=lambda role: rates[role], default=None)
     left = case.reading("host_available", "host", _last)
@@ -82,15 +89,20 @@ def host_leak(case: Case) -> Finding | None:
     used = case.reading("cgroup_memory", "cgroup", _last)
     if top is not None and used is not None:
         left = top - used if left is None else min(left, top - used)
-    dataset = Recommendation("find_growth_in_dataset", location=case.loader_location)
-    return _leak(
-        case,
+    remaining = seconds_left(left, grown.bytes_per_second)
+    action: Recommendation | str = "find_growth_in_loop"
+    if process == "worker":
+        action = Recommendation("find_growth_in_dataset", location=case.loader_location)
+    return finding(
         "leak.host",
-        *found,
-        left,
-        ("/proc", "/proc"),
-        {"process": process},
-        [dataset if process == "worker" else "find_growth_in_loop"],
+        leak_confidence(remaining),
+        1.0,
+        values={"process": process, "seconds_left": remaining},
+        evidence=[
+            *_growth_evidence(case, grown, "/proc"),
+            measured("left", left, "bytes", source="/proc"),
+        ],
+        recommendations=[action],
     )
 
 
@@ -108,40 +120,31 @@ def _is_lost(case: Case, rate: float) -> bool:
 
 def gpu_leak(case: Case) -> Finding | None:
     for gpu in case.data.used_gpus:
-        if found := growth(gpu.of("gpu_allocated"), case.stretch):
-            held, size = reading_in(gpu.memory, case.stretch, _last), gpu.gpu.memory_bytes
-            left = size - held if size is not None and held is not None else None
-            values = {"gpu": gpu.gpu.label}
-            actions = ["detach_loss", "find_kept_outputs"]
-            return _leak(case, "leak.gpu", *found, left, ("allocator", "NVML"), values, actions)
+        grown = growth(gpu.of("gpu_allocated"), case.stretch)
+        if grown is None:
+            continue
+        held, size = reading_in(gpu.memory, case.stretch, _last), gpu.gpu.memory_bytes
+        left = size - held if size is not None and held is not None else None
+        remaining = seconds_left(left, grown.bytes_per_second)
+        return finding(
+            "leak.gpu",
+            leak_confidence(remaining),
+            1.0,
+            values={"gpu": gpu.gpu.label, "seconds_left": remaining},
+            evidence=[
+                *_growth_evidence(case, grown, "allocator"),
+                measured("left", left, "bytes", source="NVML"),
+            ],
+            recommendations=["detach_loss", "find_kept_outputs"],
+        )
     return None
 
 
-def _leak(
-    case: Case,
-    cause: str,
-    rate: float,
-    began: float,
-    left: float | None,
-    sources: tuple[str, str],
-    values: Mapping[str, FindingValue],
-    recommendations: Sequence[Recommendation | str],
-) -> Finding:
-    remaining = seconds_left(left, rate)
-    grown, (source, source_of_left) = rate * case.stretch.seconds, sources
-    return finding(
-        cause,
-        leak_confidence(remaining),
-        1.0,
-        values={**values, "seconds_left": remaining},
-        evidence=[
-            measured("growth", rate, "bytes/s", source=source),
-            measured("grown", grown, "bytes", "growth_bytes", source),
-            measured("at_beginning", began, "bytes", source=source),
-            measured("left", left, "bytes", source=source_of_left),
-        ],
-        recommendations=recommendations,
-    )
+def _growth_evidence(case: Case, grown: MemoryGrowth, source: str) -> Iterator[Evidence | None]:
+    yield measured("growth", grown.bytes_per_second, "bytes/s", source=source)
+    total = grown.bytes_per_second * case.stretch.seconds
+    yield measured("grown", total, "bytes", "growth_bytes", source)
+    yield measured("at_beginning", grown.at_beginning, "bytes", source=source)
 
 
 def step_drift(case: Case) -> Finding | None:

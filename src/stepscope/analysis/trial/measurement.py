@@ -58,8 +58,8 @@ class TrialRecord:
     @property
     def noise(self) -> ProcessNoise | None:
         """Between processes, as it was known when the trial ran."""
-        spread = self.trial.spread
-        return spread if spread and spread.cv >= 0 and spread.dof > 0 else None
+        noise = self.trial.spread
+        return noise if noise and noise.cv >= 0 and noise.dof > 0 else None
 
     @property
     def samples_per_step(self) -> int | None:
@@ -121,7 +121,7 @@ class Measurement:
 
     rate: Rate | None  # samples per second of all ranks together
     interval: Interval | None
-    spread: ProcessNoise | None
+    noise: ProcessNoise | None
     why_no_rate: str
     steady: Steady
     steps: int  # that all ranks took, like the samples
@@ -185,7 +185,7 @@ def measure(record: TrialRecord, data: RunData) -> Measurement:
     taken = _StepsTaken.of(record)
     steady = find_steady(taken.lengths, record.settings.workers)
     kept = taken.after(steady.warmup)
-    batch, spread = record.samples_per_step, record.noise
+    batch, noise = record.samples_per_step, record.noise
     rate, joules, per_joule = None, None, None
     if batch and len(kept.lengths) >= _LEAST_LENGTHS:
         rate = throughput(kept.lengths, batch)
@@ -200,8 +200,8 @@ def measure(record: TrialRecord, data: RunData) -> Measurement:
     begin, end = (int(kept.ends[i]) if len(kept.ends) else None for i in (0, -1))
     return Measurement(
         rate=rate,
-        interval=interval(rate, spread) if rate and spread else None,
-        spread=spread,
+        interval=interval(rate, noise) if rate and noise else None,
+        noise=noise,
         why_no_rate="" if rate else _why_no_rate(record, taken),
         steady=steady,
         steps=len(taken.ends),
@@ -238,7 +238,9 @@ def _why_no_rate(record: TrialRecord, taken: _StepsTaken) -> str:
     steps = len(taken.ends)
     if steps and record.samples_per_step is None:
         return "how many samples a step has was not told"
-    return f"{steps} steps are too few" if steps > 1 else f"{('no', 'one')[steps]} step was taken"
+    if steps > 1:
+        return f"{steps} steps are too few"
+    return "one step was taken" if steps else "no step was taken"
 
 
 def _part(seconds: Floats) -> Part | None:

@@ -45,11 +45,11 @@ class Interval:
 
 @dataclass(frozen=True)
 class Combined:
-    """The mean of repeats, where it lies, and the spread that tells so."""
+    """The mean of repeats, where it lies, and the noise that says so."""
 
     mean: float
     interval: Interval
-    spread: ProcessNoise
+    noise: ProcessNoise
 
 
 def throughput(seconds: npt.ArrayLike, samples_per_step: float) -> Rate:
@@ -61,27 +61,27 @@ def throughput(seconds: npt.ArrayLike, samples_per_step: float) -> Rate:
     return Rate(samples_per_step / mean, error / mean, max(1.0, len(means) - 1.0))
 
 
-def interval(rate: Rate, spread: ProcessNoise) -> Interval:
+def interval(rate: Rate, noise: ProcessNoise) -> Interval:
     """Where the mean rate of trials like this one lies."""
-    within, between = rate.within**2, spread.cv**2
+    within, between = rate.within**2, noise.cv**2
     both = within + between
     # Welch and Satterthwaite: the sum is known about as well as the part that dominates it.
-    parts = within**2 / rate.dof + between**2 / spread.dof
+    parts = within**2 / rate.dof + between**2 / noise.dof
     return _around(rate.per_second, math.sqrt(both), both**2 / parts if parts else math.inf)
 
 
 def combined(rates: Sequence[float], known: ProcessNoise) -> Combined:
-    """The mean of repeats of one trial; `known` is the spread as it was before them.
+    """The mean of repeats of one trial; `known` is the noise as it was before them.
 
     Repeats that scatter more than trials usually do here are believed: this workload may be
     noisier than others.
     """
     mean = sum(rates) / len(rates)
     squares, dof = scatter(rates)
-    spread = with_evidence(known, squares, dof, len(rates))
-    cv = max(spread.cv, math.sqrt(squares / dof)) if dof else spread.cv
-    spread = replace(spread, cv=cv)
-    return Combined(mean, _around(mean, cv / math.sqrt(len(rates)), spread.dof), spread)
+    noise = with_evidence(known, squares, dof, len(rates))
+    cv = max(noise.cv, math.sqrt(squares / dof)) if dof else noise.cv
+    noise = replace(noise, cv=cv)
+    return Combined(mean, _around(mean, cv / math.sqrt(len(rates)), noise.dof), noise)
 
 
 def scatter(rates: Sequence[float]) -> tuple[float, float]:
@@ -92,17 +92,21 @@ def scatter(rates: Sequence[float]) -> tuple[float, float]:
 
 
 def with_evidence(known: ProcessNoise, squares: float, dof: float, trials: int) -> ProcessNoise:
-    """What is known of the spread once the scatter of more repeats is.
+    """What is known of the noise once the scatter of more repeats is.
 
     An assumption counts like the repeats that it has degrees of freedom, until enough are seen.
     """
     if known.source != "learnt" and dof >= LEARNT_FROM:
-        return ProcessNoise(math.sqrt(squares / dof), dof, "learnt", trials)
+        return ProcessNoise(cv=math.sqrt(squares / dof), dof=dof, source="learnt", trials=trials)
     total = known.dof + dof
     cv = math.sqrt((known.cv**2 * known.dof + squares) / total)
     is_assumed = known.source != "learnt" and dof > 0
-    assumed = (known.cv if known.assumed is None else known.assumed) if is_assumed else None
-    return ProcessNoise(cv, total, known.source, known.trials + trials, assumed)
+    assumed = None
+    if is_assumed:
+        assumed = known.cv if known.assumed is None else known.assumed
+    return ProcessNoise(
+        cv=cv, dof=total, source=known.source, trials=known.trials + trials, assumed=assumed
+    )
 
 
 def students_t(dof: float) -> float:

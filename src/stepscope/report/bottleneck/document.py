@@ -18,6 +18,7 @@ from stepscope.report.kit.document import (
     Section,
     Verbatim,
 )
+from stepscope.report.kit.format import plural
 from stepscope.report.kit.outcomes import OUTCOMES
 from stepscope.report.kit.table import Column, Table
 
@@ -32,7 +33,7 @@ _EVIDENCE = (
 def diagnosis_section(view: DiagnosisView) -> Section:
     """The first finding with all that it rests on; the others are folded."""
     first, others = view.first, view.others
-    count = "1 other finding" if len(others) == 1 else f"{len(others)} other findings"
+    count = f"{len(others)} other {plural(len(others), 'finding')}"
     names = ", ".join(each.title for each in others)
     folded = tuple(
         Section(each.title, (Paragraph(each.summary), _badge(each), *_support(each)))

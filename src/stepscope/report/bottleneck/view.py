@@ -192,12 +192,12 @@ def _finding(finding: Finding, basis: Basis, for_trial: bool) -> FindingView:
         speedup_bound=finding.speedup_bound,
         evidence=tuple(
             EvidenceRow(
-                fill(EVIDENCE[each.metric], values),
-                each.value,
-                each.unit,
-                each.threshold,
-                each.limit,
-                each.source,
+                what=fill(EVIDENCE[each.metric], values),
+                value=each.value,
+                unit=each.unit,
+                threshold=each.threshold,
+                limit=each.limit,
+                source=each.source,
             )
             for each in finding.evidence
         ),

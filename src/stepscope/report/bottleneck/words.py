@@ -13,7 +13,7 @@ from string import Formatter
 from typing import Any
 
 from stepscope.records import FindingValue
-from stepscope.report.kit.format import MISSING
+from stepscope.report.kit.format import MISSING, plural
 
 Sentence = str | Mapping[str, str]
 """A template, or one for each variant of the finding."""
@@ -372,7 +372,7 @@ def _period(seconds: float) -> str:
 
 
 def _counted(noun: str) -> Callable[[int], str]:
-    return lambda count: f"{count:g} {noun}s" if count > 1 else f"{count:g} {noun}"
+    return lambda count: f"{count:g} {plural(count, noun)}"
 
 
 def _who(workers: int) -> str:

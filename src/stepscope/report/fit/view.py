@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
+from typing import Any
 
 from stepscope.fit.answer import Batch, Fit, MemoryBudget, Verdict
 from stepscope.report.fit import sentences
@@ -14,7 +15,7 @@ from stepscope.report.kit.document import Document, Facts, Paragraph, Section, V
 from stepscope.report.kit.format import rate_text, seconds_text, share_text
 from stepscope.report.kit.outcomes import Tone
 from stepscope.report.kit.table import Column, RowTone, Table
-from stepscope.workloads.spec import NOT_FOR_FIT, SETTINGS, option_name, setting_default
+from stepscope.workloads.spec import NOT_FOR_FIT, SETTINGS, setting_default, trial_command
 
 _TONES: dict[Verdict, Tone] = {
     Verdict.FITS: "good",
@@ -183,19 +184,15 @@ def _command(fit: Fit) -> str:
     budget = fit.budget
     if fit.batch_size is None:
         return ""
-    words = ["stepscope", "trial", fit.model, "--batch-size", str(fit.batch_size)]
+    options: dict[str, Any] = {"batch_size": fit.batch_size}
     if budget.available is not None:
         size = budget.available
         if size != budget.requested:
             size = size >> 20 << 20
         units = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1, ""))
         number, unit = next((size // each, unit) for each, unit in units if size % each == 0)
-        words += ["--gpu-memory" if budget.device == "gpu" else "--memory", f"{number}{unit}"]
+        options["gpu_memory" if budget.device == "gpu" else "memory"] = f"{number}{unit}"
     for name, value in fit.settings.items():
         if name in SETTINGS and name not in NOT_FOR_FIT and value != setting_default(name):
-            option = option_name(name)
-            if isinstance(value, bool):
-                words.append(option if value else option.replace("--", "--no-", 1))
-            else:
-                words += [option, str(value)]
-    return shlex.join(words)
+            options[name] = value
+    return shlex.join(trial_command(fit.model, options))

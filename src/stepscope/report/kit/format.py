@@ -84,6 +84,11 @@ def count_text(value: float | None) -> str:
     return f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:.1f}"
 
 
+def plural(count: float, noun: str, several: str = "") -> str:
+    """The form of a noun that goes with a count: 1 rank, 2 ranks, 3 processes."""
+    return noun if count == 1 else several or f"{noun}s"
+
+
 def cores_text(value: float | None) -> str:
     """Cores in use: 0.04, 1.62, 12.5, 128."""
     if not is_known(value):

@@ -103,7 +103,8 @@ class _Terminal:
         for number, item in enumerate(block.items, 1):
             place = "  ".join(filter(None, (item.where, " ".join(item.code.split()))))
             more = [_text(place, "cyan")] if place else []
-            more += [_text(item.why)] if item.why else []
+            if item.why:
+                more.append(_text(item.why))
             lines = [_text(item.text, "bold" if more else ""), *more]
             grid.add_row(f"{number}." if block.numbered else "·", Text("\n").join(lines))
         self._console.print(grid)

@@ -18,6 +18,7 @@ from stepscope.report.kit.format import (
     TONE_COLOURS,
     count_text,
     is_known,
+    plural,
     printable,
     rate_text,
     seconds_text,
@@ -81,8 +82,8 @@ def plain_text(frame: Frame, width: int, ascii_only: bool = False) -> str:
 def ending_text(frame: Frame, report: str) -> str:
     """How a run ended, and where to read on."""
     parts = [frame.outcome, frame.ending.reason] if frame.ending.reason else [frame.outcome]
-    told = f"{frame.name} has ended: {', '.join(parts)} (after {seconds_text(frame.seconds)})"
-    return f"{printable(told)}\nReport    {printable(report)}\n"
+    ended = f"{frame.name} has ended: {', '.join(parts)} (after {seconds_text(frame.seconds)})"
+    return f"{printable(ended)}\nReport    {printable(report)}\n"
 
 
 def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
@@ -95,18 +96,20 @@ def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
         head = [_title(frame, width), *state]
     if height is None:
         return head + _body(frame, _Layout.of(frame, width), None)[0]
-    footed = height >= _WITH_FOOT
-    room = max(0, height - len(head) - footed)
+    foot_height = 1 if height >= _WITH_FOOT else 0
+    room = max(0, height - len(head) - foot_height)
     crowded = bool(frame.gpus) and _height_of_all((frame.run, *frame.gpus)) > room
     split = crowded and width >= _TWO_COLUMNS
     layout = _Layout.of(frame, (width - 2) // 2 if split else width)
     body, left_out = (_two_columns if split else _body)(frame, layout, room)
-    lines = (head + body)[: height - footed]
-    if footed:
+    lines = (head + body)[: height - foot_height]
+    if foot_height:
         lines += [Text()] * (height - 1 - len(lines))
         foot = ["q quits"]
-        foot += [f"last {layout.spark * layout.seconds} s"] if layout.spark else []
-        foot += [f"not shown: {', '.join(left_out)}"] if left_out else []
+        if layout.spark:
+            foot.append(f"last {layout.spark * layout.seconds} s")
+        if left_out:
+            foot.append(f"not shown: {', '.join(left_out)}")
         lines.append(Text(_cut("   ".join(foot), width), style="dim"))
     return lines
 
@@ -190,7 +193,8 @@ def _body(frame: Frame, layout: _Layout, room: int | None) -> tuple[list[Text], 
     for block in chosen:
         if lines and spaced:
             lines.append(Text())
-        lines += [layout.title(block)] if block.title else []
+        if block.title:
+            lines.append(layout.title(block))
         lines += [layout.line(row) for row in block.rows]
     return lines, _left_out(blocks, chosen)
 
@@ -208,12 +212,13 @@ def _gpu_blocks(frame: Frame, layout: _Layout, room: int | None) -> list[Block]:
 
 def _essential(block: Block) -> int:
     """Lines below which a block is not worth its place."""
-    return bool(block.title) + sum(row.rank < ESSENTIAL for row in block.rows)
+    rows = tuple(row for row in block.rows if row.rank < ESSENTIAL)
+    return replace(block, rows=rows).height
 
 
 def _height_of_all(blocks: Sequence[Block]) -> int:
     """With empty lines between them."""
-    return sum(bool(block.title) + len(block.rows) for block in blocks) + len(blocks) - 1
+    return sum(block.height for block in blocks) + len(blocks) - 1
 
 
 def _fitting(blocks: Sequence[Block], room: int) -> list[Block]:
@@ -221,7 +226,7 @@ def _fitting(blocks: Sequence[Block], room: int) -> list[Block]:
     places = [(b, r) for b, block in enumerate(blocks) for r in range(len(block.rows))]
     chosen: list[set[int]] = [set() for _ in blocks]
     for b, r in sorted(places, key=lambda place: blocks[place[0]].rows[place[1]].rank):
-        cost = 1 + (bool(blocks[b].title) and not chosen[b])
+        cost = 1 if chosen[b] or not blocks[b].title else 2  # the first row brings the title
         between = len(blocks) - 1 if blocks[b].rows[r].rank >= DETAILS else 0
         if cost + between <= room:
             room -= cost
@@ -241,7 +246,7 @@ def _left_out(blocks: Sequence[Block], chosen: Sequence[Block]) -> list[str]:
     roles = sum(row.part and row.rank < DETAILS for row in missing)
     gpus = len(titles) + sum(bool(row.text and row.traces) for row in missing)
     counts = ((roles, "role"), (gpus, "GPU"))
-    return [f"{count} {word}{'s' * (count > 1)}" for count, word in counts if count]
+    return [f"{count} {plural(count, noun)}" for count, noun in counts if count]
 
 
 @dataclass(frozen=True)
@@ -263,7 +268,7 @@ class _Layout:
             spark = width - label - _VALUE - 1 - (_DETAIL if width >= _WITH_DETAILS else 0)
         spark = max(0, min(spark, SECONDS_BACK))
         seconds = ceil(_LEAST_SPAN_S / spark) if spark else 1
-        return cls(width, label, spark, seconds, frame.end_ns)
+        return cls(width=width, label=label, spark=spark, seconds=seconds, end_ns=frame.end_ns)
 
     def split(self, rows: Iterable[Row]) -> tuple[Row, ...]:
         """Rows of two traces become two where the line is too short for both."""
@@ -293,7 +298,9 @@ class _Layout:
         if len(row.traces) == 2:
             for number, each in enumerate(row.traces):
                 drawn = columns(each.series, self.end_ns, *half)
-                line.append("  " * number).append_text(self._spark(each, drawn))
+                if number:
+                    line.append("  ")
+                line.append_text(self._spark(each, drawn))
                 line.append(f" {each.text:>{_VALUE}}", "bold").append(
                     f" {each.name:<{_NAME}}", "dim"
                 )

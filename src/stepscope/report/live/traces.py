@@ -64,6 +64,11 @@ class Block:
     used: bool = True  # whether it is about something that the run uses
     slowed: bool = False  # whether something holds it back, so that the remark is a warning
 
+    @property
+    def height(self) -> int:
+        """Its lines with its title."""
+        return len(self.rows) + (1 if self.title else 0)
+
 
 def trace(
     data: RunData,
@@ -80,7 +85,7 @@ def trace(
     now = None
     if _is_of_now(series, data.end_ns):
         now = mean(series, _NOW_S) if is_counter(metric) else last(series)
-    return LiveTrace(metric, entity, series, now, whole, name, detail)
+    return LiveTrace(metric, entity, series=series, now=now, whole=whole, name=name, detail=detail)
 
 
 def ranked(rows: Iterable[Row]) -> tuple[Row, ...]:

@@ -196,28 +196,30 @@ def _gpu_block(data: RunData, gpu: Gpu, used: bool) -> Block:
     if reserved is not None:  # PyTorch told of its memory
         parts = [f"{bytes_text(tensors)} in tensors", f"peak {bytes_text(peak)}"]
         parts.append(f"{bytes_text(reserved)} reserved")
-        parts += [f"{count_text(retries)} retries"] if retries else []
-        parts += [f"{count_text(failed)} failed"] if failed else []
+        if retries:
+            parts.append(f"{count_text(retries)} retries")
+        if failed:
+            parts.append(f"{count_text(failed)} failed")
         rows.append(Row("allocator", (), 11, ", ".join(parts)))
     links = of("gpu_nvlink_received", name="to"), of("gpu_nvlink_sent", name="from")
     if any(link.series.value.any() for link in links):
         rows.append(Row("NVLink", links, DETAILS + 5))
     rows.append(Row("SM clock", (of("gpu_sm_clock"),), DETAILS + 6))
     # A GPU before Hopper tells no SM activity: what it does not tell at all has no row.
-    told = [row for row in rows if not row.traces or any(len(t.series) for t in row.traces)]
+    shown = [row for row in rows if not row.traces or any(len(t.series) for t in row.traces)]
     heat = of("gpu_temperature")
     held_back = {m: mean(data.of(m, gpu.uuid), _SLOWED_S) for m in _SLOWED}
     slowed = [f"{BY_KEY[m].label} {share_text(part)}" for m, part in held_back.items() if part]
-    remarks = [*([heat.text] if is_known(heat.now) else []), *slowed]
+    remarks = [heat.text, *slowed] if is_known(heat.now) else slowed
     busy = sm if len(sm.series) else utilisation
     word = "SM" if busy is sm else "utilised"
     brief = "  ".join([f"{word} {busy.text:>5}", f"{memory.text:>7}", f"{power.text:>5}", *remarks])
     short_name, rank = gpu.label.replace(" slice ", "/"), 3 if used else DETAILS - 1
     return Block(
-        f"{gpu.label}  {gpu.model}".rstrip(),
-        ", ".join(remarks),
-        tuple(told),
-        Row(short_name, (busy,), rank, brief),
-        used,
-        bool(slowed),
+        title=f"{gpu.label}  {gpu.model}".rstrip(),
+        remark=", ".join(remarks),
+        rows=tuple(shown),
+        brief=Row(short_name, (busy,), rank, brief),
+        used=used,
+        slowed=bool(slowed),
     )

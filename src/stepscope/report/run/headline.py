@@ -132,7 +132,8 @@ def _gpus(summary: Summary, gpus: GpuUse) -> Iterator[Tile]:
     sizes = {row.gpu.memory_bytes for row in gpus.used}
     size = sizes.pop() if len(sizes) == 1 else None
     parts = [f"of {bytes_text(size)}"] if size else []
-    parts += [f"fullest of {count}"] if count > 1 else []
+    if count > 1:
+        parts.append(f"fullest of {count}")
     yield Tile("GPU memory peak", bytes_text(gpu.gpu_memory_peak_bytes), ", ".join(parts))
     efficiency = samples_per_joule(summary.epochs)
     detail = f"{rate_text(efficiency)} samples/J in epochs" if efficiency else "of the GPUs"

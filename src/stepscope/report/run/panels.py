@@ -94,11 +94,13 @@ class _LineMaker:
         # A sample right after another one has no rate that could be compared with the rest.
         keep = series.window >= np.median(series.window) / 2
         x = (series.t[keep] - self.recorded.begin_ns) / 1e9
-        return [PlotLine(label, colour, x, series.value[keep] * scale, style)]
+        y = series.value[keep] * scale
+        return [PlotLine(label, colour, x=x, y=y, style=style)]
 
     def level(self, label: str, height: float) -> PlotLine:
         """A straight line at a height that means something."""
-        return PlotLine(label, "ink", np.array([0.0, self.end]), np.full(2, float(height)), "level")
+        x, y = np.array([0.0, self.end]), np.full(2, float(height))
+        return PlotLine(label, "ink", x=x, y=y, style="level")
 
     def each(
         self, gpus: Sequence[RecordedGpu], metric: str, what: str, scale: float = 1.0
@@ -193,7 +195,8 @@ def _gpu_use(draw: _LineMaker, gpus: Sequence[RecordedGpu]) -> Panel:
             *utilisation,
             *draw.each(gpus, "gpu_sm", "SM", _PERCENT),
         ]
-        detail += ["utilisation: some kernel or copy ran"] if utilisation else []
+        if utilisation:
+            detail.append("utilisation: some kernel or copy ran")
     else:
         lines = [
             *mean("gpu_utilization", "utilisation", "ink", "bold"),

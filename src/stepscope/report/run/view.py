@@ -12,8 +12,8 @@ from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.epochs import find_phases
 from stepscope.analysis.run.gpus import GpuUse
 from stepscope.analysis.run.summary import summarise
-from stepscope.analysis.trial.profile import Profile, profile_of
 from stepscope.records import Ending, Summary
+from stepscope.records.profile import Profile
 from stepscope.report.bottleneck.view import DiagnosisView, explained
 from stepscope.report.kit.document import Charts, Tile
 from stepscope.report.kit.format import bytes_text, seconds_text, share_text
@@ -26,7 +26,7 @@ from stepscope.report.run.panels import panels_of
 from stepscope.report.trial.view import TrialView, trial_view
 from stepscope.runs.load import load
 from stepscope.runs.reader import Run
-from stepscope.runs.trial import read_profiles
+from stepscope.runs.trial import read_profile
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,6 @@ def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = No
     recorded = load(run) if data is None else data
     if trial is None and recorded.is_trial:
         trial = trial_view(run, data=recorded)
-    profiled = read_profiles(run) if trial else {}
     summary = summarise(recorded)
     # The clock of the charts ends with the run, or with its samples where those go on a little.
     ends = [recorded.end_ns, *(int(s.t[-1]) for s in recorded.series.values() if len(s))]
@@ -108,7 +107,7 @@ def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = No
         gpu_use=recorded.gpu_use,
         missing=run.facts.sensors.missing,
         trial=trial,
-        profile=profile_of(profiled) if profiled else None,
+        profile=read_profile(run) if trial else None,
     )
 
 

@@ -15,6 +15,7 @@ from stepscope.records import Ending, Outcome
 from stepscope.records.trial import ProcessNoise
 from stepscope.report.kit.format import share_text
 from stepscope.runs.paths import RunPaths
+from stepscope.workloads.spec import option_name, switches
 
 _REPEATS = 5  # what is recommended: the fewest that tell a noise of their own
 _LONGER = 4  # how many times as long a trial should take that cannot be judged
@@ -24,8 +25,7 @@ are one more than it takes to judge whether they are steady. Trials by time take
 _NATIVE = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 _OF_OUTPUT = {"--json", "--quiet", "-q"}
 """Left out of a suggested command: its user wants to see what comes of it."""
-_SWITCHES = ("pin", "no-pin", "persistent", "no-persistent", "profile", "channels-last", "compile")
-_FLAGS = {*_OF_OUTPUT, *(f"--{switch}" for switch in _SWITCHES)}  # options without a value
+_FLAGS = {*_OF_OUTPUT, "--profile", *switches()}  # options without a value
 
 
 class AdviceKind(Enum):
@@ -86,7 +86,7 @@ def advice_for(
         if hint := next((error.hint for error in errors if error and error.hint), ""):
             return TrialAdvice(AdviceKind.HINT, hint=hint)
         return _after_failure(ending, record, measured, paths)
-    rate, noise = measured.rate, measured.spread
+    rate, noise = measured.rate, measured.noise
     if measured.is_disturbed:
         return TrialAdvice(AdviceKind.IDLE_MACHINE)
     if rate is None or not measured.steady.steady:
@@ -171,7 +171,7 @@ def advice_text(advice: TrialAdvice, command: Sequence[str]) -> str:
 
 def _again(command: Sequence[str], setting: str, value: int | None) -> str:
     """The command that made a trial, as one would type it, with an option set anew."""
-    new = [f"--{setting}", str(value)] if setting else []
+    new = [option_name(setting), str(value)] if setting else []
     if not command:
         return " ".join(["the same command", *new])
     parts: dict[str, list[str]] = {}  # options by their name, which is said once; others by place

@@ -8,6 +8,7 @@ from typing import Any
 
 from stepscope.analysis.trial.measurement import TrialRecord
 from stepscope.records import Ending, Outcome
+from stepscope.report.kit.format import plural
 from stepscope.trials.heartbeat import PHASES
 from stepscope.trials.limits.spec import size_text
 
@@ -71,7 +72,7 @@ def _counted(ending: Ending, record: TrialRecord) -> str:
             before, after = (evidence.get(f"{prefix}_oom_kills_{w}") for w in ("before", "after"))
             more = 0 if before is None or after is None else after - before
             if more > 0:
-                texts.append(f"{who} counted {more} OOM kill{'s' * (more > 1)} meanwhile")
+                texts.append(f"{who} counted {more} {plural(more, 'OOM kill')} meanwhile")
     return ", ".join(filter(None, texts))
 
 

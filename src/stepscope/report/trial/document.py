@@ -13,6 +13,7 @@ from stepscope.report.kit.format import (
     bytes_text,
     count_text,
     joules_text,
+    plural,
     rate_text,
     seconds_text,
     share_text,
@@ -71,12 +72,12 @@ def _repeats(views: Sequence[TrialView]) -> Document:
     tone: Tone = "good" if good == len(views) else "bad"
     note = ""
     if disturbed := [view for view in views if view.measured.is_disturbed]:
-        trials = f"trial{'s' * (len(disturbed) > 1)} {', '.join(map(_number, disturbed))}"
+        trials = f"{plural(len(disturbed), 'trial')} {', '.join(map(_number, disturbed))}"
         most = max(disturbed, key=lambda view: view.measured.interference.other_cores or 0.0)
         note = f"{_others_text(most)} in {trials}: these are the rates of a busy machine"
     rows = [
         ("Mean samples/s", _with_interval(mean.mean, mean.interval) if mean else ""),
-        ("", _noise_text(mean.spread) if mean else ""),
+        ("", _noise_text(mean.noise) if mean else ""),
         ("Note", note),
         *_setting_rows(first),
     ]
@@ -138,8 +139,11 @@ def _what(view: TrialView) -> str:
     """Data, device, precision and framework: what a reader needs to know what was measured."""
     rank, settings = view.record.first, view.record.settings
     name = rank.data.name or settings.data
+    data = f"{name} data" if name else ""
+    if data and rank.data.source == "generated":
+        data += " (generated)"
     parts = (
-        f"{name} data{' (generated)' * (rank.data.source == 'generated')}" if name else "",
+        data,
         rank.device_name or rank.device or settings.device,
         settings.precision,
         " ".join(str(word) for word in next(iter(rank.versions.items()), ())),
@@ -154,7 +158,7 @@ def _labelled(label: str, texts: Sequence[str]) -> Rows:
 
 def _measured_rows(view: TrialView) -> Rows:
     measured = view.measured
-    rate, noise, step = measured.rate, measured.spread, measured.step
+    rate, noise, step = measured.rate, measured.noise, measured.step
     if rate is None:
         yield "Samples/s", f"{MISSING}  {measured.why_no_rate}"
     else:
@@ -208,7 +212,7 @@ def _measured_rows(view: TrialView) -> Rows:
 def _setting_rows(view: TrialView) -> Rows:
     settings, batch = view.record.settings, view.record.samples_per_step
     if batch and settings.batch_size and settings.accumulate:
-        ranks = f"{count_text(settings.ranks)} rank{'s' * (settings.ranks != 1)}"
+        ranks = f"{count_text(settings.ranks)} {plural(settings.ranks, 'rank')}"
         each, accumulated = count_text(settings.batch_size), count_text(settings.accumulate)
         split = f"{each} per rank × {accumulated} accumulated × {ranks}"
         yield "Global batch", f"{count_text(batch)}  ({split})"
@@ -225,10 +229,10 @@ def _limit_texts(limits: LimitFacts) -> list[str]:
     """In binary units, as people ask for them. What was measured is decimal, as everywhere."""
     texts = []
     if cpus := limits.cpus:
-        what = f"{cpus.asked:g} CPU{'s' * (cpus.asked != 1)}{_how(cpus.by, cpus.note)}"
+        what = f"{cpus.asked:g} {plural(cpus.asked, 'CPU')}{_how(cpus.by, cpus.note)}"
         if cpus.escaped:
-            many = "process" if len(cpus.escaped) == 1 else "processes"
-            what += f", and {len(cpus.escaped)} {many} escaped it"
+            count = len(cpus.escaped)
+            what += f", and {count} {plural(count, 'process', 'processes')} escaped it"
         texts.append(what)
     if memory := limits.memory:
         what = f"{size_text(memory.asked)} of host memory"

@@ -17,9 +17,9 @@ _MEAN_KEYS = (
     ("samples_per_second_low", "interval.low"),
     ("samples_per_second_high", "interval.high"),
     ("confidence", "interval.confidence"),
-    ("between_processes", "spread.cv"),
-    ("between_dof", "spread.dof"),
-    ("between_source", "spread.source"),
+    ("between_processes", "noise.cv"),
+    ("between_dof", "noise.dof"),
+    ("between_source", "noise.source"),
 )
 
 KEYS: tuple[tuple[str, str, str], ...] = (
@@ -48,10 +48,10 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ("confidence", "measured.interval.confidence", "of the interval, as a share"),
     ("why_no_rate", "measured.why_no_rate", "empty where there is one"),
     ("within_process", "measured.rate.within", "relative standard error from its own steps"),
-    ("between_processes", "measured.spread.cv", "coefficient of variation between trials"),
-    ("between_dof", "measured.spread.dof", "degrees of freedom of the one before"),
-    ("between_source", "measured.spread.source", "learnt, of others here, or assumed"),
-    ("between_trials", "measured.spread.trials", "from how many trials it was learnt"),
+    ("between_processes", "measured.noise.cv", "coefficient of variation between trials"),
+    ("between_dof", "measured.noise.dof", "degrees of freedom of the one before"),
+    ("between_source", "measured.noise.source", "learnt, of others here, or assumed"),
+    ("between_trials", "measured.noise.trials", "from how many trials it was learnt"),
     ("steady", "measured.steady.steady", "whether the measured steps are steady"),
     ("why_not_steady", "measured.steady.reason", "empty where they are"),
     ("drift", "measured.steady.drift", "change of the step time over the measured steps"),

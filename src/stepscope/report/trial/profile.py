@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.trial import profile as profiles
-from stepscope.analysis.trial.profile import Profile, ProfiledAmount, RankProfile
 from stepscope.records.codec import to_json
+from stepscope.records.profile import Profile, ProfiledOperator, RankProfile
 from stepscope.report.kit.document import Block, Facts, Paragraph, Section, Verbatim
 from stepscope.report.kit.format import (
     MISSING,
@@ -17,7 +16,6 @@ from stepscope.report.kit.format import (
     count_text,
     is_known,
     rate_text,
-    seconds_text,
     share_text,
 )
 from stepscope.report.kit.table import Column, Table
@@ -37,23 +35,24 @@ _DIRECTIONS = {
 
 
 def profile_blocks(profile: Profile, folder: Path) -> list[Block]:
-    """The profile of a trial, whose traces are in `folder`."""
-    tables = [operators_table(profile), kernels_table(profile), ranks_table(profile)]
+    """The profile of a trial, whose traces are in `folder`: of its first rank, and what there is of
+    the others."""
     blocks: list[Block] = []
+    facts = [("Note", note) for note in notes_text(profile)]
     if profile.ranks:
-        span = profile.ranks[0].stretch
-        every = [us for rank in profile.ranks for us in rank.step_us]
-        ranks = f" of each of {len(profile.ranks)} ranks" if len(profile.ranks) > 1 else ""
-        each = f"{_ms(_mean(every))} ms each under the profiler"
-        head = f"Per step: mean of {count_text(span.steps)} steps{ranks}, {each}"
-        if profile.per_epoch_is == "scaled":
-            epochs = f"epochs of {count_text(span.steps_per_epoch)} steps"
-            head = f"{head}; {epochs} are scaled from them"
-        blocks = [Paragraph(head, "note")]
-    blocks += [Section("", (table,)) for table in tables if table.rows]
-    notes = [("Note", note) for note in notes_text(profile)]
-    remarks: list[Block] = [Facts((*figures_text(profile), *notes))]
-    for rank in profile.ranks:
+        first, rank = next(iter(profile.ranks.items()))
+        whose, others = "", ""
+        if len(profile.ranks) + len(profile.failed) > 1:
+            whose = f" of rank {first}"
+            others = "; each rank has a file of its own, profile<rank>.json, beside its trace"
+        each = _ms(sum(rank.step_us) / len(rank.step_us) if rank.step_us else None)
+        head = f"Per step: mean of {count_text(rank.steps)} steps{whose}, {each} ms each under"
+        tables = [operators_table(rank), kernels_table(rank)]
+        blocks = [Paragraph(f"{head} the profiler{others}", "note")]
+        blocks += [Section("", (table,)) for table in tables if table.rows]
+        facts = [*figures_text(rank), *facts]
+    remarks: list[Block] = [Facts(tuple(facts))]
+    for rank in profile.ranks.values():
         sizes = f"{bytes_text(rank.trace.bytes)}, unzipped {bytes_text(rank.trace.unzipped_bytes)}"
         remarks.append(Verbatim(f"{folder / rank.trace.file}  ({sizes})", "Trace"))
     if profile.ranks:
@@ -62,164 +61,117 @@ def profile_blocks(profile: Profile, folder: Path) -> list[Block]:
 
 
 def profile_dict(profile: Profile) -> dict[str, Any]:
-    """The profile as plain values. Times are microseconds; `mean` is over the ranks."""
-    mean: dict[str, Any] = {"operators": profile.operators, "kernels": profile.kernels}
-    mean |= {"sums": profile.sums, "copies": profile.copies if profile.has_device else None}
-    found = {"memory": profile.memory, "ranks": profile.ranks, "failed": profile.failed}
-    return dict(to_json({"per_epoch_is": profile.per_epoch_is, "mean": mean, **found}))
+    """The profile as plain values, of every rank. Times are microseconds."""
+
+    def with_per_step(row: dict[str, Any], steps: int) -> dict[str, Any]:
+        totals = {name: value for name, value in row.items() if isinstance(value, int | float)}
+        return row | {name: {"total": v, "per_step": v / steps} for name, v in totals.items()}
+
+    ranks = []
+    for number, rank in profile.ranks.items():
+        plain = to_json(rank)
+        if rank.copies is not None:
+            plain["copies"] = [{"direction": to, **row} for to, row in plain["copies"].items()]
+        for name in ("operators", "kernels", "copies"):
+            plain[name] = plain[name] and [with_per_step(row, rank.steps) for row in plain[name]]
+        plain["sums"] = with_per_step(plain["sums"], rank.steps)
+        ranks.append({"rank": number, **plain})
+    return {"ranks": ranks, "failed": to_json(profile.failed)}
 
 
-@dataclass(frozen=True)
-class _Line:
-    """A line of the table: an operator, or together all that have no line of their own."""
-
-    name: str
-    rows: Sequence[profiles.OperatorRow]
-
-    def sum(self, figure: str, per: str = "per_step") -> float | None:
-        figures = [getattr(row, figure) for row in self.rows]
-        amounts = [getattr(each, per) for each in figures if each is not None]
-        return None if not amounts or None in amounts else float(sum(amounts))
-
-    def alone(self, figure: str) -> float | None:
-        """Operators call each other: what several of them take in all cannot be added up."""
-        return self.sum(figure) if len(self.rows) == 1 else None
-
-
-def operators_table(profile: Profile) -> Table:
+def operators_table(rank: RankProfile) -> Table:
     """The operators that took longest, on the device if there is one; the others in one line.
 
     Figures are per step. Times are of the operators themselves, so that they add up.
     """
-    operators = profile.operators
-    time = "self_cuda_us" if profile.has_device else "self_cpu_us"
-    whole = _Line("", operators).sum(time)
-    basis = profile.per_epoch_is or ""
-    lines = [_Line(row.name, [row]) for row in operators[:_MOST_OPERATORS]]
-    if rest := operators[_MOST_OPERATORS:]:
-        lines.append(_Line(f"{len(rest)} more", rest))
 
-    def calls_per_epoch(line: _Line) -> str:
-        return count_text(line.sum("calls", "per_epoch"))
+    def time(row: ProfiledOperator) -> float:
+        return row.self_cpu_us if rank.copies is None else row.self_cuda_us or 0.0
 
-    def epoch(line: _Line) -> str:
-        us = line.sum(time, "per_epoch")
-        return seconds_text(us / 1e6 if is_known(us) else None)
+    def ms(us: float | None) -> str:
+        return _ms(us, rank.steps)
 
-    columns: list[tuple[Column, Callable[[_Line], str]]] = [
-        (Column("Operator", number=False, cut=True), lambda line: line.name),
-        (Column("Calls"), lambda line: count_text(line.sum("calls"))),
-        (Column("CPU ms"), lambda line: _ms(line.sum("self_cpu_us"))),
-        (Column("CPU ms, total", spare=3), lambda line: _ms(line.alone("cpu_us"))),
-        (Column("CUDA ms"), lambda line: _ms(line.sum("self_cuda_us"))),
-        (Column("CUDA ms, total", spare=2), lambda line: _ms(line.alone("cuda_us"))),
-        (Column("Share"), lambda line: _share(line.sum(time), whole)),
-        (Column(f"Calls/epoch, {basis}", spare=4), calls_per_epoch),
-        (Column(f"Epoch, {basis}", spare=1), epoch),
+    whole = sum(map(time, rank.operators))
+    rows = list(rank.operators[:_MOST_OPERATORS])
+    if rest := rank.operators[_MOST_OPERATORS:]:
+        cuda_us = [row.self_cuda_us for row in rest if row.self_cuda_us is not None]
+        together = ProfiledOperator(
+            name=f"{len(rest)} more",
+            kind="operator",
+            calls=sum(row.calls for row in rest),
+            self_cpu_us=sum(row.self_cpu_us for row in rest),
+            cpu_us=math.nan,  # operators call each other: what they take in all does not add up
+            self_cuda_us=sum(cuda_us) if cuda_us else None,
+        )
+        rows.append(together)
+    columns: list[tuple[Column, Callable[[ProfiledOperator], str]]] = [
+        (Column("Operator", number=False, cut=True), lambda row: row.name),
+        (Column("Calls"), lambda row: count_text(row.calls / rank.steps)),
+        (Column("CPU ms"), lambda row: ms(row.self_cpu_us)),
+        (Column("CPU ms, total", spare=2), lambda row: ms(row.cpu_us)),
+        (Column("CUDA ms"), lambda row: ms(row.self_cuda_us)),
+        (Column("CUDA ms, total", spare=1), lambda row: ms(row.cuda_us)),
+        (Column("Share"), lambda row: _share(time(row), whole)),
     ]
-    return Table.of(lines, columns).known()
+    return Table.of(rows, columns).known()
 
 
-def kernels_table(profile: Profile) -> Table:
-    whole = _per_step(profile.sums["kernel_us"])
+def kernels_table(rank: RankProfile) -> Table:
     return Table.of(
-        profile.kernels[:_MOST_KERNELS],
+        rank.kernels[:_MOST_KERNELS],
         [
             (Column("Kernel", number=False, cut=True), lambda row: row.name),
-            (Column("Calls"), lambda row: count_text(row.calls.per_step)),
-            (Column("CUDA ms"), lambda row: _ms(row.us.per_step)),
-            (Column("Share"), lambda row: _share(row.us.per_step, whole)),
+            (Column("Calls"), lambda row: count_text(row.calls / rank.steps)),
+            (Column("CUDA ms"), lambda row: _ms(row.us, rank.steps)),
+            (Column("Share"), lambda row: _share(row.us, rank.sums.kernel_us)),
         ],
     )
 
 
-def ranks_table(profile: Profile) -> Table:
-    """What a step took on each rank; nothing to say where there is one."""
-
-    def summed(rank: RankProfile, name: str) -> float | None:
-        return _per_step(rank.sums.get(name))
-
-    def copied(rank: RankProfile, direction: str) -> float | None:
-        if rank.copies is None:
-            return None
-        return sum(row.us.per_step for row in rank.copies if row.direction == direction)
-
-    def peak(rank: RankProfile) -> float | None:
-        """Of its own device, which may be told with its number (`cuda:0`) or without."""
-        own = [p.allocated for name, p in rank.memory.items() if name.startswith(rank.device)]
-        return max(own, default=None)
-
-    return Table.of(
-        profile.ranks if len(profile.ranks) > 1 else (),
-        [
-            (Column("Rank"), lambda rank: f"{rank.rank}"),
-            (Column("Device", number=False), lambda rank: rank.device),
-            (Column("Step ms"), lambda rank: _ms(_mean(rank.step_us))),
-            (Column("CPU ms"), lambda rank: _ms(summed(rank, "operator_cpu_us"))),
-            (Column("CUDA ms"), lambda rank: _ms(summed(rank, "kernel_us"))),
-            (Column("Kernels", spare=1), lambda rank: count_text(summed(rank, "kernels"))),
-            (Column("To device ms", spare=3), lambda rank: _ms(copied(rank, "to_device"))),
-            (Column("From device ms", spare=4), lambda rank: _ms(copied(rank, "from_device"))),
-            (Column("Peak memory", spare=2), lambda rank: bytes_text(peak(rank))),
-        ],
-    ).known()
-
-
-def figures_text(profile: Profile) -> tuple[tuple[str, str], ...]:
+def figures_text(rank: RankProfile) -> list[tuple[str, str]]:
     """What stands beside the operators: a word, and what is to be said of it."""
-    if not profile.ranks:
-        return ()
-    sums = {name: _per_step(figure) for name, figure in profile.sums.items()}
-    ms = {name: _ms(us) for name, us in sums.items()}
-    cpu, cuda = f"{ms['operator_cpu_us']} ms a step in operators", ""
-    if profile.has_device:
-        cpu += (
-            f", {ms['runtime_cpu_us']} ms in calls into CUDA, {ms['synchronize_cpu_us']} ms "
-            "waiting for the device"
-        )
-        kernels, launches = count_text(sums["kernels"]), count_text(sums["launches"])
-        cuda = (
-            f"{ms['kernel_us']} ms a step in {kernels} kernels ({launches} launches), "
-            f"{ms['memcpy_us']} ms in copies, {ms['memset_us']} ms in memsets"
-        )
+    sums = rank.sums
+
+    def ms(us: float | None) -> str:
+        return f"{_ms(us, rank.steps)} ms"
+
+    def count(total: int | None) -> str:
+        return count_text(None if total is None else total / rank.steps)
+
+    figures = [("CPU", f"{ms(sums.operator_cpu_us)} a step in operators")]
+    if rank.copies is not None:
+        calls, waits = ms(sums.runtime_cpu_us), ms(sums.synchronize_cpu_us)
+        host = f"{figures[0][1]}, {calls} in calls into CUDA, {waits} waiting for the device"
+        kernels = f"{count(sums.kernels)} kernels ({count(sums.launches)} launches)"
+        moved = f"{ms(sums.memcpy_us)} in copies, {ms(sums.memset_us)} in memsets"
+        figures = [("CPU", host), ("CUDA", f"{ms(sums.kernel_us)} a step in {kernels}, {moved}")]
     copies = []
-    for row in profile.copies:
-        slow = _per_step(row.pageable_us)
-        pageable = f" ({_ms(slow)} ms of it from or to pageable memory)" if slow else ""
-        copies.append(
-            f"{_ms(row.us.per_step)} ms in {count_text(row.calls.per_step)} copies "
-            f"{_DIRECTIONS.get(row.direction, row.direction)}{pageable}"
-        )
+    for direction, row in (rank.copies or {}).items():
+        where = _DIRECTIONS.get(direction, direction)
+        text = f"{ms(row.us)} in {count(row.calls)} copies {where}"
+        if row.pageable_us:
+            text += f" ({ms(row.pageable_us)} of it from or to pageable memory)"
+        copies.append(text)
+    if copies:
+        figures.append(("Copied", f"per step {', '.join(copies)}"))
     memory = []
-    for device, peak in profile.memory.items():
+    for device, peak in rank.memory.items():
         is_host = peak.reserved is None
         more = "beyond what was held before" if is_host else f"reserved {bytes_text(peak.reserved)}"
         memory.append(f"{bytes_text(peak.allocated)} on {device}, {more}")
-    figures = {
-        "CPU": cpu,
-        "CUDA": cuda,
-        "Copied": f"per step {', '.join(copies)}" if copies else "",
-        "Memory": f"peak {'; '.join(memory)}" if memory else "",
-    }
-    return tuple((word, text) for word, text in figures.items() if text)
+    if memory:
+        figures.append(("Memory", f"peak {'; '.join(memory)}"))
+    return figures
 
 
 def notes_text(profile: Profile) -> tuple[str, ...]:
-    missing = [f"rank {rank.rank}: {rank.missing}" for rank in profile.ranks if rank.missing]
+    missing = [f"rank {n}: {rank.missing}" for n, rank in profile.ranks.items() if rank.missing]
     return (*missing, *(f"rank {rank}: {why}" for rank, why in profile.failed.items()))
-
-
-def _per_step(figure: ProfiledAmount | None) -> float | None:
-    return None if figure is None else figure.per_step
-
-
-def _mean(values: Sequence[float]) -> float | None:
-    return sum(values) / len(values) if values else None
 
 
 def _share(part: float | None, whole: float | None) -> str:
     return share_text(part / whole if part is not None and whole else None)
 
 
-def _ms(us: float | None) -> str:
-    return rate_text(us / 1e3) if is_known(us) else MISSING
+def _ms(us: float | None, steps: int = 1) -> str:
+    return rate_text(us / steps / 1e3) if is_known(us) else MISSING

@@ -97,8 +97,8 @@ def trial_view(
 def mean_of(views: Sequence[TrialView]) -> Combined | None:
     """The mean throughput of repeats that ended well; None without two of them."""
     rates = [view.samples_per_second for view in views if view.is_ok and view.samples_per_second]
-    spread = next((view.measured.spread for view in views if view.measured.spread), None)
-    return combined(rates, spread) if len(rates) > 1 and spread else None
+    noise = next((view.measured.noise for view in views if view.measured.noise), None)
+    return combined(rates, noise) if len(rates) > 1 and noise else None
 
 
 def advice_of(views: Sequence[TrialView]) -> str:
@@ -111,5 +111,5 @@ def advice_of(views: Sequence[TrialView]) -> str:
     elif unsteady := next((view for view in views if not view.measured.steady.steady), None):
         return unsteady.advice
     elif mean := mean_of(views):
-        recommendation = repeat_advice(mean.spread, len(views))
+        recommendation = repeat_advice(mean.noise, len(views))
     return advice_text(recommendation, views[0].record.trial.command)

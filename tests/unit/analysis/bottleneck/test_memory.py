@@ -51,9 +51,8 @@ def test_a_leak_above_the_thresholds_is_found_with_its_pace(
     if noisy * total > 0.05 * total and times < 1.5:
         return  # noise as large as what must be seen beyond the threshold
     assert found is not None
-    rate, began = found
-    assert rate == pytest.approx(total / SECONDS, rel=0.1 + noisy)
-    assert base <= began <= base + total * (0.1 + noisy)
+    assert found.bytes_per_second == pytest.approx(total / SECONDS, rel=0.1 + noisy)
+    assert base <= found.at_beginning <= base + total * (0.1 + noisy)
 
 
 @given(BASES, st.floats(0.0, 0.95))

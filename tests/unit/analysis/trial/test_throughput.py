@@ -115,16 +115,16 @@ def test_an_interval_holds_its_rate_and_both_parts(
 def test_an_assumption_is_given_up_after_five_repeats() -> None:
     calm = [100.0, 100.5, 99.5, 100.2]
     few = combined(calm, ASSUMED)
-    assert few.spread.source == "assumed" and few.spread.cv > 0.05
+    assert few.noise.source == "assumed" and few.noise.cv > 0.05
     enough = combined([*calm, 99.9], ASSUMED)
-    assert (enough.spread.source, enough.spread.dof) == ("learnt", LEARNT_FROM)
-    assert enough.spread.cv == pytest.approx(0.0037, abs=0.0002)
+    assert (enough.noise.source, enough.noise.dof) == ("learnt", LEARNT_FROM)
+    assert enough.noise.cv == pytest.approx(0.0037, abs=0.0002)
 
 
 def test_repeats_that_scatter_more_than_usual_are_believed() -> None:
     usual = ProcessNoise(0.01, 60, "learnt", 70)
     wild = [80.0, 120.0, 95.0, 105.0]
-    assert combined(wild, usual).spread.cv == pytest.approx(np.std(np.log(wild), ddof=1))
+    assert combined(wild, usual).noise.cv == pytest.approx(np.std(np.log(wild), ddof=1))
 
 
 @given(RATES, st.floats(0.1, 10))
@@ -147,6 +147,6 @@ def test_what_was_assumed_stays_known_until_it_is_asked_no_more() -> None:
     few = with_evidence(assumed, *scatter([1, 1.5]), 2)
     more = with_evidence(few, *scatter([1, 1.2]), 2)
     assert (few.assumed, few.trials, more.assumed, more.trials) == (0.08, 2, 0.08, 4)
-    assert combined([1, 1.5, 0.8], assumed).spread.assumed == 0.08
+    assert combined([1, 1.5, 0.8], assumed).noise.assumed == 0.08
     learnt = with_evidence(assumed, *scatter([1, 1.1, 1.2, 1, 1]), 5)
     assert (learnt.source, learnt.assumed) == ("learnt", None)

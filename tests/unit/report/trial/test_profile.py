@@ -10,27 +10,26 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepscope.analysis.trial.profile import Profile, profile_of
+from stepscope.records.codec import from_json
+from stepscope.records.profile import Profile, RankProfile
 from stepscope.report.kit.terminal import draw_blocks
 from stepscope.report.trial.profile import (
     notes_text,
     operators_table,
     profile_blocks,
     profile_dict,
-    ranks_table,
 )
 
 FOLDER = Path("/somewhere", *["with a long path"] * 8, "trial")
 LONG = "autograd::engine::evaluate_function: ConvolutionBackward0"
 
 
-def stored(rank: int = 0, *, gpu: bool = True, steps_per_epoch: int = 1000) -> dict[str, Any]:
+def stored(rank: int = 0, *, gpu: bool = True) -> dict[str, Any]:
     """Five steps with twenty operators; the first takes half of the time of all."""
     parts = [19.0] + [1.0] * 19
     return {
         "device": f"cuda:{rank}" if gpu else "cpu",
         "steps": 5,
-        "steps_per_epoch": steps_per_epoch,
         "step_us": [20_000.0] * 5,
         "operators": [
             {
@@ -74,9 +73,14 @@ def stored(rank: int = 0, *, gpu: bool = True, steps_per_epoch: int = 1000) -> d
     }
 
 
+def profile_of(by_rank: dict[int, dict[str, Any]], failed: dict[int, str] | None = None) -> Profile:
+    ranks = {rank: from_json(RankProfile, plain) for rank, plain in by_rank.items()}
+    return Profile(ranks, failed or {})
+
+
 ONE_GPU = profile_of({0: stored()})
 ONE_CPU = profile_of({0: stored(gpu=False)})
-RANKS = profile_of({0: stored(0), 1: stored(1), 2: {"error": "The PyTorch profiler failed: so"}})
+RANKS = profile_of({0: stored(0), 1: stored(1)}, {2: "The PyTorch profiler failed: so"})
 
 
 def printed(profile: Profile, width: int) -> str:
@@ -90,7 +94,7 @@ def printed(profile: Profile, width: int) -> str:
 def test_everything_fits_but_paths_which_stay_whole(profile: Profile, width: int) -> None:
     lines = printed(profile, width).splitlines()
     assert max(len(line) for line in lines if not line.startswith("Trace")) <= width
-    for rank in profile.ranks:
+    for rank in profile.ranks.values():
         path = str(FOLDER / rank.trace.file)
         assert any(f"Trace   {path}  (3.00 MB, unzipped 100 MB)" == line for line in lines)
     assert lines[-1] == "Open a trace at ui.perfetto.dev"
@@ -99,7 +103,7 @@ def test_everything_fits_but_paths_which_stay_whole(profile: Profile, width: int
 def test_what_is_told_of_a_gpu() -> None:
     text = printed(ONE_GPU, 100)
     for part in (
-        "Per step: mean of 5 steps, 20.0 ms each under the profiler; epochs of 1,000 steps",
+        "Per step: mean of 5 steps, 20.0 ms each under the profiler\n",
         "CPU     3.80 ms a step in operators, 1.00 ms in calls into CUDA, 0.200 ms waiting",
         "CUDA    36.0 ms a step in 200 kernels (180 launches), 1.80 ms in copies, 0.200 ms in",
         "Copied  per step 1.80 ms in 2 copies to the device (0.100 ms of it from or to pageable",
@@ -110,7 +114,7 @@ def test_what_is_told_of_a_gpu() -> None:
 
 
 def test_the_table_of_a_gpu() -> None:
-    table = operators_table(ONE_GPU)
+    table = operators_table(ONE_GPU.ranks[0])
     titles = [column.title for column in table.columns]
     assert len(table.rows) == 13
     assert dict(zip(titles, table.rows[0], strict=True)) == {
@@ -121,8 +125,6 @@ def test_the_table_of_a_gpu() -> None:
         "CUDA ms": "19.0",
         "CUDA ms, total": "22.8",
         "Share": "50 %",
-        "Calls/epoch, scaled": "2,000",
-        "Epoch, scaled": "19.0 s",
     }
     rest = dict(zip(titles, table.rows[-1], strict=True))
     assert (rest["Operator"], rest["Calls"], rest["CUDA ms"]) == ("8 more", "16", "8.00")
@@ -130,59 +132,58 @@ def test_the_table_of_a_gpu() -> None:
 
 
 def test_the_table_of_a_cpu_says_nothing_of_cuda() -> None:
-    table = operators_table(ONE_CPU)
+    table = operators_table(ONE_CPU.ranks[0])
     titles = [column.title for column in table.columns]
     assert not [title for title in titles if "CUDA" in title]
-    assert dict(zip(titles, table.rows[0], strict=True))["Epoch, scaled"] == "1.9 s"
+    assert dict(zip(titles, table.rows[0], strict=True))["CPU ms"] == "1.90"
     assert "CUDA" not in printed(ONE_CPU, 120)
 
 
-def test_an_epoch_that_was_seen_whole_is_called_measured() -> None:
-    profile = profile_of({0: stored(steps_per_epoch=5)})
-    assert operators_table(profile).columns[-1].title == "Epoch, measured"
-    assert "scaled" not in printed(profile, 200)
-
-
 def test_narrow_tables_keep_what_matters_and_both_ends_of_a_name() -> None:
-    titles = [column.title for column in operators_table(ONE_GPU).compact(80).columns]
-    assert titles == ["Operator", "Calls", "CPU ms", "CUDA ms", "Share", "Epoch, scaled"]
-    narrow = operators_table(ONE_GPU).compact(50)
+    titles = [column.title for column in operators_table(ONE_GPU.ranks[0]).compact(80).columns]
+    assert titles == ["Operator", "Calls", "CPU ms", "CUDA ms", "CUDA ms, total", "Share"]
+    narrow = operators_table(ONE_GPU.ranks[0]).compact(50)
     assert [column.title for column in narrow.columns][:4] == titles[:4]
     assert narrow.rows[1][0].startswith("autograd") and narrow.rows[1][0].endswith("Backward0")
-    assert operators_table(ONE_GPU).rows[1][0] == LONG
+    assert operators_table(ONE_GPU.ranks[0]).rows[1][0] == LONG
 
 
-def test_ranks_have_a_line_each_where_there_are_several() -> None:
-    assert not ranks_table(ONE_GPU).rows
-    table = ranks_table(RANKS)
-    assert [row[:3] for row in table.rows] == [("0", "cuda:0", "20.0"), ("1", "cuda:1", "20.0")]
-    assert "mean of 5 steps of each of 2 ranks" in printed(RANKS, 120)
-    unnumbered = profile_of({rank: {**stored(rank), "device": "cuda"} for rank in (0, 1)})
-    assert [row[-1] for row in ranks_table(unnumbered).rows] == ["10.0 GB", "10.0 GB"]
+def test_of_several_ranks_the_first_is_shown() -> None:
+    second = stored(1)
+    second["kernels"] = [{"name": "elsewhere", "calls": 5, "us": 10.0}]
+    text = printed(profile_of({0: stored(0), 1: second}), 200)
+    assert "mean of 5 steps of rank 0, 20.0 ms each under the profiler; each rank has a" in text
+    (kernel,) = (line for line in text.splitlines() if line.startswith("gemm"))
+    assert kernel.split() == ["gemm", "8", "18.0", "50", "%"], "not halved by the other rank"
+    assert "elsewhere" not in text
+    assert "mean of 5 steps of rank 1," in printed(profile_of({1: second}, {0: "no"}), 200)
 
 
 def test_what_is_not_known_is_told_why() -> None:
     assert notes_text(RANKS) == ("rank 2: The PyTorch profiler failed: so",)
     missing = profile_of({0: {**stored(gpu=False), "missing": "no CUPTI"}})
     assert "Note    rank 0: no CUPTI" in printed(missing, 80)
-    nothing = profile_of({0: {"error": "no\x1b[2J"}})
+    nothing = profile_of({}, {0: "no\x1b[2J"})
     assert printed(nothing, 80).strip() == "Note  rank 0: no�[2J"
 
 
 def test_names_cannot_steer_the_terminal() -> None:
-    told = stored()
-    told["operators"][0]["name"] = "a\x1b[2Jb[red]"
-    assert "a�[2Jb[red]" in printed(profile_of({0: told}), 80)
+    plain = stored()
+    plain["operators"][0]["name"] = "a\x1b[2Jb[red]"
+    assert "a�[2Jb[red]" in printed(profile_of({0: plain}), 80)
 
 
 @pytest.mark.parametrize("profile", [ONE_GPU, ONE_CPU, RANKS, profile_of({})])
 def test_programs_get_every_figure(profile: Profile) -> None:
-    told = json.loads(json.dumps(profile_dict(profile), allow_nan=False))
-    assert len(told["ranks"]) == len(profile.ranks)
-    assert set(told["failed"]) == {str(rank) for rank in profile.failed}
-    assert (told["mean"]["copies"] is not None) == profile.has_device
-    if profile.ranks:
-        assert told["per_epoch_is"] == "scaled"
-        row = told["mean"]["operators"][0]
-        assert row["calls"] == {"total": 10, "per_step": 2, "per_epoch": 2000}
-        assert told["ranks"][0]["stretch"] == {"steps": 5, "steps_per_epoch": 1000}
+    plain = json.loads(json.dumps(profile_dict(profile), allow_nan=False))
+    assert [rank["rank"] for rank in plain["ranks"]] == list(profile.ranks)
+    assert set(plain["failed"]) == {str(rank) for rank in profile.failed}
+    for rank in plain["ranks"]:
+        assert rank["steps"] == 5
+        assert rank["operators"][0]["calls"] == {"total": 10, "per_step": 2}
+        assert rank["sums"]["operator_cpu_us"] == {"total": 19_000, "per_step": 3800}
+        has_device = rank["device"] != "cpu"
+        assert (rank["copies"] is not None) == (rank["sums"]["kernels"] is not None) == has_device
+        if has_device:
+            assert rank["copies"][0]["direction"] == "to_device"
+            assert rank["copies"][0]["us"] == {"total": 9000, "per_step": 1800}

@@ -324,7 +324,7 @@ def test_repeats_have_a_mean(tmp_path: Path) -> None:
     rates = [view.samples_per_second or 0 for view in views]
     assert mean.mean == pytest.approx(sum(rates) / 5)
     assert mean.interval.low < mean.mean < mean.interval.high
-    assert mean.spread.source == "learnt" and 0.04 < mean.spread.cv < 0.07
+    assert mean.noise.source == "learnt" and 0.04 < mean.noise.cv < 0.07
     assert mean_of(views[:1]) is None
     assert all(view.advice == "" for view in views)
 

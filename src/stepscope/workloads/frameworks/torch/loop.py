@@ -101,7 +101,7 @@ def _train(
             device_memory=stats and {**asdict(stats), "cap": place.gpu_memory},
         )
         if place.profiled_steps:
-            _profile(loop, report, device, per_epoch)
+            _profile(loop, report, device)
         if place.cycle and stepper:
             _finish_cycle(replace(loop, clock=StepClock()), stepper, report)
         if place.cycle:
@@ -190,14 +190,13 @@ def _plan_facts(
     }
 
 
-def _profile(loop: Loop, report: RankReport, device: torch.device, per_epoch: int | None) -> None:
+def _profile(loop: Loop, report: RankReport, device: torch.device) -> None:
     from stepscope.workloads.frameworks.torch.profile import profile_steps
 
     place, one_step = report.place, replace(loop, clock=StepClock()).one_step
     with report.phase("profile"):
         try:
-            steps, trace = place.profiled_steps, place.trace
-            found = profile_steps(one_step, steps, trace, str(device), per_epoch)
+            found = profile_steps(one_step, place.profiled_steps, place.trace, str(device))
         except Exception as error:
             if place.ranks > 1:  # the others wait for a step that will not come
                 raise

@@ -45,15 +45,16 @@ _NO_CUPTI = (
 
 
 def profile_steps(
-    one_step: Callable[[], None], steps: int, trace: Path, device: str, steps_per_epoch: int | None
+    one_step: Callable[[], None], steps: int, trace: Path, device: str
 ) -> dict[str, Any]:
-    """Take steps under the profiler, keep their trace, and tell what they took in all.
+    """Take steps under the profiler, keep their trace, and return their totals: a
+    `records.profile.RankProfile` as plain values.
 
-    A profiler that fails is told as `error`, and fails nothing. A step that fails does.
+    A profiler that fails is an `error`, and fails nothing. A step that fails does.
     """
     todo = _Steps(one_step, _WARM_UP + max(1, min(steps, MOST_STEPS)))
     try:
-        return _profiled(todo, trace, device, steps_per_epoch)
+        return _profiled(todo, trace, device)
     except Exception as error:
         trace.unlink(missing_ok=True)
         if todo.failure is not None:
@@ -85,9 +86,7 @@ class _Steps:
             raise
 
 
-def _profiled(
-    todo: _Steps, trace: Path, device: str, steps_per_epoch: int | None
-) -> dict[str, Any]:
+def _profiled(todo: _Steps, trace: Path, device: str) -> dict[str, Any]:
     steps, is_gpu = todo.left - _WARM_UP, device != "cpu"
     with profile(
         activities=[ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if is_gpu else []),
@@ -116,7 +115,6 @@ def _profiled(
     return {
         "device": device,
         "steps": steps,
-        "steps_per_epoch": steps_per_epoch,
         "step_us": step_us,
         **figures,
         "memory": _memory(profiler, device),
@@ -126,37 +124,33 @@ def _profiled(
 
 
 def _figures(profiler: profile) -> dict[str, Any]:
-    """Operators and calls of the host, kernels and copies of the device; None for all of a device
-    that was not seen."""
+    """Operators and calls of the host, kernels and copies of the device, the longest first; None
+    for all of a device that was not seen."""
     rows = [row for row in profiler.key_averages() if not row.is_user_annotation]
     on_host = [row for row in rows if row.device_type == DeviceType.CPU and row.key[0] != "["]
     on_device = [row for row in rows if row.device_type != DeviceType.CPU]
     calls = [row for row in on_host if _RUNTIME_CALL.match(row.key)]
     operators = [row for row in on_host if not _RUNTIME_CALL.match(row.key)]
-    has_device = bool(calls)
+    waits = [row for row in calls if row.key.endswith("Synchronize")]
+    launches = [row for row in calls if "Launch" in row.key and "HostFunc" not in row.key]
     copied = [row for row in on_device if row.key.startswith("Memcpy")]
     memsets = [row for row in on_device if row.key.startswith("Memset")]
     kernels = [row for row in on_device if not row.key.startswith(("Memcpy", "Memset"))]
+    has_device = bool(calls)
     kernels.sort(key=lambda row: -row.self_device_time_total)
-    launches = [row for row in calls if "Launch" in row.key and "HostFunc" not in row.key]
-    copies: dict[str, dict[str, float]] = {}
-    for row in copied:
-        named = _COPY_NAME.match(row.key)
-        ends = named[1].replace("A", "D") if named else ""  # an array is memory of the device too
-        direction = _DIRECTIONS.get(ends, "other")
-        sums = copies.setdefault(direction, {"calls": 0, "us": 0.0, "pageable_us": 0.0})
-        sums["calls"] += row.count
-        sums["us"] += row.self_device_time_total
-        if "Pageable" in row.key:
-            sums["pageable_us"] += row.self_device_time_total
+    on_host.sort(key=lambda row: -row.self_cpu_time_total)
+    if has_device:
+        on_host.sort(key=lambda row: -row.self_device_time_total)
+
+    def cpu_us(some: list[Any]) -> float:
+        return float(sum(row.self_cpu_time_total for row in some))
 
     def device_us(some: list[Any]) -> float:
         return float(sum(row.self_device_time_total for row in some))
 
-    waits_us = sum(row.self_cpu_time_total for row in calls if row.key.endswith("Synchronize"))
     of_device = {
-        "runtime_cpu_us": sum(row.self_cpu_time_total for row in calls) - waits_us,
-        "synchronize_cpu_us": waits_us,
+        "runtime_cpu_us": cpu_us(calls) - cpu_us(waits),
+        "synchronize_cpu_us": cpu_us(waits),
         "kernels": sum(row.count for row in kernels),
         "kernel_us": device_us(kernels),
         "launches": sum(row.count for row in launches),
@@ -174,18 +168,33 @@ def _figures(profiler: profile) -> dict[str, Any]:
                 "self_cuda_us": row.self_device_time_total if has_device else None,
                 "cuda_us": row.device_time_total if has_device else None,
             }
-            for row in (*operators, *calls)
+            for row in on_host
         ],
         "kernels": [
             {"name": row.key, "calls": row.count, "us": row.self_device_time_total}
             for row in kernels[:_MOST_KERNELS]
         ],
         "sums": {
-            "operator_cpu_us": sum(row.self_cpu_time_total for row in operators),
+            "operator_cpu_us": cpu_us(operators),
             **{name: total if has_device else None for name, total in of_device.items()},
         },
-        "copies": copies if has_device else None,
+        "copies": _copies(copied) if has_device else None,
     }
+
+
+def _copies(rows: list[Any]) -> dict[str, dict[str, float]]:
+    """By direction."""
+    copies: dict[str, dict[str, float]] = {}
+    for row in rows:
+        named = _COPY_NAME.match(row.key)
+        ends = named[1].replace("A", "D") if named else ""  # an array is memory of the device too
+        direction = _DIRECTIONS.get(ends, "other")
+        sums = copies.setdefault(direction, {"calls": 0, "us": 0.0, "pageable_us": 0.0})
+        sums["calls"] += row.count
+        sums["us"] += row.self_device_time_total
+        if "Pageable" in row.key:
+            sums["pageable_us"] += row.self_device_time_total
+    return copies
 
 
 def _memory(profiler: profile, device: str) -> dict[str, dict[str, int | None]]:
