@@ -30,6 +30,8 @@ class ProcessIdentity:
     started_ticks: int | None = None
     boot_id: str | None = None
     host: str | None = None
+    pid_namespace: str | None = None
+    """Within which `pid` is that process: a container has its own. None in older folders."""
 
 
 @dataclass(frozen=True)

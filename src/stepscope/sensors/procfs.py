@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -302,6 +303,11 @@ def working_directory(pid: int) -> str | None:
 def pid_namespace() -> str | None:
     """In which numbers of processes mean what they do here: "pid:[4026531836]"."""
     return _link(f"{PROC}/self/ns/pid")
+
+
+def pid_home() -> str:
+    """This boot and this PID namespace, in 8 characters: within it a number is one process."""
+    return f"{zlib.crc32(f'{boot_id()} {pid_namespace()}'.encode()):08x}"
 
 
 def network_namespace(pid: int) -> int | None:
