@@ -40,14 +40,6 @@ def attach(name, module):
         writer.write_named(events.ATTACHED, what)
 
 
-def attach_to_imported():
-    """For a process that imported its framework before it was watched (`stepscope.watch`)."""
-    for name in list(_PATCHES) + ["torch", "tensorflow", "keras", "jax"]:
-        module = sys.modules.get(name)
-        if module is not None:
-            attach(name, module)
-
-
 def _number_of(thing):
     """A small number for a loader or an optimizer, the same as long as it lives."""
     try:
