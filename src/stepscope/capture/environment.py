@@ -81,7 +81,7 @@ def environment_record(
             for gpu in procfs.nvidia_gpus(proc)
         ),
         "driver": lambda: procfs.nvidia_driver(proc),
-        "variables": lambda: _variables((procfs.environ(pid, proc) if pid else {}) or os.environ),
+        "variables": lambda: _variables(procfs.environ(pid, proc) if pid else os.environ),
     }
     readable: dict[str, Any] = {}
     unreadable: dict[str, str] = {}

@@ -26,8 +26,10 @@ _SILENCE_S = 30.0
 
 def write_facts(paths: RunPaths, facts: RunFacts) -> None:
     """Replace `run.json`. What is not known yet, or is only of a trial, is left out."""
+    of_trials = {"limits": LimitFacts(), "trial": TrialFacts()}
     plain = to_json(facts)
-    write_json(paths.run_json, {key: each for key, each in plain.items() if each is not None})
+    known = {k: v for k, v in plain.items() if getattr(facts, k) != of_trials.get(k)}
+    write_json(paths.run_json, known)
 
 
 def read_run_json(folder: Path) -> dict[str, Any]:

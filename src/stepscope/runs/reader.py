@@ -29,7 +29,7 @@ def find_run(path: str | Path) -> Path:
     folder = Path(path)
     if folder.is_file():
         folder = folder.parent
-    if folder.name in ("derived", "events"):
+    if folder.name in ("derived", "events", "trial"):
         folder = folder.parent
     if not (folder / "run.json").exists() and next(folder.glob("*/run.json"), None):
         return latest_run(folder)

@@ -12,7 +12,7 @@ import numpy as np
 from stepscope.analysis.trial.measurement import RankRecord, Steps, TrialRecord
 from stepscope.errors import RunFolderError
 from stepscope.records.codec import salvage
-from stepscope.records.trial import LimitFacts, RankFacts, TrialFacts, TrialSettings
+from stepscope.records.trial import RankFacts, TrialSettings
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run
 from stepscope.steplog import FIELDS, RECORD
@@ -36,8 +36,8 @@ def read_trial(run: Run) -> TrialRecord:
     return TrialRecord(
         workload=run.facts.workload or {},
         settings=settings,
-        limits=run.facts.limits or LimitFacts(),
-        trial=run.facts.trial or TrialFacts(),
+        limits=run.facts.limits,
+        trial=run.facts.trial,
         ranks=tuple(
             RankRecord(rank, read_rank(run.paths, rank), read_steps(run.paths.trial_steps(rank)))
             for rank in range(min(settings.ranks, _MOST_RANKS))

@@ -15,6 +15,7 @@ import pytest
 from stepscope.capture import environment
 from stepscope.records.codec import to_json
 from stepscope.runs.masking import MASK
+from stepscope.sensors import procfs
 
 SECTIONS = {
     "hostname",
@@ -179,6 +180,14 @@ def test_the_watched_process_is_asked_for_its_own_variables(tmp_path: Path) -> N
         record = environment_record([], tmp_path, child.pid)
         child.communicate(b"\n")
     assert record["variables"] == {"OMP_NUM_THREADS": "3"}
+
+
+def test_variables_that_may_not_be_read_are_not_ours_instead(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(procfs, "environ", lambda pid, proc: {})
+    assert environment_record([], tmp_path, os.getpid())["variables"] == {}
 
 
 def test_versions_are_those_beside_the_command(tmp_path: Path) -> None:
