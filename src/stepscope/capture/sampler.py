@@ -115,8 +115,8 @@ class Sampler:
         estimated: dict[str, str] = {}
         remarks: list[str] = []
         costs: dict[str, SensorCost] = {}
-        aside = [each for reader in self._readers for each in list(reader.scheduled)]
-        for scheduled in self._scheduled + aside:
+        in_background = [each for reader in self._readers for each in list(reader.scheduled)]
+        for scheduled in self._scheduled + in_background:
             sensor = scheduled.sensor
             missing |= sensor.missing
             if scheduled.failed:  # it lacks all it had
@@ -134,7 +134,15 @@ class Sampler:
             remarks += reader.remarks()
         once = tuple(dict.fromkeys(remarks))
         dropped = sum(writer.rows_dropped for writer in self._writers.values())
-        return SensorFacts(missing, hints, tuple(unset), estimated, once, costs, dropped)
+        return SensorFacts(
+            missing=missing,
+            hints=hints,
+            unset=tuple(unset),
+            estimated=estimated,
+            remarks=once,
+            costs=costs,
+            rows_dropped=dropped,
+        )
 
     def _collect(self) -> None:
         for reader in self._readers:

@@ -127,6 +127,11 @@ class Resident(NamedTuple):
     """Of files and of shared memory, within the total."""
 
 
+def parse_rss(statm: bytes) -> int:
+    """Bytes; 0 of a process that has given up its memory."""
+    return int(statm.split(b" ", 2)[1]) * PAGE
+
+
 def statm(pid: int | str) -> Resident | None:
     words = _content(f"{PROC}/{pid}/statm").split(None, 3)
     return Resident(int(words[1]) * PAGE, int(words[2]) * PAGE) if words else None
@@ -408,6 +413,11 @@ _PRESSURE_LINE = re.compile(rb"^(some|full) .*total=(\d+)", re.MULTILINE)
 def parse_pressure(data: bytes) -> dict[bytes, float]:
     """Seconds since boot in which `some`, or all (`full`), tasks stalled."""
     return {kind: int(total) / 1e6 for kind, total in _PRESSURE_LINE.findall(data)}
+
+
+def parse_newest_process(loadavg: bytes) -> bytes:
+    """The number that was given out last, as the kernel writes it."""
+    return loadavg.rsplit(None, 1)[-1]
 
 
 def oom_kills() -> int | None:

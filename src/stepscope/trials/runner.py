@@ -262,7 +262,7 @@ class _Trial:
             self._stopped = Stopped(Outcome.CRASHED, reason, {"runner_failed": True})
             with uninterrupted():
                 self._end_processes()
-                if hasattr(self._session, "tree"):
+                if self._session.has_begun:
                     self._finish()
                 else:
                     if self._pid is not None:

@@ -1,4 +1,4 @@
-"""Which GPUs a command may use, and all the sensors that read them."""
+"""Which GPUs a command may use."""
 
 from __future__ import annotations
 
@@ -7,42 +7,6 @@ from dataclasses import dataclass
 
 from stepscope.errors import CannotTry
 from stepscope.sensors.gpu.nvml import NvmlGpu
-from stepscope.sensors.gpu.pcie import PcieSensor
-from stepscope.sensors.gpu.processes import OthersSensor, Owner, ProcessesSensor
-from stepscope.sensors.gpu.sensors import (
-    ActivitySensor,
-    EnergySensor,
-    ErrorsSensor,
-    Family,
-    GpuMemorySensor,
-    GpuSensor,
-    PowerSensor,
-    StateSensor,
-    UtilisationSensor,
-    WatchedGpu,
-)
-
-
-def gpu_sensors(gpus: Sequence[NvmlGpu], family: Family | None = None) -> list[GpuSensor]:
-    """All sensors of some GPUs, for the processes of a family."""
-    watched = [WatchedGpu(gpu) for gpu in gpus]
-    activity = ActivitySensor(watched)
-    whose = Owner(watched, family or Family())
-    sensors: list[GpuSensor] = [
-        activity,
-        PowerSensor(watched),
-        GpuMemorySensor(watched),
-        UtilisationSensor(watched),
-        ProcessesSensor(watched, whose),
-        OthersSensor(watched, whose),
-        StateSensor(watched),
-        EnergySensor(watched),
-        ErrorsSensor(watched),
-    ]
-    others = [each for each in watched if not activity.covers(each) and not each.facts.mig_of]
-    if others:
-        sensors.append(PcieSensor(others))
-    return sensors
 
 
 @dataclass(frozen=True)
