@@ -6,6 +6,7 @@ default, with a line under `unreadable`. Nothing is imported to learn its versio
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -180,12 +181,10 @@ def _limits(pid: int) -> dict[str, ResourceLimit]:
     }
     limits = {}
     for name, which in wanted.items():
-        try:
+        with contextlib.suppress(OSError):  # of a process that we may not look into
             pair = resource.prlimit(pid, which)
-        except OSError:
-            pair = resource.getrlimit(which)
-        soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else each for each in pair)
-        limits[name] = ResourceLimit(soft, hard)
+            soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else each for each in pair)
+            limits[name] = ResourceLimit(soft, hard)
     return limits
 
 

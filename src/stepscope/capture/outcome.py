@@ -84,17 +84,17 @@ _ASKING_CODES = (129, 130, 131, 143, 1)
 """How shells and Python's KeyboardInterrupt handlers report such an end."""
 
 
-def oom_kills_text(whose: str, kills: int) -> str:
-    return f"{whose} counted {kills} OOM kill{'' if kills == 1 else 's'}"
+def oom_kills_text(counted_by: str, kills: int) -> str:
+    return f"{counted_by} counted {kills} OOM kill{'' if kills == 1 else 's'}"
 
 
 def _killed(before: KernelEvidence, after: KernelEvidence) -> str | None:
     """What the OOM killer did, in words. The machine's count is asked only without a cgroup's:
     it also counts the processes of others."""
-    for whose, then, now in (
+    for counted_by, then, now in (
         ("its cgroup", before.cgroup_kills, after.cgroup_kills),
         ("the machine", before.machine_kills, after.machine_kills),
     ):
         if then is not None and now is not None:
-            return oom_kills_text(whose, now - then) if now > then else None
+            return oom_kills_text(counted_by, now - then) if now > then else None
     return None

@@ -34,14 +34,14 @@ def select_gpus(
 
 
 def _visible(gpus: Sequence[NvmlGpu], environment: Mapping[str, str]) -> GpuSelection:
-    told = environment.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
         return GpuSelection(list(gpus))
     whole = [gpu for gpu in gpus if gpu.facts.mig_of is None]
     by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     numbers_mean_the_same = by_place or len({gpu.facts.model for gpu in whole}) < 2
     chosen: list[NvmlGpu] = []
-    for word in (part.strip() for part in told.split(",")):
+    for word in (part.strip() for part in value.split(",")):
         if word.isdigit() and not numbers_mean_the_same:
             return GpuSelection(list(gpus), is_certain=False)
         if word.isdigit() and int(word) < len(whole):
