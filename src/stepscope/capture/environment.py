@@ -172,7 +172,6 @@ def _storage(root: Path, cwd: Path) -> dict[str, Any]:
 
 
 def _limits(pid: int) -> dict[str, ResourceLimit]:
-    """Soft and hard limits of the watched process."""
     wanted = {
         "nofile": resource.RLIMIT_NOFILE,
         "memlock": resource.RLIMIT_MEMLOCK,

@@ -150,7 +150,6 @@ class Sampler:
                 self._write(taken)
 
     def _write(self, taken: TakenReadings | None) -> None:
-        """Hand what was read to the stream of its scope."""
         if taken is not None:
             writer = self._writers[taken.sensor.scope]
             for window, reading in taken.rows:

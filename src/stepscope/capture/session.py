@@ -142,7 +142,6 @@ class Session:
         self.sampler.read_all(*mine, *self._around)
 
     def end(self, ending: Ending, survivors: list[str]) -> None:
-        """Write everything down."""
         self.hook.poll()
         message = self.hook.new_message(at_end=True)
         if message and self.request.announce_hook:
@@ -160,7 +159,6 @@ class Session:
         self.facts = replace(self.facts, ending=replace(self.facts.ending, monotonic_ns=t_ns))
 
     def survivors(self) -> list[str]:
-        """Processes that outlive the root."""
         return [f"{p.name} (pid {p.pid})" for p in self.tree.survivors()]
 
     def shm_share(self) -> float | None:

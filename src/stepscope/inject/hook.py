@@ -27,7 +27,6 @@ _next_number = itertools.count(1)
 
 
 def attach(name, module):
-    """Attach to a module that has just been imported."""
     patch = _PATCHES.get(name)
     if patch is None:
         writer = events.current

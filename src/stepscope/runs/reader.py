@@ -37,7 +37,6 @@ def find_run(path: str | Path) -> Path:
 
 
 def latest_run(parent: str | Path = DEFAULT_FOLDER) -> Path:
-    """The newest run below a folder of runs."""
     folders = sorted(p.parent for p in Path(parent).glob("*/run.json"))
     if not folders:
         raise RunFolderError(

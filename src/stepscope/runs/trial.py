@@ -22,7 +22,6 @@ _MOST_RANKS = 4096
 
 
 def is_trial(run: Run) -> bool:
-    """Whether a run was made by `stepscope trial`."""
     return run.facts.workload is not None
 
 

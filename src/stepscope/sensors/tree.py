@@ -268,7 +268,6 @@ def role_of(
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """The rank that a launcher gave a process."""
     for name in _RANK_VARIABLES:
         value = environment.get(name, "")
         if value.isdigit():
