@@ -35,7 +35,7 @@ from stepscope.opened_run import open_run
 from stepscope.runs.reader import latest_run
 from stepscope.sensors.gpu.nvml import open_nvml
 from stepscope.sensors.gpu.pcie import PcieSensor
-from stepscope.sensors.gpu.selection import gpu_sensors
+from stepscope.sensors.gpu.registry import gpu_sensors
 from stepscope.sensors.gpu.sensors import GpuSensor, WatchedGpu
 
 GIB = 1 << 30

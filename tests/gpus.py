@@ -12,7 +12,7 @@ from fake_nvml import FakeNvml
 from stepscope.sensors.gpu import pcie, processes, sensors
 from stepscope.sensors.gpu.nvml import Nvml, open_nvml
 from stepscope.sensors.gpu.pcie import PcieSensor
-from stepscope.sensors.gpu.selection import gpu_sensors
+from stepscope.sensors.gpu.registry import gpu_sensors
 from stepscope.sensors.gpu.sensors import GpuSensor, WatchedGpu
 
 NAMES = (

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import stepscope
+from stepscope.sensors import procfs
 from stepscope.trials.processes import trial_processes
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
@@ -40,4 +41,4 @@ def hide_from_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials of other tests run at the same time, and end all strays that they find: those of this
     test seem to be of another machine to them."""
     home = secrets.token_hex(4)
-    monkeypatch.setattr(trial_processes, "_home", lambda: home)
+    monkeypatch.setattr(procfs, "pid_home", lambda: home)

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from stepscope.sensors.gpu.nvml import Nvml, open_nvml
-from stepscope.sensors.gpu.selection import gpu_sensors
-from stepscope.sensors.gpu.sensors import Family, GpuSensor
+from stepscope.sensors.gpu.registry import gpu_sensors
+from stepscope.sensors.gpu.sensors import GpuSensor, MonitoredProcesses
 
 pytestmark = pytest.mark.gpu
 
@@ -49,7 +49,7 @@ def multiplying() -> Iterator[int]:
 
 
 def sensor(library: Nvml, name: str, ours: Collection[int] = ()) -> GpuSensor:
-    sensors = gpu_sensors(library.gpus, Family(lambda: ours))
+    sensors = gpu_sensors(library.gpus, MonitoredProcesses(lambda: ours))
     return next(each for each in sensors if each.name == name)
 
 

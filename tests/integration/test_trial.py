@@ -14,6 +14,7 @@ import pytest
 from conftest import Tried, trial_environment
 from stepscope.opened_run import open_run
 from stepscope.runs.trial import read_steps
+from stepscope.sensors import procfs
 from stepscope.trials.heartbeat import Progress
 
 Trial = Callable[..., Tried]
@@ -226,6 +227,24 @@ def test_as_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert view.is_ok and view.samples_per_second
     assert view.record.limits.cpus and view.record.limits.cpus.escaped == ()
     assert "other" not in open_run(view.folder).summary().roles
+
+
+def test_monitoring_that_fails_as_it_begins_leaves_no_trial_behind(
+    own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import stepscope
+
+    def broken(*_: object) -> None:
+        raise RuntimeError("no hook today")
+
+    for name, value in trial_environment(tmp_path).items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setattr("stepscope.capture.session.HookMonitor", broken)
+    before = procfs.children()
+    with pytest.raises(RuntimeError, match="no hook today"):
+        stepscope.trial(own(), steps=16, out=tmp_path / "runs")
+    assert procfs.children() == before
+    assert not list((tmp_path / "runs").glob("*"))
 
 
 @pytest.mark.long

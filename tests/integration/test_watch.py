@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import stepscope
 from conftest import Finished
 from stepscope.errors import CannotWatch
+from stepscope.inject import finder
+from stepscope.inject.events import FOLDER_VARIABLE
 from stepscope.opened_run import open_run
 from stepscope.runs.reader import latest_run
 
@@ -160,3 +165,40 @@ def test_one_block_at_a_time(tmp_path: Path) -> None:
         descriptors = len(list(Path("/proc/self/fd").iterdir()))
     assert again.run().ending.outcome == "ok"
     assert len(list(Path("/proc/self/fd").iterdir())) < descriptors
+
+
+def test_a_framework_or_a_disk_that_fails_does_not_reach_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A torch without what the hook patches, and no room for the file that says hello."""
+
+    def no_room(folder: str) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(finder, "install", no_room)
+    monkeypatch.setitem(sys.modules, "torch.utils.data.dataloader", ModuleType("strange"))
+    lightning = ModuleType("lightning")
+    lightning.__dict__["__version__"] = "9.9"
+    monkeypatch.setitem(sys.modules, "lightning", lightning)
+    with stepscope.watch("strange", out=tmp_path) as watched:
+        pass
+    assert FOLDER_VARIABLE not in os.environ
+    assert watched.run().ending.outcome == "ok"
+    assert watched.run().json["hook"]["frameworks"]["lightning"] == "9.9"
+
+
+def test_an_interrupt_while_a_block_begins_leaves_nothing_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    before = dict(os.environ)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(finder, "attach_to_imported", interrupted)
+        with stepscope.watch("interrupted", out=tmp_path):
+            pass
+    assert dict(os.environ) == before
+    assert open_run(latest_run(tmp_path)).ending.outcome == "interrupted"
+    with stepscope.watch("next", out=tmp_path):
+        pass

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
-from stepscope.capture.outcome import KernelEvidence, judge
+from stepscope.capture.outcome import KernelEvidence, judge, oom_kills_text
 from stepscope.capture.request import RunRequest
 from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
@@ -108,8 +108,7 @@ def judge_end(
         # A signal that asks to end and ended it was a request, whoever sent it.
         return judge(status, before, after, shm_share, os.WIFSIGNALED(status))
     if kills := after.cgroup_kills_since(before):
-        counted = f"its cgroup counted {kills} OOM kill{'s' * (kills > 1)}"
-        reason = f"it ended, how is not known, but {counted}"
+        reason = f"it ended, how is not known, but {oom_kills_text('its cgroup', kills)}"
         return Ending(Outcome.HOST_OOM, reason, evidence={"cgroup_oom_kills": kills})
     return Ending(
         Outcome.LOST,

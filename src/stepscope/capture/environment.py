@@ -6,6 +6,7 @@ default, with a line under `unreadable`. Nothing is imported to learn its versio
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
@@ -81,7 +82,7 @@ def environment_record(
             for gpu in procfs.nvidia_gpus(proc)
         ),
         "driver": lambda: procfs.nvidia_driver(proc),
-        "variables": lambda: _variables((procfs.environ(pid, proc) if pid else {}) or os.environ),
+        "variables": lambda: _variables(procfs.environ(pid, proc) if pid else os.environ),
     }
     readable: dict[str, Any] = {}
     unreadable: dict[str, str] = {}
@@ -171,7 +172,6 @@ def _storage(root: Path, cwd: Path) -> dict[str, Any]:
 
 
 def _limits(pid: int) -> dict[str, ResourceLimit]:
-    """Soft and hard limits of the watched process."""
     wanted = {
         "nofile": resource.RLIMIT_NOFILE,
         "memlock": resource.RLIMIT_MEMLOCK,
@@ -180,12 +180,10 @@ def _limits(pid: int) -> dict[str, ResourceLimit]:
     }
     limits = {}
     for name, which in wanted.items():
-        try:
+        with contextlib.suppress(OSError):  # of a process that we may not look into
             pair = resource.prlimit(pid, which)
-        except OSError:
-            pair = resource.getrlimit(which)
-        soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else each for each in pair)
-        limits[name] = ResourceLimit(soft, hard)
+            soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else each for each in pair)
+            limits[name] = ResourceLimit(soft, hard)
     return limits
 
 

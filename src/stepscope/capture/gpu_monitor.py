@@ -10,21 +10,22 @@ from stepscope.metrics import of_scope
 from stepscope.records import Gpu
 from stepscope.records.facts import Environment
 from stepscope.sensors.gpu.nvml import Nvml, NvmlUnavailable, open_nvml
-from stepscope.sensors.gpu.selection import gpu_sensors, select_gpus
-from stepscope.sensors.gpu.sensors import Family, GpuSensor
+from stepscope.sensors.gpu.registry import gpu_sensors
+from stepscope.sensors.gpu.selection import select_gpus
+from stepscope.sensors.gpu.sensors import GpuSensor, MonitoredProcesses
 
 
 class GpuMonitor:
     """Knows the GPUs once the driver has answered; `reader` reads them."""
 
     def __init__(self, environment: Mapping[str, str], trouble: Callable[[str], None]) -> None:
-        self.family = Family()
+        self.processes = MonitoredProcesses()
         """Which processes are watched: told once there are any."""
         self._environment = environment
         self._reason, self._hint = "the NVIDIA driver had not answered yet", ""
         self._facts: list[Gpu] = []
         self._nvml: Nvml | None = None
-        self._told = False
+        self._announced = False
         self.reader = BackgroundReader("the NVIDIA driver", self._open, trouble)
 
     def missing(self) -> tuple[dict[str, str], dict[str, str]]:
@@ -37,12 +38,12 @@ class GpuMonitor:
         """The environment with the GPUs, where NVML tells of any."""
         if not self._facts or self._nvml is None:
             return environment
-        self._told = True
+        self._announced = True
         return replace(environment, gpus=tuple(self._facts), driver=self._nvml.driver)
 
     def news(self) -> bool:
         """Whether GPUs have been found that nobody was told of."""
-        return bool(self._facts) and not self._told
+        return bool(self._facts) and not self._announced
 
     def close(self) -> None:
         """Give the driver back, unless it is the one that does not answer."""
@@ -56,7 +57,7 @@ class GpuMonitor:
             self._reason = "the NVIDIA driver finds no GPU"
             if self._nvml.gpus:
                 self._reason = "CUDA_VISIBLE_DEVICES leaves the command no GPU"
-            sensors = gpu_sensors(chosen, self.family) if chosen else []
+            sensors = gpu_sensors(chosen, self.processes) if chosen else []
             self._facts = [gpu.facts for gpu in chosen]
             return sensors
         except NvmlUnavailable as error:

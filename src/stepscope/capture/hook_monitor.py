@@ -20,7 +20,7 @@ _SAY_NOTHING_ATTACHED_AFTER_S = 15.0
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
 _ENDS_OF_EPOCHS = {written.LOADER_END, written.MARK, written.PHASE_END}
 _TRAINING = {written.BATCH, written.STEP}
-_TOLD_BY_NAME = {written.ATTACHED, written.SEEN, written.GPU_OOM}
+_NAMED_KINDS = {written.ATTACHED, written.SEEN, written.GPU_OOM}
 
 
 class HookMonitor:
@@ -42,7 +42,7 @@ class HookMonitor:
         self._tree = tree
         self._events = GrowingEvents(paths.events)
         self._begun = time.monotonic()
-        self._told = not enabled
+        self._announced = not enabled
         self._news = False
         self._switched_off = switched_off_by(command)
         self._look_for_python()
@@ -51,14 +51,14 @@ class HookMonitor:
         """Read what is new; True if an epoch (or any marked stretch) ended."""
         ended = False
         self._news = False
-        if not self._told:
+        if not self._announced:
             self._look_for_python()
         for pid, records in self._events.poll():
             kinds = kinds_of(records)
             present = set(np.flatnonzero(np.bincount(kinds)).tolist())
             if present & _TRAINING:
                 self._tree.now_trains(pid)
-            for kind in present & _TOLD_BY_NAME:
+            for kind in present & _NAMED_KINDS:
                 for record in records[kinds == kind]:
                     self._learn(kind, record, self._events.names[pid])
             ended = ended or bool(present & _ENDS_OF_EPOCHS)
@@ -66,15 +66,15 @@ class HookMonitor:
 
     def new_message(self, at_end: bool = False) -> str | None:
         """What to tell the user now, if anything: once, as soon as it is known."""
-        if self._told:
+        if self._announced:
             return None
         waited = time.monotonic() - self._begun
         settled = self.attached and not self._news
         if at_end or settled or waited > _SAY_NOTHING_ATTACHED_AFTER_S:
-            self._told = True
+            self._announced = True
         elif waited > _SAY_NOTHING_LOADED_AFTER_S or self._switched_off:
-            self._told = self._switched_off is not None or not self._paths.hello.exists()
-        return self.describe() if self._told else None
+            self._announced = self._switched_off is not None or not self._paths.hello.exists()
+        return self.describe() if self._announced else None
 
     def describe(self) -> str:
         """What the hook is attached to, or why to nothing."""

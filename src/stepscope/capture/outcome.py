@@ -6,11 +6,12 @@ import os
 import signal
 from dataclasses import dataclass
 
-from stepscope.records import Ending, Outcome
+from stepscope.records import NATIVE_CRASH_SIGNALS, Ending, Outcome
 from stepscope.sensors import procfs
 from stepscope.sensors.cgroup import Cgroup
 
-_FULL = 0.98
+SHM_FULL_SHARE = 0.98
+"""Of /dev/shm in use, above which a death is put down to it."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +62,12 @@ def judge(
     if gpu_oom and code == 1:  # as Python ends with an error that nobody caught
         reason = f"{how}; {gpu_oom.partition('. ')[0]}"
         return Ending(Outcome.GPU_OOM, reason, exit_code, name, {"message": gpu_oom})
-    if shm_share is not None and shm_share >= _FULL and (code > 0 or name == "SIGBUS"):
+    if shm_share is not None and shm_share >= SHM_FULL_SHARE and (code > 0 or name == "SIGBUS"):
         reason = f"{how}, with /dev/shm {shm_share:.0%} full"
         return Ending(Outcome.SHM_FULL, reason, exit_code, name, {"shm_share": shm_share})
     if name == "SIGKILL":
         how += "; no OOM kill was counted, so somebody sent it"
-    elif name in _NATIVE_CRASHES:
+    elif name in NATIVE_CRASH_SIGNALS:
         how += ": a crash in native code"
     return Ending(Outcome.CRASHED, how, exit_code, name, counts)
 
@@ -78,20 +79,22 @@ def signal_name(number: int) -> str:
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
-_NATIVE_CRASHES = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 _ASKING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
 _ASKING_CODES = (129, 130, 131, 143, 1)
 """How shells and Python's KeyboardInterrupt handlers report such an end."""
 
 
+def oom_kills_text(counted_by: str, kills: int) -> str:
+    return f"{counted_by} counted {kills} OOM kill{'' if kills == 1 else 's'}"
+
+
 def _killed(before: KernelEvidence, after: KernelEvidence) -> str | None:
     """What the OOM killer did, in words. The machine's count is asked only without a cgroup's:
     it also counts the processes of others."""
-    for whose, then, now in (
+    for counted_by, then, now in (
         ("its cgroup", before.cgroup_kills, after.cgroup_kills),
         ("the machine", before.machine_kills, after.machine_kills),
     ):
         if then is not None and now is not None:
-            many = "s" * (now - then > 1)
-            return f"{whose} counted {now - then} OOM kill{many}" if now > then else None
+            return oom_kills_text(counted_by, now - then) if now > then else None
     return None

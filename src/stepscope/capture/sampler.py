@@ -115,8 +115,8 @@ class Sampler:
         estimated: dict[str, str] = {}
         remarks: list[str] = []
         costs: dict[str, SensorCost] = {}
-        aside = [each for reader in self._readers for each in list(reader.scheduled)]
-        for scheduled in self._scheduled + aside:
+        in_background = [each for reader in self._readers for each in list(reader.scheduled)]
+        for scheduled in self._scheduled + in_background:
             sensor = scheduled.sensor
             missing |= sensor.missing
             if scheduled.failed:  # it lacks all it had
@@ -134,7 +134,15 @@ class Sampler:
             remarks += reader.remarks()
         once = tuple(dict.fromkeys(remarks))
         dropped = sum(writer.rows_dropped for writer in self._writers.values())
-        return SensorFacts(missing, hints, tuple(unset), estimated, once, costs, dropped)
+        return SensorFacts(
+            missing=missing,
+            hints=hints,
+            unset=tuple(unset),
+            estimated=estimated,
+            remarks=once,
+            costs=costs,
+            rows_dropped=dropped,
+        )
 
     def _collect(self) -> None:
         for reader in self._readers:
@@ -142,7 +150,6 @@ class Sampler:
                 self._write(taken)
 
     def _write(self, taken: TakenReadings | None) -> None:
-        """Hand what was read to the stream of its scope."""
         if taken is not None:
             writer = self._writers[taken.sensor.scope]
             for window, reading in taken.rows:

@@ -151,7 +151,9 @@ class BackgroundReader(threading.Thread):
         self._make = make
         self._trouble = trouble
         self._taken: deque[TakenReadings] = deque()
-        self._opened, self._begun, self._ending = (threading.Event() for _ in range(3))
+        self._opened = threading.Event()
+        self._begun = threading.Event()
+        self._ending = threading.Event()
         self._shortest_s = self._pace_s = 1.0
         self._busy_since: float | None = None
         self._longest_s = 0.0

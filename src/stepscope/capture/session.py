@@ -52,6 +52,8 @@ class Session:
         it runs already."""
         self.request = request
         self.paths = paths
+        self.has_begun = False
+        """Whether there is a tree, and all that `begin` opens for it."""
         self.troubles: dict[str, int] = {}
         self._tell = tell
         self._next_poll = 0.0
@@ -105,8 +107,8 @@ class Session:
         self._around = (CgroupSensor(self.cgroup), NetworkSensor(tree.network_namespaces))
         for around in self._around:
             self.sampler.add(around)
-        self._gpus.family.pids = lambda: tree.processes
-        self._gpus.family.ran_before = not (born_here and self._gpus_in_time)
+        self._gpus.processes.pids = lambda: tree.processes
+        self._gpus.processes.ran_before = not (born_here and self._gpus_in_time)
         self.sampler.add_reader(self._gpus.reader)
         self.sampler.add(WatcherSensor(self.sampler))
         self.evidence = KernelEvidence.now(self.cgroup)
@@ -114,6 +116,7 @@ class Session:
         self.hook = HookMonitor(self.paths, tree, asked.command, asked.hook, asked.hint)
         self.facts = replace(self.facts, root=identity(root))
         self._write_facts()
+        self.has_begun = True
 
     def tick(self, late_s: float) -> None:
         """One sample, and whatever else is due."""
@@ -139,7 +142,6 @@ class Session:
         self.sampler.read_all(*mine, *self._around)
 
     def end(self, ending: Ending, survivors: list[str]) -> None:
-        """Write everything down."""
         self.hook.poll()
         message = self.hook.new_message(at_end=True)
         if message and self.request.announce_hook:
@@ -157,7 +159,6 @@ class Session:
         self.facts = replace(self.facts, ending=replace(self.facts.ending, monotonic_ns=t_ns))
 
     def survivors(self) -> list[str]:
-        """Processes that outlive the root."""
         return [f"{p.name} (pid {p.pid})" for p in self.tree.survivors()]
 
     def shm_share(self) -> float | None:
@@ -191,8 +192,8 @@ class Session:
         self.shm_share()
         # How many CPUs the process that trains may use: the command may have narrowed it.
         pid = next((p for p in self.tree.trains if p in self.tree.processes), self.tree.root)
-        settled = self._polls > _SETTLED_POLLS and self._polls % _LOOK_AGAIN_POLLS
-        if (not settled or pid != self._allowance_of) and pid in self.tree.processes:
+        looks_again = self._polls <= _SETTLED_POLLS or self._polls % _LOOK_AGAIN_POLLS == 0
+        if (looks_again or pid != self._allowance_of) and pid in self.tree.processes:
             self._allowance_of = pid
             environment = self.facts.environment
             cpu = replace(environment.cpu, allowed=allowed_cpus(pid, self.cgroup))

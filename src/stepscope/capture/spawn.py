@@ -110,7 +110,6 @@ def prepend_to_python_path(environment: MutableMapping[str, str], folder: Path) 
 def spawn(
     path: str, command: list[str], environment: dict[str, str], signals: Signals, output: Output
 ) -> int:
-    """Start the command and return its pid."""
     redirect = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in output.for_command.items()]
     try:
         return os.posix_spawn(

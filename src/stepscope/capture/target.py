@@ -116,7 +116,6 @@ def find_target(pid: int) -> Target:
 
 
 def _check_kind(pid: int, stat: procfs.ProcessStat) -> None:
-    """CannotWatch for what is no process of somebody, or is one no more."""
     status = procfs.status(pid)
     leader = status and status.thread_group
     if leader not in (pid, None):

@@ -57,15 +57,16 @@ def monitor_block(request: RunRequest, side_process: str) -> Iterator[Path]:
         _watched.clear()
         raise
     before = {variable: os.environ.get(variable) for variable in (FOLDER_VARIABLE, "PYTHONPATH")}
-    os.environ[FOLDER_VARIABLE] = str(paths.events)
     reporter = sys.modules["_stepscope_events"]
     reported_before = reporter.report_to(str(paths.events))
-    if request.hook:
-        prepend_to_python_path(os.environ, HOOK_SITE)  # for the children
-        finder.install(str(paths.events))
-        finder.load_hook().attach_to_imported()
     said = DONE
     try:
+        os.environ[FOLDER_VARIABLE] = str(paths.events)
+        if request.hook:
+            prepend_to_python_path(os.environ, HOOK_SITE)  # for the children
+            with contextlib.suppress(OSError):  # a full disk is no reason to end the script
+                finder.install(str(paths.events))
+            finder.attach_to_imported()
         yield paths.folder
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt):

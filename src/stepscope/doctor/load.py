@@ -22,6 +22,7 @@ from stepscope.doctor import tasks
 from stepscope.doctor.tasks import MarkValue
 from stepscope.marks import mark, phase
 from stepscope.sensors import procfs
+from stepscope.sensors.tree import LOADER_WORKER
 
 _MIB = 1 << 20
 _PAGE = 4096
@@ -42,7 +43,6 @@ _DISK = 64 * _MIB
 _SHM = 64 * _MIB
 _LOOPBACK = 64 * _MIB
 _SHM_FOLDER = "/dev/shm"
-_WORKER_NAME = "pt_data_worker"
 """What PyTorch calls its loader workers: by this name they are given their role."""
 
 Act = Callable[[], "dict[str, MarkValue] | float | None"]
@@ -121,7 +121,7 @@ def burn_in_worker() -> float:
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
-        procfs.set_own_name(_WORKER_NAME)
+        procfs.set_own_name(LOADER_WORKER)
         burn(_BURN_S)
         os.write(sink, str(time.process_time()).encode())
         os._exit(0)

@@ -56,10 +56,7 @@ class StepscopeFinder(object):
                 loader.__dict__.pop("exec_module", None)
                 self.waiting.discard(name)
                 run(module)
-                try:
-                    load_hook().attach(name, module)
-                except Exception:
-                    pass
+                _attach(name, module)
 
             if "exec_module" not in vars(loader):
                 loader.exec_module = exec_module
@@ -77,6 +74,21 @@ def install(folder):
         os.write(fd, struct.pack("<qHHIqq", *start))
     finally:
         os.close(fd)
+
+
+def attach_to_imported():
+    """For a process that imported its framework before it was watched (`stepscope.watch`)."""
+    for name in WATCHED:
+        if name in sys.modules:
+            _attach(name, sys.modules[name])
+
+
+def _attach(name, module):
+    """A framework that is not as the hook expects it must still work."""
+    try:
+        load_hook().attach(name, module)
+    except Exception:
+        pass
 
 
 def load_hook():

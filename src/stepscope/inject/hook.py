@@ -27,7 +27,6 @@ _next_number = itertools.count(1)
 
 
 def attach(name, module):
-    """Attach to a module that has just been imported."""
     patch = _PATCHES.get(name)
     if patch is None:
         writer = events.current
@@ -38,14 +37,6 @@ def attach(name, module):
     writer = events.current
     if writer is not None and what:
         writer.write_named(events.ATTACHED, what)
-
-
-def attach_to_imported():
-    """For a process that imported its framework before it was watched (`stepscope.watch`)."""
-    for name in list(_PATCHES) + ["torch", "tensorflow", "keras", "jax"]:
-        module = sys.modules.get(name)
-        if module is not None:
-            attach(name, module)
 
 
 def _number_of(thing):

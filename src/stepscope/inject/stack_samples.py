@@ -86,7 +86,6 @@ def _sample_until_gone(thread):
 
 
 def tell(times):
-    """Write down how long the thread was at each place."""
     writer = events.current
     if writer is not None:
         for place, seconds in times.items():

@@ -41,6 +41,9 @@ class Ending:
     evidence: dict[str, Any] = field(default_factory=dict)
 
 
+NATIVE_CRASH_SIGNALS = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
+
+
 @dataclass(frozen=True)
 class Entity:
     """What a sample row is about: a role or a process, a cgroup, a network namespace, a GPU."""

@@ -30,6 +30,8 @@ class ProcessIdentity:
     started_ticks: int | None = None
     boot_id: str | None = None
     host: str | None = None
+    pid_namespace: str | None = None
+    """Within which `pid` is that process: a container has its own. None in older folders."""
 
 
 @dataclass(frozen=True)
@@ -146,8 +148,8 @@ class RunFacts:
     environment: Environment = Environment()
     workload: Mapping[str, Any] | None = None
     """All settings of a trial's workload; None where the run is not a trial."""
-    limits: LimitFacts | None = None
-    trial: TrialFacts | None = None
+    limits: LimitFacts = field(default_factory=LimitFacts)
+    trial: TrialFacts = field(default_factory=TrialFacts)
     root: ProcessIdentity | None = None
     hook: HookFacts = HookFacts()
     sensors: SensorFacts = SensorFacts()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import socket
@@ -25,8 +26,10 @@ _SILENCE_S = 30.0
 
 def write_facts(paths: RunPaths, facts: RunFacts) -> None:
     """Replace `run.json`. What is not known yet, or is only of a trial, is left out."""
+    of_trials = {"limits": LimitFacts(), "trial": TrialFacts()}
     plain = to_json(facts)
-    write_json(paths.run_json, {key: each for key, each in plain.items() if each is not None})
+    known = {k: v for k, v in plain.items() if getattr(facts, k) != of_trials.get(k)}
+    write_json(paths.run_json, known)
 
 
 def read_run_json(folder: Path) -> dict[str, Any]:
@@ -103,7 +106,13 @@ def ending_of(facts: RunFacts, folder: Path) -> Ending:
 
 
 def identity(pid: int) -> ProcessIdentity:
-    return ProcessIdentity(pid, procfs.start_ticks(pid), procfs.boot_id(), socket.gethostname())
+    return ProcessIdentity(
+        pid=pid,
+        started_ticks=procfs.start_ticks(pid),
+        boot_id=procfs.boot_id(),
+        host=socket.gethostname(),
+        pid_namespace=procfs.pid_namespace(),
+    )
 
 
 def identity_of_self() -> ProcessIdentity:
@@ -113,10 +122,15 @@ def identity_of_self() -> ProcessIdentity:
 def is_alive(monitor: ProcessIdentity, folder: Path) -> bool:
     """Whether the process that was writing this run still is.
 
-    On another machine (the folder may be on a shared file system) only its traces tell.
+    On another machine (the folder may be on a shared file system) and in another container only
+    its traces tell.
     """
-    if monitor.boot_id != procfs.boot_id():
-        written = [path.stat().st_mtime for path in folder.glob("*.arrows")]
-        return time.time() - max(written, default=0.0) < _SILENCE_S
-    ticks = procfs.start_ticks(monitor.pid)
-    return ticks is not None and ticks == monitor.started_ticks
+    same_namespace = monitor.pid_namespace in (None, procfs.pid_namespace())
+    if monitor.boot_id == procfs.boot_id() and same_namespace:
+        ticks = procfs.start_ticks(monitor.pid)
+        return ticks is not None and ticks == monitor.started_ticks
+    last_written = 0.0
+    for path in folder.glob("*.arrows"):
+        with contextlib.suppress(OSError):  # it was rolled or packed meanwhile
+            last_written = max(last_written, path.stat().st_mtime)
+    return time.time() - last_written < _SILENCE_S

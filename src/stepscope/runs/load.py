@@ -55,7 +55,9 @@ class _Samples:
     def __init__(self, run: Run, metrics: Collection[str] | None) -> None:
         self._run = run
         self._with_memory = metrics is None or "memory" in metrics
-        wanted = metrics if metrics is None else {*metrics, *(MEMORY_FROM * self._with_memory)}
+        wanted = metrics
+        if metrics is not None and self._with_memory:
+            wanted = {*metrics, *MEMORY_FROM}
         self._columns: dict[Scope, list[str] | None] = {
             scope: None
             if wanted is None

@@ -29,7 +29,7 @@ def find_run(path: str | Path) -> Path:
     folder = Path(path)
     if folder.is_file():
         folder = folder.parent
-    if folder.name in ("derived", "events"):
+    if folder.name in ("derived", "events", "trial"):
         folder = folder.parent
     if not (folder / "run.json").exists() and next(folder.glob("*/run.json"), None):
         return latest_run(folder)
@@ -37,7 +37,6 @@ def find_run(path: str | Path) -> Path:
 
 
 def latest_run(parent: str | Path = DEFAULT_FOLDER) -> Path:
-    """The newest run below a folder of runs."""
     folders = sorted(p.parent for p in Path(parent).glob("*/run.json"))
     if not folders:
         raise RunFolderError(

@@ -90,7 +90,6 @@ def _read_together(batch: pa.RecordBatch, whole: _Bools) -> list[tuple[_Bools, d
 
 
 def _known(column: pa.Array) -> _Bools:
-    """Where a column has a value."""
     validity = column.buffers()[0]
     if validity is None:
         return np.ones(len(column), np.bool_)

@@ -1,19 +1,21 @@
 """Samples as append-only Arrow IPC streams: whole batches or nothing, whatever happens.
 
 A batch is put together in memory and appended with one write. If the disk is full, what was written
-of it is taken back, the rows are kept (up to a limit) and tried again with the next batch.
+of it is taken back, the batch is kept (up to a limit of rows) and tried again with the next one.
 """
 
 from __future__ import annotations
 
 import os
 from array import array
+from collections import deque
 from collections.abc import Collection, Iterator
 from functools import lru_cache
 from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.ipc
 
@@ -48,7 +50,7 @@ _Row = tuple[int, float | None, Entity, dict[str, float | None]]
 
 
 class StreamWriter:
-    """Collects rows and appends them as record batches. `flush` raises OSError, rows are kept."""
+    """Collects rows and appends them as record batches. What `flush` cannot write is kept."""
 
     def __init__(self, paths: RunPaths, scope: Scope) -> None:
         self.scope = scope
@@ -57,6 +59,8 @@ class StreamWriter:
         self._schema = schema_of(scope)
         self._metrics = tuple(metric.key for metric in of_scope(scope))
         self._rows: list[_Row] = []
+        self._unwritten: deque[tuple[int, pa.Buffer]] = deque()
+        """Rows and bytes of each batch; several once the disk is full."""
         self._segment = 0
         self._fd = -1
         self._size = 0
@@ -70,16 +74,20 @@ class StreamWriter:
 
     def flush(self) -> None:
         """Append what was collected as one batch; OSError where it could not be written."""
-        if not self._rows:
-            return
+        if self._rows:
+            self._unwritten.append((len(self._rows), self._batch().serialize()))
+            self._rows = []
         try:
-            self._write_whole(self._batch().serialize())
+            while self._unwritten:
+                self._write_whole(self._unwritten[0][1])
+                self._unwritten.popleft()
         except OSError:
-            surplus = max(0, len(self._rows) - MOST_ROWS_KEPT)
-            self.rows_dropped += surplus
-            del self._rows[:surplus]
+            surplus = sum(rows for rows, _ in self._unwritten) - MOST_ROWS_KEPT
+            while surplus > 0:
+                rows, _ = self._unwritten.popleft()
+                self.rows_dropped += rows
+                surplus -= rows
             raise
-        self._rows = []
 
     def roll(self, at_least: int = ROLL_BYTES) -> Path | None:
         """Close the stream once it is large, and begin the next; the closed one may be packed."""
@@ -167,8 +175,8 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
         return _nothing(count, kind)
     validity = None
     if missing:
-        there = sum(1 << i for i, value in enumerate(values) if value is not None)
-        validity = pa.py_buffer(there.to_bytes((count + 7) // 8, "little"))
+        present = [value is not None for value in values]
+        validity = pa.py_buffer(np.packbits(present, bitorder="little"))
         values = [0 if value is None else value for value in values]
     if kind == pa.string():
         texts = [value.encode() for value in values]

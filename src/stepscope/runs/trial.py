@@ -12,7 +12,7 @@ from stepscope.analysis.trial.measurement import RankRecord, Steps, TrialRecord
 from stepscope.errors import RunFolderError
 from stepscope.records.codec import from_json, salvage
 from stepscope.records.profile import Profile, RankProfile
-from stepscope.records.trial import LimitFacts, RankFacts, TrialFacts, TrialSettings
+from stepscope.records.trial import RankFacts, TrialSettings
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run
 from stepscope.steplog import FIELDS, RECORD
@@ -22,7 +22,6 @@ _MOST_RANKS = 4096
 
 
 def is_trial(run: Run) -> bool:
-    """Whether a run was made by `stepscope trial`."""
     return run.facts.workload is not None
 
 
@@ -36,8 +35,8 @@ def read_trial(run: Run) -> TrialRecord:
     return TrialRecord(
         workload=run.facts.workload or {},
         settings=settings,
-        limits=run.facts.limits or LimitFacts(),
-        trial=run.facts.trial or TrialFacts(),
+        limits=run.facts.limits,
+        trial=run.facts.trial,
         ranks=tuple(
             RankRecord(rank, read_rank(run.paths, rank), read_steps(run.paths.trial_steps(rank)))
             for rank in range(min(settings.ranks, _MOST_RANKS))

@@ -115,7 +115,6 @@ class Cgroup:
         return group.number(_oom_file(group.version), "oom_kill")
 
     def describe(self) -> CgroupFacts:
-        """The facts for the record of the environment."""
         return CgroupFacts(
             version=self.version,
             paths=self.paths,
@@ -257,7 +256,6 @@ _ABSENT_HINT = "only a cgroup of its own is counted: systemd-run --scope --user 
 
 
 def _number_source(path: Path, metric: str, scale: float) -> Source:
-    """A file of one number."""
 
     def parse(text: bytes) -> dict[str, float]:
         return {metric: int(text) / scale}

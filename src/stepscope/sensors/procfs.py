@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+import zlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -124,6 +125,11 @@ class Resident(NamedTuple):
     total: int
     shared: int
     """Of files and of shared memory, within the total."""
+
+
+def parse_rss(statm: bytes) -> int:
+    """Bytes; 0 of a process that has given up its memory."""
+    return int(statm.split(b" ", 2)[1]) * PAGE
 
 
 def statm(pid: int | str) -> Resident | None:
@@ -304,6 +310,11 @@ def pid_namespace() -> str | None:
     return _link(f"{PROC}/self/ns/pid")
 
 
+def pid_home() -> str:
+    """This boot and this PID namespace, in 8 characters: within it a number is one process."""
+    return f"{zlib.crc32(f'{boot_id()} {pid_namespace()}'.encode()):08x}"
+
+
 def network_namespace(pid: int) -> int | None:
     """Its inode."""
     try:
@@ -402,6 +413,11 @@ _PRESSURE_LINE = re.compile(rb"^(some|full) .*total=(\d+)", re.MULTILINE)
 def parse_pressure(data: bytes) -> dict[bytes, float]:
     """Seconds since boot in which `some`, or all (`full`), tasks stalled."""
     return {kind: int(total) / 1e6 for kind, total in _PRESSURE_LINE.findall(data)}
+
+
+def parse_newest_process(loadavg: bytes) -> bytes:
+    """The number that was given out last, as the kernel writes it."""
+    return loadavg.rsplit(None, 1)[-1]
 
 
 def oom_kills() -> int | None:

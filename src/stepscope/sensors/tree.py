@@ -15,7 +15,7 @@ MAIN = "main"
 WORKER = "worker"
 OTHER = "other"
 
-_LOADER_WORKER = "pt_data_worker"
+LOADER_WORKER = "pt_data_worker"
 """The name PyTorch gives its loader workers, however they were started."""
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
@@ -97,7 +97,7 @@ class ProcessTree:
         """
         changes = Changes()
         now = time.monotonic()
-        self._newest = os.pread(self._loadavg, 64, 0).rsplit(None, 1)[-1]  # the newest process
+        self._newest = procfs.parse_newest_process(os.pread(self._loadavg, 64, 0))
         started = self._newest != self._scanned_up_to
         # Nothing started, nothing went, and everybody has had time to take a name: then children
         # cannot have been reaped, and the cheap reading tells all that changes between samples.
@@ -205,10 +205,10 @@ class ProcessTree:
         pread, clock = os.pread, time.clock_gettime_ns
         try:
             for process in self.processes.values():
-                pages = int(pread(process.statm, 64, 0).split(b" ", 2)[1])
-                if not pages and process.state != "Z":
+                rss = procfs.parse_rss(pread(process.statm, 64, 0))
+                if not rss and process.state != "Z":
                     return False
-                process.rss = pages * procfs.PAGE
+                process.rss = rss
                 process.cpu_s = clock(process.clock) * 1e-9
         except OSError:
             return False
@@ -258,7 +258,7 @@ def role_of(
     name: str, is_root: bool, trains: bool, rank: int | None, parent_rank: int | None
 ) -> str:
     """Main (the command, or what reported training steps), a rank, a loader worker, or other."""
-    if name.startswith(_LOADER_WORKER):
+    if name.startswith(LOADER_WORKER):
         return WORKER
     if is_root:
         return MAIN
@@ -268,7 +268,6 @@ def role_of(
 
 
 def rank_in(environment: Mapping[str, str]) -> int | None:
-    """The rank that a launcher gave a process."""
     for name in _RANK_VARIABLES:
         value = environment.get(name, "")
         if value.isdigit():

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from stepscope.capture.outcome import KernelEvidence, judge, signal_name
+from stepscope.capture.outcome import SHM_FULL_SHARE, KernelEvidence, judge, signal_name
 from stepscope.records import Ending, Outcome
 from stepscope.records.trial import RankError, RankFacts
 
@@ -22,7 +22,6 @@ _SHM_WORDS = re.compile(
     re.IGNORECASE,
 )
 """How frameworks, their workers and multiprocessing say that /dev/shm is full."""
-_SHM_FULL = 0.98
 _STDERR_LINES = 20
 _EXIT_CODES = re.compile(r"rank\s*:\s*(\d+) \(local_rank[^\n]*\n\s*exitcode\s*:\s*(-?\d+)")
 _DISMISSED = re.compile(r"Sending process (\d+) closing signal")
@@ -97,7 +96,7 @@ def _judge(seen: TrialEvidence) -> Ending:
     texts = [error.message for error in seen.errors] + [seen.stderr]
     words = next((match for text in texts if (match := _SHM_WORDS.search(text))), None)
     share = seen.shm_share
-    if words or (share is not None and share >= _SHM_FULL and not stopped):
+    if words or (share is not None and share >= SHM_FULL_SHARE and not stopped):
         in_use = f", {share:.0%} in use" if share is not None else ""
         evidence = {"shm_share": share, **({"message": words[0]} if words else {})}
         return ending(Outcome.SHM_FULL, f"shared memory (/dev/shm) was full{in_use}", evidence)

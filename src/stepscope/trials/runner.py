@@ -246,7 +246,7 @@ class _Trial:
         self._session.restart_clock()
         born_ns = time.monotonic_ns()
         facts = self._session.facts
-        trial = replace(facts.trial or TrialFacts(), spawned_ns=born_ns)
+        trial = replace(facts.trial, spawned_ns=born_ns)
         self._session.facts = replace(facts, trial=trial)
         try:
             with uninterrupted() as signals:
@@ -262,7 +262,7 @@ class _Trial:
             self._stopped = Stopped(Outcome.CRASHED, reason, {"runner_failed": True})
             with uninterrupted():
                 self._end_processes()
-                if hasattr(self._session, "tree"):
+                if self._session.has_begun:
                     self._finish()
                 else:
                     if self._pid is not None:
@@ -373,7 +373,7 @@ class _Trial:
         device = device_kind(next(iter(self._heartbeat.ranks()), RankFacts()))
         machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
         trial = replace(
-            session.facts.trial or TrialFacts(),
+            session.facts.trial,
             spread=NoiseStore(tell=self.tell).get(machine),
             ended_ns=session.facts.ending.monotonic_ns,
             cleaned_ns=time.monotonic_ns(),

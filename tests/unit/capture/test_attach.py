@@ -21,6 +21,7 @@ from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.target import Target, find_target
 from stepscope.errors import CannotWatch
 from stepscope.inject.events import FOLDER_VARIABLE
+from stepscope.sensors import procfs
 
 KERNEL = tuple(int(word) for word in platform.release().split("-")[0].split(".")[:2])
 PIDFD_TELLS = KERNEL >= (6, 15)
@@ -46,6 +47,8 @@ def start(started: list[subprocess.Popen[str]], code: str, **more: str) -> subpr
         env={**os.environ, **more},
     )
     started.append(process)
+    while not procfs.command_line(process.pid):  # its new memory may not be in place yet
+        time.sleep(0.001)
     return process
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -15,6 +16,7 @@ import pytest
 from stepscope.capture import environment
 from stepscope.records.codec import to_json
 from stepscope.runs.masking import MASK
+from stepscope.sensors import procfs
 
 SECTIONS = {
     "hostname",
@@ -179,6 +181,19 @@ def test_the_watched_process_is_asked_for_its_own_variables(tmp_path: Path) -> N
         record = environment_record([], tmp_path, child.pid)
         child.communicate(b"\n")
     assert record["variables"] == {"OMP_NUM_THREADS": "3"}
+
+
+def test_what_may_not_be_read_of_a_process_is_not_taken_from_the_monitor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refused(pid: int, which: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "3")
+    monkeypatch.setattr(procfs, "environ", lambda pid, proc: {})
+    monkeypatch.setattr(resource, "prlimit", refused)
+    record = environment_record([], tmp_path, os.getpid())
+    assert (record["variables"], record["limits"]) == ({}, {})
 
 
 def test_versions_are_those_beside_the_command(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from stepscope.doctor.examine import disk_folder, sensor_metrics, sensor_states
 from stepscope.records.facts import SensorCost, SensorFacts
 from stepscope.sensors.cgroup import CgroupSensor, find_cgroup
 from stepscope.sensors.gpu.nvml import Nvml, unreadable
-from stepscope.sensors.gpu.selection import gpu_sensors
+from stepscope.sensors.gpu.registry import gpu_sensors
 from stepscope.sensors.host import HostSensor, ShmSensor
 
 NO_PRESSURE = "this kernel keeps no pressure stall information (CONFIG_PSI, psi=1)"

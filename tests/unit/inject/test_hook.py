@@ -102,7 +102,7 @@ class Told:
 @pytest.fixture
 def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Told]:
     """This process is watched, and every batch is timed."""
-    finder.load_hook().attach_to_imported()
+    finder.attach_to_imported()
     monkeypatch.setattr(sys.modules["_stepscope_batch_timing"], "TIMES_COST", 0)
     before = events.report_to(str(tmp_path))
     yield Told(tmp_path)

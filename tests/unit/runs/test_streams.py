@@ -16,6 +16,7 @@ from pyarrow import parquet
 from stepscope.errors import RunFolderError
 from stepscope.metrics import SCOPES, of_scope
 from stepscope.records import Entity
+from stepscope.runs import streams
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.streams import StreamWriter, pack, read_segment, read_stored
 
@@ -167,6 +168,36 @@ def test_a_failed_write_leaves_whole_batches_and_keeps_the_rows(tmp_path: Path) 
     writer.append(3, None, Entity("host"), {"host_cpu": 3.0})
     writer.flush()
     assert read_segment(paths.live_stream("host")).column("t_ns").to_pylist() == [1, 2, 3]
+
+
+def test_batches_that_are_kept_are_encoded_once_and_the_oldest_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk may be full for hours, and the next sample is due in a tenth of a second."""
+    encoded: list[int] = []
+    batch_of = StreamWriter._batch
+
+    def counted(writer: StreamWriter) -> pa.RecordBatch:
+        encoded.append(len(writer._rows))
+        return batch_of(writer)
+
+    monkeypatch.setattr(StreamWriter, "_batch", counted)
+    monkeypatch.setattr(streams, "MOST_ROWS_KEPT", 4)
+    paths = RunPaths(tmp_path)
+    writer = StreamWriter(paths, "host")
+    with monkeypatch.context() as full:
+        full.setattr("os.write", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left")))
+        for t in range(1, 11, 2):
+            writer.append(t, None, Entity("host"), {"host_cpu": 1.0})
+            writer.append(t + 1, None, Entity("host"), {"host_cpu": None})
+            with pytest.raises(OSError):
+                writer.flush()
+    writer.flush()
+    assert encoded == [2] * 5
+    assert writer.rows_dropped == 6
+    stored = read_segment(paths.live_stream("host"))
+    assert stored.column("t_ns").to_pylist() == [7, 8, 9, 10]
+    assert stored.column("host_cpu").to_pylist() == [1.0, None, 1.0, None]
 
 
 def test_no_room_for_a_new_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

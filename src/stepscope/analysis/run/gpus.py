@@ -138,7 +138,6 @@ class GpuUse:
 
 
 def recorded_gpus(gpus: Sequence[Gpu], table: SeriesTable) -> tuple[RecordedGpu, ...]:
-    """Every GPU with its series."""
     return tuple(
         RecordedGpu(gpu, {metric: s for (metric, entity), s in table.items() if entity == gpu.uuid})
         for gpu in gpus

@@ -152,7 +152,6 @@ def _totals(data: RunData) -> dict[str, float]:
 
 
 def _overhead(data: RunData) -> dict[str, float]:
-    """What monitoring cost, and how regular it was."""
     cpu, rss = data.of("watcher_cpu", "watcher"), data.of("watcher_rss", "watcher")
     times = data.of("rss").t
     cost: dict[str, float] = {}

@@ -11,12 +11,10 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
 import time
-import zlib
 from collections.abc import Mapping, Sequence
 from multiprocessing import Pipe
 from pathlib import Path
@@ -184,8 +182,7 @@ def _last_lines(log: Path) -> list[str]:
 def probe_folder() -> Path:
     """A new temporary folder, `stepscope-fit-<pid>-<place>-…`. Before, those go which processes of
     this user left behind when they were killed."""
-    # Machines and containers may share a folder: a number means the same process only within one.
-    place = f"{zlib.crc32(f'{socket.gethostname()} {procfs.pid_namespace()}'.encode()):08x}"
+    place = procfs.pid_home()  # machines and containers may share a folder
     named = re.compile(rf"{_FOLDER}(\d+)-{place}-\w+")
     for folder in Path(tempfile.gettempdir()).glob(f"{_FOLDER}*"):
         found = named.fullmatch(folder.name)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from stepscope.analysis.trial.measurement import Measurement, TrialRecord
 from stepscope.analysis.trial.throughput import LEARNT_FROM, students_t
-from stepscope.records import Ending, Outcome
+from stepscope.records import NATIVE_CRASH_SIGNALS, Ending, Outcome
 from stepscope.records.trial import ProcessNoise
 from stepscope.report.kit.format import share_text
 from stepscope.runs.paths import RunPaths
@@ -22,7 +22,6 @@ _LONGER = 4  # how many times as long a trial should take that cannot be judged
 _LEAST_STEPS = 16
 """Fifteen of them have a length, seven of those may be cut as warm-up, and the eight that are left
 are one more than it takes to judge whether they are steady. Trials by time take as many."""
-_NATIVE = ("SIGSEGV", "SIGBUS", "SIGABRT", "SIGFPE", "SIGILL")
 _OF_OUTPUT = {"--json", "--quiet", "-q"}
 """Left out of a suggested command: its user wants to see what comes of it."""
 _FLAGS = {*_OF_OUTPUT, "--profile", *switches()}  # options without a value
@@ -148,7 +147,7 @@ def _after_failure(
     if evidence.get("disk_is_full"):
         return TrialAdvice(AdviceKind.DISK)
     if ending.outcome is Outcome.CRASHED and has_text(paths.stderr_log):
-        is_native = (evidence.get("rank_signal") or ending.signal) in _NATIVE
+        is_native = (evidence.get("rank_signal") or ending.signal) in NATIVE_CRASH_SIGNALS
         kind = AdviceKind.NATIVE_CRASH if is_native else AdviceKind.PRINTED
         return TrialAdvice(kind, file=paths.stderr_log)
     return TrialAdvice(AdviceKind.AGAIN)

@@ -15,8 +15,8 @@ from typing import ClassVar
 
 from stepscope.sensors.gpu.nvml import NvmlGpu, Unreadable
 from stepscope.sensors.gpu.sensors import (
-    Family,
     GpuSensor,
+    MonitoredProcesses,
     Values,
     WatchedGpu,
     in_first_namespace,
@@ -34,13 +34,16 @@ _CANNOT_TELL = f"{_UNMATCHED}, and what was on the GPU before may be ours"
 _NONE_LISTED = f"{_UNMATCHED}, and the driver does not list those that are on the GPU"
 
 
-class Owner:
+class ProcessOwnership:
     """Tells the processes of the run from others on the same GPUs."""
 
     def __init__(
-        self, gpus: Sequence[WatchedGpu], family: Family, numbers_match: bool | None = None
+        self,
+        gpus: Sequence[WatchedGpu],
+        processes: MonitoredProcesses,
+        numbers_match: bool | None = None,
     ) -> None:
-        self._family = family
+        self._processes = processes
         self._numbers_match = in_first_namespace() if numbers_match is None else numbers_match
         self._before = {watched.facts.uuid: _Before(watched.gpu) for watched in gpus}
 
@@ -57,14 +60,14 @@ class Owner:
     def of_run(self, watched: WatchedGpu, pids: Iterable[int]) -> set[int]:
         """Those that are of the run; Unreadable where nobody can tell."""
         if self._numbers_match:
-            return set(pids) & set(self._family.pids())
-        if self._family.ran_before:
+            return set(pids) & set(self._processes.pids())
+        if self._processes.ran_before:
             raise Unreadable(_CANNOT_TELL, for_good=True)
         return set(pids) - self._before[watched.facts.uuid].pids
 
     def guessed(self, ours: set[int]) -> bool:
         """Whether any was taken for ours because of when it came."""
-        return not ours <= set(self._family.pids())
+        return not ours <= set(self._processes.pids())
 
     def risen(self, watched: WatchedGpu) -> float:
         """Bytes in use by everybody, beyond those before the run."""
@@ -85,29 +88,29 @@ class _Before:
         """Whether the driver has ever listed a process here."""
 
 
-class _OwnerSensor(GpuSensor):
-    """A sensor of one metric that depends on whose the processes are."""
+class _OwnershipSensor(GpuSensor):
+    """A sensor of one metric that depends on which processes are of the run."""
 
     by_arrival: ClassVar[str]
     """How it is estimated where numbers cannot be matched."""
 
-    def __init__(self, gpus: Sequence[WatchedGpu], whose: Owner) -> None:
+    def __init__(self, gpus: Sequence[WatchedGpu], ownership: ProcessOwnership) -> None:
         super().__init__(gpus)
-        self.whose = whose
+        self.ownership = ownership
 
     def of_run(self, watched: WatchedGpu, pids: Iterable[int]) -> set[int]:
         """Those that are of the run; notes where that is a guess."""
         try:
-            ours = self.whose.of_run(watched, pids)
+            ours = self.ownership.of_run(watched, pids)
         except Unreadable:
             self.estimated.clear()
             raise
-        if self.whose.guessed(ours):
+        if self.ownership.guessed(ours):
             self.estimated[self.metrics[0]] = self.by_arrival
         return ours
 
 
-class ProcessesSensor(_OwnerSensor):
+class ProcessesSensor(_OwnershipSensor):
     """Device memory of the watched processes."""
 
     name = "gpu processes"
@@ -120,11 +123,11 @@ class ProcessesSensor(_OwnerSensor):
         return self.ask(watched, "gpu_memory_tree", by=lambda: (self._memory(watched),))
 
     def _memory(self, watched: WatchedGpu) -> float:
-        processes = self.whose.listed(watched)
+        processes = self.ownership.listed(watched)
         ours = self.of_run(watched, (pid for pid, _ in processes))
-        if not self.whose.can_see(watched):
+        if not self.ownership.can_see(watched):
             self.estimated["gpu_memory_tree"] = _MEMORY_BY_RISE
-            return self.whose.risen(watched)
+            return self.ownership.risen(watched)
         total = 0.0
         for pid, size in processes:
             if pid in ours and size is None:
@@ -134,7 +137,7 @@ class ProcessesSensor(_OwnerSensor):
         return total
 
 
-class OthersSensor(_OwnerSensor):
+class OthersSensor(_OwnershipSensor):
     """Time that processes outside of the run took on a GPU, from the driver's own samples."""
 
     name = "gpu others"
@@ -146,8 +149,8 @@ class OthersSensor(_OwnerSensor):
     SAMPLED_WITHIN_S = 1.0
     """The driver samples every 1/6 to 1 s: an empty answer means idle only over as long as this."""
 
-    def __init__(self, gpus: Sequence[WatchedGpu], whose: Owner) -> None:
-        super().__init__(gpus, whose)
+    def __init__(self, gpus: Sequence[WatchedGpu], ownership: ProcessOwnership) -> None:
+        super().__init__(gpus, ownership)
         lately_us = time.time_ns() // 1000 - int(self.SAMPLED_WITHIN_S * 1e6)
         self._seen_us = {watched.facts.uuid: lately_us for watched in gpus}
         self._next_at: dict[str, float] = {}
@@ -162,7 +165,7 @@ class OthersSensor(_OwnerSensor):
     def _share(self, watched: WatchedGpu) -> float:
         seen_us = self._seen_us[watched.facts.uuid]
         samples = watched.gpu.process_samples(seen_us)
-        if samples and not self.whose.can_see(watched) and not self.whose.listed(watched):
+        if samples and not self.ownership.can_see(watched) and not self.ownership.listed(watched):
             raise Unreadable(_NONE_LISTED)
         self._seen_us[watched.facts.uuid] = max((s.at_us for s in samples), default=seen_us)
         shares: dict[int, list[float]] = defaultdict(list)

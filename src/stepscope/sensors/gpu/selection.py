@@ -1,4 +1,4 @@
-"""Which GPUs a command may use, and all the sensors that read them."""
+"""Which GPUs a command may use."""
 
 from __future__ import annotations
 
@@ -7,42 +7,6 @@ from dataclasses import dataclass
 
 from stepscope.errors import CannotTry
 from stepscope.sensors.gpu.nvml import NvmlGpu
-from stepscope.sensors.gpu.pcie import PcieSensor
-from stepscope.sensors.gpu.processes import OthersSensor, Owner, ProcessesSensor
-from stepscope.sensors.gpu.sensors import (
-    ActivitySensor,
-    EnergySensor,
-    ErrorsSensor,
-    Family,
-    GpuMemorySensor,
-    GpuSensor,
-    PowerSensor,
-    StateSensor,
-    UtilisationSensor,
-    WatchedGpu,
-)
-
-
-def gpu_sensors(gpus: Sequence[NvmlGpu], family: Family | None = None) -> list[GpuSensor]:
-    """All sensors of some GPUs, for the processes of a family."""
-    watched = [WatchedGpu(gpu) for gpu in gpus]
-    activity = ActivitySensor(watched)
-    whose = Owner(watched, family or Family())
-    sensors: list[GpuSensor] = [
-        activity,
-        PowerSensor(watched),
-        GpuMemorySensor(watched),
-        UtilisationSensor(watched),
-        ProcessesSensor(watched, whose),
-        OthersSensor(watched, whose),
-        StateSensor(watched),
-        EnergySensor(watched),
-        ErrorsSensor(watched),
-    ]
-    others = [each for each in watched if not activity.covers(each) and not each.facts.mig_of]
-    if others:
-        sensors.append(PcieSensor(others))
-    return sensors
 
 
 @dataclass(frozen=True)
@@ -70,14 +34,14 @@ def select_gpus(
 
 
 def _visible(gpus: Sequence[NvmlGpu], environment: Mapping[str, str]) -> GpuSelection:
-    told = environment.get("CUDA_VISIBLE_DEVICES")
-    if told is None:
+    value = environment.get("CUDA_VISIBLE_DEVICES")
+    if value is None:
         return GpuSelection(list(gpus))
     whole = [gpu for gpu in gpus if gpu.facts.mig_of is None]
     by_place = environment.get("CUDA_DEVICE_ORDER") == "PCI_BUS_ID"
     numbers_mean_the_same = by_place or len({gpu.facts.model for gpu in whole}) < 2
     chosen: list[NvmlGpu] = []
-    for word in (part.strip() for part in told.split(",")):
+    for word in (part.strip() for part in value.split(",")):
         if word.isdigit() and not numbers_mean_the_same:
             return GpuSelection(list(gpus), is_certain=False)
         if word.isdigit() and int(word) < len(whole):

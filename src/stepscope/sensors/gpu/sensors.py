@@ -25,7 +25,7 @@ _FIRST_PID_NAMESPACE = "pid:[4026531836]"
 
 
 @dataclass
-class Family:
+class MonitoredProcesses:
     """The watched processes, as far as the sensors of GPUs must know them."""
 
     pids: Callable[[], Collection[int]] = tuple

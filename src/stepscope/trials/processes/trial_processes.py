@@ -16,7 +16,6 @@ import contextlib
 import os
 import signal
 import time
-import zlib
 from collections.abc import Collection, Iterable, Iterator
 from typing import NamedTuple
 
@@ -46,7 +45,7 @@ def runner_name() -> str:
     """What the tokens of all trials of this process begin with."""
     myself = identify(os.getpid())
     assert myself is not None
-    return f"{os.getpid()}.{myself.started}.{_home()}"
+    return f"{os.getpid()}.{myself.started}.{procfs.pid_home()}"
 
 
 def new_token() -> str:
@@ -57,7 +56,7 @@ def runner_lives(token: str) -> bool | None:
     """Whether the runner that a token names is there; None where that cannot be told from here."""
     try:
         pid, started, home = token.split(".")[:3]
-        if home != _home():
+        if home != procfs.pid_home():
             return None
         runner = identify(int(pid))
         return runner is not None and runner.started == int(started)
@@ -235,12 +234,6 @@ def _attempts(seconds: float) -> Iterator[None]:
             return
         time.sleep(nap)
         nap = min(2 * nap, 0.1)
-
-
-def _home() -> str:
-    """This boot, and the namespace in which a process number means what it does here."""
-    place = f"{procfs.boot_id()} {procfs.pid_namespace()}"
-    return f"{zlib.crc32(place.encode()):08x}"
 
 
 def _is_of(token: str, name: str | None) -> bool:

@@ -10,8 +10,8 @@ from fake_nvml import SAMPLE_US
 from gpus import NO_PERMISSION, Clock, fake_library
 from stepscope.records import Reading
 from stepscope.sensors.gpu.nvml import Nvml
-from stepscope.sensors.gpu.processes import OthersSensor, Owner, ProcessesSensor
-from stepscope.sensors.gpu.sensors import Family, WatchedGpu
+from stepscope.sensors.gpu.processes import OthersSensor, ProcessesSensor, ProcessOwnership
+from stepscope.sensors.gpu.sensors import MonitoredProcesses, WatchedGpu
 
 MINE, FOREIGN, LATE = 4100, 77, 90_001
 NOT_FOUND = 6
@@ -40,7 +40,9 @@ def make(
 ) -> ProcessesSensor | OthersSensor:
     """A sensor for a run of one process."""
     gpus = [WatchedGpu(gpu) for gpu in library.gpus]
-    return sensor(gpus, Owner(gpus, Family(lambda: {MINE}, ran_before), numbers_match))
+    return sensor(
+        gpus, ProcessOwnership(gpus, MonitoredProcesses(lambda: {MINE}, ran_before), numbers_match)
+    )
 
 
 def memory(library: Nvml, **how: bool) -> ProcessesSensor | OthersSensor:

@@ -24,7 +24,8 @@ from stepscope.metrics import of_scope
 from stepscope.records import Reading
 from stepscope.sensors.gpu.nvml import Nvml
 from stepscope.sensors.gpu.pcie import PcieSensor
-from stepscope.sensors.gpu.selection import gpu_sensors, select_gpus
+from stepscope.sensors.gpu.registry import gpu_sensors
+from stepscope.sensors.gpu.selection import select_gpus
 from stepscope.sensors.gpu.sensors import (
     ActivitySensor,
     GpuMemorySensor,
