@@ -59,11 +59,11 @@ def trial(
     request = TrialRequest(
         workload_of(model, settings),
         Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
-        repeat,
-        profile,
-        name,
-        interval,
-        Path(out),
+        repeats=repeat,
+        profile=profile,
+        name=name,
+        interval=interval,
+        out=Path(out),
     )
     results = run_trials(request, tell, show)
     if results.error:
