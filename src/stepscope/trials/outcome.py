@@ -11,6 +11,7 @@ from typing import Any
 from stepscope.capture.outcome import KernelEvidence, judge, signal_name
 from stepscope.records import Ending, Outcome
 from stepscope.records.trial import RankError, RankFacts
+from stepscope.trials.limits.cgroups import ControlValue
 
 _SHM_WORDS = re.compile(
     r"unable to (?:write to|open shared|resize|mmap)[^\n]*(?:No space left|\(28\))"
@@ -45,7 +46,7 @@ class TrialEvidence:
     expected_ranks: int
     stopped: Stopped | None = None
     kills: int = 0  # processes that the kernel killed in the trial's own memory group
-    counters: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, ControlValue] = field(default_factory=dict)
     before: KernelEvidence = field(default_factory=lambda: KernelEvidence(None, None))
     after: KernelEvidence = field(default_factory=lambda: KernelEvidence(None, None))
     shm_share: float | None = None

@@ -198,14 +198,16 @@ class Fence:
         if memory is not None and not memory.is_soft:
             memory = replace(memory, peak=self.counts().peak)
         if cpus is not None:
-            crowded = self._processes > max(1, cpus.asked)
+            crowded = ""
+            if self._processes > max(1, cpus.asked):
+                crowded = f"{self._processes} ranks and loader workers share them"
             cpus = replace(
                 cpus,
                 threads=self.threads,
                 masks_checked=affinity.masks_checked if affinity else None,
                 escaped=tuple(affinity.escaped) if affinity else None,
                 replaced=self._replaced,
-                crowded=f"{self._processes} ranks and loader workers share them" * crowded,
+                crowded=crowded,
             )
         asked = limits.gpu_memory
         gpu_memory = None if asked is None else records.GpuMemoryLimit(asked, "framework")
