@@ -29,11 +29,11 @@ from stepscope.capture.session import Session
 from stepscope.capture.spawn import adoption, allow_many_descriptors, environment_of
 from stepscope.errors import BadWorkload, CannotTry, CannotWatch, StepscopeError, TooFewSamples
 from stepscope.records import Ending, Outcome
-from stepscope.records.codec import dumps, to_json
+from stepscope.records.codec import to_json
 from stepscope.records.facts import RunFacts
 from stepscope.records.trial import RankFacts, TrialFacts
 from stepscope.runs.masking import mask_text
-from stepscope.runs.paths import RunPaths, replace_atomically
+from stepscope.runs.paths import RunPaths, write_json
 from stepscope.sensors import procfs
 from stepscope.trials import child
 from stepscope.trials.heartbeat import Heartbeat, Progress
@@ -202,7 +202,7 @@ def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPat
     except CannotWatch as error:
         raise CannotTry(error.message, error.hint) from None
     spec = child.ChildSpec(
-        workload=to_json(request.workload),
+        workload=request.workload,
         threads=fence.threads,
         gpu_memory=request.limits.gpu_memory,
         profiled_steps=PROFILED_STEPS if request.profile else 0,
@@ -210,7 +210,7 @@ def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPat
     )
     try:
         paths.trial.mkdir()
-        replace_atomically(paths.trial_spec, dumps(spec, indent=1) + "\n")
+        write_json(paths.trial_spec, spec)
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
         problem = f"The run folder cannot be written in {request.out}: {error.strerror}"
@@ -338,7 +338,7 @@ class _Trial:
         evidence = {"limit": limit, "phase": progress.phase}
         file, workload = self.paths.trial_stacks, self.request.workload
         if stacks.dump(pids, file, _STACKS_PATIENCE_S):
-            evidence["stacks"] = "trial/stacks.txt"
+            evidence["stacks"] = str(file.relative_to(self.paths.folder))
             own_file = Path(workload.model.rpartition(":")[0]).name
             if workload.is_own and (place := stacks.stood_at(file, own_file)):
                 evidence["stood_at"] = place
@@ -370,7 +370,7 @@ class _Trial:
         if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self.token, self._seen)
-        device = device_kind(next(iter(self._heartbeat.ranks()), RankFacts()))
+        device = device_kind(next(iter(ranks), RankFacts()))
         machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
         trial = replace(
             session.facts.trial or TrialFacts(),
