@@ -27,13 +27,16 @@ from stepscope.sensors.gpu.nvml import NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
 from stepscope.trials.limits.affinity import Affinity, choose_cpus, read_cores
 from stepscope.trials.limits.cgroups import PREFIX, GroupCounts, TrialGroup, make_group
-from stepscope.trials.limits.spec import Limits, MachineResources, check_limits, size_text
+from stepscope.trials.limits.spec import (
+    THREAD_VARIABLES,
+    Limits,
+    MachineResources,
+    check_limits,
+    size_text,
+)
 from stepscope.trials.outcome import Stopped
 from stepscope.trials.processes import trial_processes
 
-THREAD_VARIABLES = [
-    f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "BLIS", "NUMEXPR")
-]
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _MOST_SHARE = 0.05
 """PSS costs some 15 ms per gigabyte and process: reading it may take this part of the time."""
