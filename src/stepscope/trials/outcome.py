@@ -80,7 +80,7 @@ def _judge(seen: TrialEvidence) -> Ending:
     base = judge(seen.status, seen.before, seen.after, None, False, None)
 
     def ending(outcome: Outcome, reason: str, evidence: dict[str, Any]) -> Ending:
-        return Ending(outcome, reason, base.exit_code, base.signal, evidence)
+        return replace(base, outcome=outcome, reason=reason, evidence=evidence)
 
     all_done = sum(rank.done for rank in seen.ranks) == seen.expected_ranks
     if all_done and base.outcome is Outcome.OK:
@@ -111,7 +111,7 @@ def _judge(seen: TrialEvidence) -> Ending:
 
 def _crashed(seen: TrialEvidence, base: Ending) -> Ending:
     def crashed(reason: str, **evidence: Any) -> Ending:
-        return Ending(Outcome.CRASHED, reason, base.exit_code, base.signal, evidence)
+        return replace(base, outcome=Outcome.CRASHED, reason=reason, evidence=evidence)
 
     if silent := _silent_rank(seen):
         rank, code = silent

@@ -157,8 +157,8 @@ def run_trial(
         run = RunRequest(
             request.name or workload.short_name,
             [sys.executable, "-m", child.__name__],
-            request.interval,
-            request.out,
+            interval_s=request.interval,
+            out=request.out,
             announce_hook=False,
             facts=facts,
             memory_burst_s=_MEMORY_BURST_S,
@@ -387,8 +387,12 @@ class _Trial:
             shutil.rmtree(self.paths.folder, ignore_errors=True)
             kind = TooFewSamples if bad.type == TooFewSamples.__name__ else BadWorkload
             raise kind(bad.message, bad.hint)
-        interrupted = ending.outcome is Outcome.INTERRUPTED
-        return CompletedTrial(self.paths, ending, left.describe(), interrupted)
+        return CompletedTrial(
+            paths=self.paths,
+            ending=ending,
+            leftovers=left.describe(),
+            asked_to_end=ending.outcome is Outcome.INTERRUPTED,
+        )
 
     def _judge(self, ranks: list[RankFacts]) -> Ending:
         session = self._session
