@@ -163,8 +163,8 @@ class GpuLoad:
         # What takes time or memory once: kernels are loaded, compiled for each size and tuned, and
         # workspaces made, at first use.
         work.allocate(1)
-        hold = partial(work.allocate, self._held_bytes)
-        for make in (lambda: hold, *(make for make, _ in self._repeated.values())):
+        makers: list[Callable[[], Act]] = [lambda: partial(work.allocate, self._held_bytes)]
+        for make in makers + [make for make, _ in self._repeated.values()]:
             with contextlib.suppress(RuntimeError):  # out of memory: its task will tell
                 make()()
             work.give_back()
