@@ -54,20 +54,21 @@ def trial(
     `settings` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A
     trial that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets
     what the user should know meanwhile, `show` which repeat it is and how far. An error in a later
-    repeat has the views of those before as `views`.
+    repeat raises TrialsFailed, which has the views of those before.
     """
     request = TrialRequest(
         workload_of(model, settings),
         Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
-        repeat,
-        profile,
-        name,
-        interval,
-        Path(out),
+        repeats=repeat,
+        profile=profile,
+        name=name,
+        interval=interval,
+        out=Path(out),
     )
     results = run_trials(request, tell, show)
+    if results.error and results.views:
+        raise TrialsFailed(results.error, results.views) from results.error
     if results.error:
-        results.error.views = results.views
         raise results.error
     if results.interrupted:
         raise TrialInterrupted(results.views)
@@ -148,6 +149,15 @@ def fit(
         estimate=estimate,
         fresh=fresh,
     )
+    return find_batch_size(request, tell, show)
+
+
+def find_batch_size(
+    request: FitRequest,
+    tell: Callable[[str], None] = lambda text: None,
+    show: Callable[[str], None] = lambda text: None,
+) -> Fit:
+    """Run a fit, and put what it found in words."""
     found = run_fit(request, FitListener(tell, show, lambda result: tell(tried_text(result))))
     return replace(found, summary=summary(found))
 
@@ -196,6 +206,15 @@ def study(
 def open_study(folder: str | Path) -> StudyView:
     """What a study tells so far, by its folder or its design file; also while it runs."""
     return read_view(find_folder(folder))
+
+
+class TrialsFailed(StepscopeError):
+    """A repeat could not be run: `views` has the trials before it, the cause is the error."""
+
+    def __init__(self, error: StepscopeError, views: list[TrialView]) -> None:
+        super().__init__(error.message, error.hint)
+        self.exit_code = error.exit_code
+        self.views = views
 
 
 class TrialInterrupted(KeyboardInterrupt):

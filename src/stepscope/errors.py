@@ -16,9 +16,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 
 class StepscopeError(Exception):
     """An error for people: what happened and why, then what to do next."""
@@ -29,7 +26,6 @@ class StepscopeError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.views: Sequence[Any] = ()  # what had been done, of several trials, before this one
 
     def __str__(self) -> str:
         return f"{self.message}. {self.hint}" if self.hint else self.message

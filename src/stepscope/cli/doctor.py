@@ -42,8 +42,9 @@ def doctor(
 
     if not as_json and sys.stderr.isatty():
         say("looking around …" if quick else "testing for about 10 s, or 30 s with a GPU …")
+    asked = Examination(out=out, runs=runs_folder(), quick=quick, gpu=not no_gpu, keep=keep)
     try:
-        report = examine(Examination(out, runs_folder(), quick, not no_gpu, keep), signals)
+        report = examine(asked, signals)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_CODES[Outcome.INTERRUPTED]) from None
     give_signals_back(signals)

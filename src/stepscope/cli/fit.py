@@ -82,33 +82,33 @@ def fit(
     """
     from rich.console import Console
 
-    from stepscope import api
+    from stepscope.api import find_batch_size
     from stepscope.cli.progress import FitBar
+    from stepscope.fit.request import FitRequest, parse_headroom
     from stepscope.report.fit.view import fit_document
     from stepscope.report.kit.terminal import draw
+    from stepscope.trials.limits.spec import Limits, parse_size
+    from stepscope.trials.request import workload_of
 
-    listed_cards = _listed(cards) or []
+    listed_cards = [card.strip() for card in (cards or "").split(",") if card.strip()]
     if cards is not None and not listed_cards:
         raise CannotTry(f"--cards {cards} names no size", "For example: --cards 10GiB,23GiB")
     end_on_request()
+    headroom_bytes, headroom_share = parse_headroom(headroom)
+    request = FitRequest(
+        workload_of(model, settings),
+        Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=hang),
+        headroom=headroom_bytes,
+        headroom_share=headroom_share,
+        cards=tuple(parse_size(card) for card in listed_cards),
+        method=method,
+        prove=prove,
+        estimate=estimate,
+        fresh=fresh,
+    )
     try:
         with FitBar(model.rpartition("/")[2], quiet) as bar:
-            found = api.fit(
-                model,
-                gpu_memory=gpu_memory,
-                memory=memory,
-                headroom=headroom,
-                gpus=gpus,
-                cards=listed_cards,
-                method=method,
-                prove=prove,
-                estimate=estimate,
-                fresh=fresh,
-                hang=hang,
-                tell=bar.tell,
-                show=bar.show,
-                **settings,
-            )
+            found = find_batch_size(request, bar.tell, bar.show)
         document = fit_document(found)
         if not quiet:
             draw(Console(stderr=True), document)
@@ -129,7 +129,3 @@ def exit_code(found: Fit) -> int:
         "cannot tell": Outcome.CRASHED,
     }
     return EXIT_CODES[outcomes[found.verdict]]
-
-
-def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [word.strip() for word in text.split(",") if word.strip()]

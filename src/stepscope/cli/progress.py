@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from stepscope.cli.console import say
@@ -133,7 +132,6 @@ class StudyBar(ProgressBar):
         """What will be run, in a line or two."""
         from stepscope.report.study.plan import headline, plan_view
 
-        gc.enable()
         if not self._quiet:
             view = plan_view(study)
             for text in (headline(view), *view.remarks):

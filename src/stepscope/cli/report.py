@@ -34,7 +34,9 @@ def report(
     ] = None,
 ) -> None:
     """Show the summary of a run and write its report again."""
-    if run is not None and (run / "study.json").exists():
+    from stepscope.studies.folder import is_study
+
+    if run is not None and is_study(run):
         if output is None:
             return show_study(run, as_json=as_json)
         from stepscope.report.study.document import page_of as study_page_of

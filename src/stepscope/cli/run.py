@@ -23,6 +23,8 @@ from stepscope.cli.console import (
 from stepscope.cli.report import show
 from stepscope.runs.paths import DEFAULT_FOLDER
 
+_NAMED = 8  # processes that are still running: at most so many are listed
+
 
 def run(
     command: Annotated[
@@ -85,7 +87,8 @@ def run(
 
 
 def still_running(survivors: Sequence[str]) -> str:
-    return f"still running: {', '.join(survivors[:8])}{' …' * (len(survivors) > 8)}"
+    more = " …" if len(survivors) > _NAMED else ""
+    return f"still running: {', '.join(survivors[:_NAMED])}{more}"
 
 
 def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]) -> None:

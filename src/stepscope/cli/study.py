@@ -7,6 +7,7 @@ import gc
 import importlib
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -47,11 +48,11 @@ def plan(file: DesignFile, out: StudiesOut = _USUAL, as_json: AsJson = False) ->
 
     Nothing is started. Once trials have finished, the time is by what they took.
     """
-    _be_quick()
-    from stepscope.report.study.plan import plan_dict, plan_document, plan_view
-    from stepscope.studies.study import Study
+    with _quick_reading():
+        from stepscope.report.study.plan import plan_dict, plan_document, plan_view
+        from stepscope.studies.study import Study
 
-    view = plan_view(Study.of(file, out))
+        view = plan_view(Study.of(file, out))
     if as_json:
         write_json(plan_dict(view))
         return
@@ -81,17 +82,17 @@ def run(
     Exit codes: 0 all was run, or the budget is used up; 4 to 6 it could not be run; 7 somebody else
     runs it; 130 interrupted: run the same command to go on.
     """
-    _be_quick()
-    from stepscope.capture.request import check_interval
-    from stepscope.cli.progress import StudyBar
-    from stepscope.report.study.export import study_dict
-    from stepscope.report.study.read import view_of
-    from stepscope.studies.launchers.local import LocalLauncher
-    from stepscope.studies.run import run_study
-    from stepscope.studies.study import Study
+    with _quick_reading():
+        from stepscope.capture.request import check_interval
+        from stepscope.cli.progress import StudyBar
+        from stepscope.report.study.export import study_dict
+        from stepscope.report.study.read import view_of
+        from stepscope.studies.launchers.local import LocalLauncher
+        from stepscope.studies.run import run_study
+        from stepscope.studies.study import Study
 
-    check_interval(interval, CannotTry)
-    study = Study.of(file, out).to_run()
+        check_interval(interval, CannotTry)
+        study = Study.of(file, out).to_run()
     end_on_request()
     with StudyBar(study.design, quiet) as bar:
         try:
@@ -103,7 +104,8 @@ def run(
                     _derive(view_of(study))
             raise
     if ran.trials or not quiet or as_json:
-        view = view_of(study)
+        with _quick_reading():
+            view = view_of(study)
         if ran.trials or not study.paths.report.exists():
             _derive(view)
         if as_json:
@@ -148,29 +150,35 @@ def merge(
     say(f"next: stepscope study report {near(out)}")
 
 
-def _be_quick() -> None:
-    """Read thousands of trials without a pause to look for garbage: the command ends soon.
+@contextlib.contextmanager
+def _quick_reading() -> Iterator[None]:
+    """Read thousands of trials without a pause to look for garbage.
 
     NumPy gets one thread for our few sums: a study may be using all CPUs now, and threads that wait
     for each other would take seconds. Trials do not inherit it.
     """
     gc.disable()
-    if "numpy" not in sys.modules and _THREADS not in os.environ:
-        os.environ[_THREADS] = "1"
-        importlib.import_module("numpy")
-        del os.environ[_THREADS]
+    try:
+        if "numpy" not in sys.modules and _THREADS not in os.environ:
+            os.environ[_THREADS] = "1"
+            importlib.import_module("numpy")
+            del os.environ[_THREADS]
+        yield
+    finally:
+        gc.enable()
 
 
+@_quick_reading()
 def show_study(target: Path, out: Path = _USUAL, as_json: bool = False, full: bool = True) -> None:
     """What a study tells; `full` also writes its page and its tables."""
-    _be_quick()
     from stepscope.report.study.read import read_view
     from stepscope.studies.design.file import read_design, trials_text
+    from stepscope.studies.folder import StudyPaths
     from stepscope.studies.study import find_folder
 
     folder = find_folder(target, out)
     view = read_view(folder)
-    kept = folder / "design.yaml"
+    kept = StudyPaths(folder).design
     if target.is_file() and kept.is_file():
         now, then = read_design(target), read_design(kept, is_kept=True)
         if (trials_text(now), now.repeats) != (trials_text(then), then.repeats):
@@ -202,8 +210,9 @@ def _draw(view: StudyView, full: bool, stderr: bool = False) -> Console:
 def _derive(view: StudyView) -> Path:
     from stepscope.report.study.document import write_report
     from stepscope.report.study.export import write_tables
+    from stepscope.studies.folder import StudyPaths
 
-    folder = view.folder / "derived"
+    folder = StudyPaths(view.folder).report.parent
     try:
         folder.mkdir(exist_ok=True)
         write_tables(view, folder)

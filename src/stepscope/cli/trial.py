@@ -87,11 +87,11 @@ def trial(
     request = TrialRequest(
         workload_of(model, settings),
         Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
-        repeat,
-        profile,
-        name,
-        interval,
-        out,
+        repeats=repeat,
+        profile=profile,
+        name=name,
+        interval=interval,
+        out=out,
         facts={"command": mask_command(["stepscope", *sys.argv[1:]])},
     )
     with TrialBar(name or model.rpartition("/")[2], repeat, quiet) as bar:
@@ -111,14 +111,12 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
     from stepscope.report.run.derive import write_derived
     from stepscope.report.run.result import trials_result
     from stepscope.report.run.view import run_view
-    from stepscope.runs.reader import open_run
 
     results = []
     for view in views:
-        run = open_run(view.folder)
-        results.append(run_view(run, view.data, view))
+        results.append(run_view(view.run, view.data, view))
         try:
-            write_derived(run, results[-1])
+            write_derived(view.run, results[-1])
         except OSError as error:
             say(f"the report could not be written: {error.strerror}; later: stepscope report")
     show([trials_result(results)], quiet=quiet, as_json=as_json)

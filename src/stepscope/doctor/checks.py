@@ -148,7 +148,9 @@ class AmountCheck:
         least, most = self.least * task.amount - self.slack, self.most * task.amount + self.slack
         if not least <= seen <= most:
             return f"{share_text(seen / task.amount)} of what was done{where}"
-        return f"too much of it shows {self.there}" * (stray > _SMALL * task.amount + self.slack)
+        if stray > _SMALL * task.amount + self.slack:
+            return f"too much of it shows {self.there}"
+        return ""
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from stepscope.analysis.run.summary import summarise
 from stepscope.capture.command import monitor_command
 from stepscope.capture.request import RunRequest
 from stepscope.capture.signals import Signals
+from stepscope.doctor import load as self_test
 from stepscope.doctor.checks import CheckResult, MeasuredLoad, judge
 from stepscope.doctor.surroundings import Condition, look_around, nearest_folder
 from stepscope.doctor.tasks import tasks_of
@@ -33,7 +34,7 @@ from stepscope.sensors.contract import Sensor
 
 _BEGIN = (
     "import signal, sys; signal.signal(signal.SIGINT, signal.SIG_DFL); "
-    "sys.path.insert(0, sys.argv.pop(1)); from stepscope.doctor.load import main; main()"
+    f"sys.path.insert(0, sys.argv.pop(1)); from {self_test.__name__} import main; main()"
 )
 """Ctrl-C ends it without a word. It needs this very package, wherever its Python would look."""
 _OTHER_PLACE = "Choose another place with --out DIR"
@@ -110,11 +111,11 @@ def examine(asked: Examination, signals: Signals) -> DoctorReport:
         if asked.keep:
             derive(run, data)
         measured = MeasuredLoad(
-            tasks_of(mark for timeline in data.timelines for mark in timeline.marks),
-            data.series,
-            facts.sensors.missing,
-            facts.sensors.estimated,
-            run.paths.hello.exists(),
+            tasks=tasks_of(mark for timeline in data.timelines for mark in timeline.marks),
+            series=data.series,
+            missing=facts.sensors.missing,
+            estimated=facts.sensors.estimated,
+            hook_loaded=run.paths.hello.exists(),
         )
         return DoctorReport(
             sensors=sensor_states(facts.sensors, {metric for metric, _ in data.series}),
@@ -141,13 +142,13 @@ def sensor_states(facts: SensorFacts, recorded: Collection[str]) -> list[SensorS
         hints = dict.fromkeys(facts.hints[metric] for metric in lost if metric in facts.hints)
         states.append(
             SensorState(
-                name,
-                "missing" if len(lost) == len(metrics) else "in part" if lost else "works",
-                lost,
-                tuple(hints),
-                {m: facts.estimated[m] for m in metrics if m in facts.estimated},
-                cost.cpu_s if cost else None,
-                max(cost.period_s, cost.slowed_to_s) if cost else None,
+                name=name,
+                state="missing" if len(lost) == len(metrics) else "in part" if lost else "works",
+                missing=lost,
+                hints=tuple(hints),
+                estimated={m: facts.estimated[m] for m in metrics if m in facts.estimated},
+                cost_s=cost.cpu_s if cost else None,
+                period_s=max(cost.period_s, cost.slowed_to_s) if cost else None,
             )
         )
     return states

@@ -5,10 +5,12 @@ Imported by the load alone, in its own process.
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 from stepscope.doctor import tasks
@@ -97,6 +99,7 @@ class JaxWork:
             raise GpuUntestable("the installed JAX cannot use the GPU")
         self._jax = jax
         self._add = jax.jit(lambda array: array + 1)
+        self._square = jax.jit(lambda matrix: matrix @ matrix)
 
     def allocate(self, size: int) -> object:
         return self._ones(size)
@@ -121,8 +124,8 @@ class JaxWork:
     def multiply(self, rows: int, times: int) -> Act:
         jax = self._jax
         matrix = jax.random.normal(jax.random.PRNGKey(0), (rows, rows), jax.numpy.bfloat16)
-        product = jax.jit(lambda matrix: matrix @ matrix)
-        return lambda: jax.block_until_ready([product(matrix) for _ in range(times)][-1])
+        square = self._square
+        return lambda: jax.block_until_ready([square(matrix) for _ in range(times)][-1])
 
     def launch(self) -> Act:
         return self.copy_inside(1)
@@ -144,50 +147,52 @@ class GpuLoad:
     def __init__(self, seconds: float) -> None:
         """GpuUntestable where there is none, or no framework that can use it."""
         self._seconds = seconds
-        self.uuid, self._free_bytes = _first_gpu()
+        self.uuid, free_bytes = _first_gpu()
+        self._held_bytes = min(_MOST_MEMORY, free_bytes // 2 // _MIB * _MIB)
         # By what cannot be mistaken: CUDA may count GPUs in another order than the driver.
         os.environ["CUDA_VISIBLE_DEVICES"] = self.uuid
         self._work = work = _installed_framework()
-        # What takes time or memory once: kernels are loaded, and workspaces made, at first use.
+        self._repeated: dict[str, tuple[Callable[[], Act], int]] = {
+            tasks.GPU_COPY_IN: (lambda: work.copy_in(_STAGE), _STAGE),
+            tasks.GPU_COPY_OUT: (lambda: work.copy_out(_STAGE), _STAGE),
+            tasks.GPU_COPY_INSIDE: (lambda: work.copy_inside(_INSIDE), _INSIDE),
+            tasks.GPU_MATRIX: (lambda: work.multiply(_MATRIX, _PRODUCTS), 1),
+            tasks.GPU_TINY: (work.launch, 1),
+        }
+        """Each with what makes its act, which takes memory, and what one act amounts to."""
+        # What takes time or memory once: kernels are loaded, compiled for each size and tuned, and
+        # workspaces made, at first use.
         work.allocate(1)
-        for act in (work.copy_in(1), work.copy_out(1), work.copy_inside(_MIB), work.launch()):
-            act()
-        work.multiply(_MATRIX, 1)()
-        work.give_back()
+        makers: list[Callable[[], Act]] = [lambda: partial(work.allocate, self._held_bytes)]
+        for make in makers + [make for make, _ in self._repeated.values()]:
+            with contextlib.suppress(RuntimeError):  # out of memory: its task will tell
+                make()()
+            work.give_back()
 
     def tasks(self) -> dict[str, Callable[[], float]]:
         """Each task with what it does; returns bytes moved or held, or how often."""
-        work = self._work
 
         def rest() -> float:
             time.sleep(self._seconds)
             return 0
 
         def hold() -> float:
-            size = min(_MOST_MEMORY, self._free_bytes // 2 // _MIB * _MIB)
-            held = work.allocate(size)
+            held = self._work.allocate(self._held_bytes)
             time.sleep(self._seconds)
             del held
-            work.give_back()
-            return size
+            self._work.give_back()
+            return self._held_bytes
 
-        def repeat(act: Act) -> int:
+        def repeat(make: Callable[[], Act], amount: int) -> float:
+            act, times = make(), 0
             until = time.monotonic() + self._seconds
-            times = 0
             while time.monotonic() < until:
                 act()
                 times += 1
-            return times
+            return amount * times
 
-        return {
-            tasks.GPU_IDLE: rest,
-            tasks.GPU_MEMORY: hold,
-            tasks.GPU_COPY_IN: lambda: _STAGE * repeat(work.copy_in(_STAGE)),
-            tasks.GPU_COPY_OUT: lambda: _STAGE * repeat(work.copy_out(_STAGE)),
-            tasks.GPU_COPY_INSIDE: lambda: _INSIDE * repeat(work.copy_inside(_INSIDE)),
-            tasks.GPU_MATRIX: lambda: repeat(work.multiply(_MATRIX, _PRODUCTS)),
-            tasks.GPU_TINY: lambda: repeat(work.launch()),
-        }
+        repeated = {name: partial(repeat, *each) for name, each in self._repeated.items()}
+        return {tasks.GPU_IDLE: rest, tasks.GPU_MEMORY: hold, **repeated}
 
 
 def _first_gpu() -> tuple[str, int]:

@@ -89,8 +89,9 @@ def main() -> None:
                 _do(name, act, _GPU_REST_S)
             done += len(tasks.GPU_TASKS)
             mark(f"{tasks.GPU_IDLE}.uuid", gpu.uuid)
-    for name in tasks.GPU_TASKS if reason else ():
-        mark(f"{name}.skipped", reason)
+    if reason:
+        for name in tasks.GPU_TASKS:
+            mark(f"{name}.skipped", reason)
     mark(f"{tasks.LOAD}.tasks", done)
 
 

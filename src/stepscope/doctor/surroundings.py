@@ -12,6 +12,7 @@ from stepscope.records.facts import Environment
 from stepscope.report.kit.format import allowed_text, bytes_text, share_text
 from stepscope.sensors import procfs
 from stepscope.sensors.gpu.nvml import NvmlUnavailable, Unreadable, open_nvml
+from stepscope.trials.limits.spec import THREAD_VARIABLES
 
 Level = Literal["fine", "note", "bites"]
 
@@ -19,7 +20,6 @@ _MIB, _GIB = 1 << 20, 1 << 30
 _SHM_OF_CONTAINERS = 64 * _MIB
 _FEW_FILES = _FEW_PROCESSES = 4096
 _LITTLE_DISK = 2 * _GIB
-_THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 _ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _SLOW_SWITCHES = {
     "CUDA_LAUNCH_BLOCKING": "every kernel waits for the one before: for debugging only",
@@ -44,7 +44,7 @@ def look_around(environment: Environment, runs: Path, root: Path = Path("/")) ->
         *threads(environment),
         *memory(environment, root),
         shared_memory(root),
-        *limits(environment),
+        limits(environment),
         disk(runs),
         *cuda_settings(environment),
         *other_gpu_processes(),
@@ -73,10 +73,6 @@ def cpus(environment: Environment) -> Iterator[Condition]:
     if quota and quota < (affinity or logical):
         hint += ", which does not know of the quota"
     yield Condition("CPUs", text, "bites", hint)
-    if affinity and quota and affinity < quota:
-        text = f"the affinity ({affinity}) is narrower than the quota ({allowed_text(quota)})"
-        hint = "widen it (taskset, cpuset, --cpus-per-task) to use what is paid for"
-        yield Condition("CPUs", text, "note", hint)
 
 
 def threads(environment: Environment) -> Iterator[Condition]:
@@ -86,7 +82,7 @@ def threads(environment: Environment) -> Iterator[Condition]:
         return
     fits = max(1, int(cpu.allowed))
     started = cpu.affinity or cpu.logical  # libraries know the affinity, not the quota
-    given = {name: variables[name] for name in _THREAD_VARIABLES if variables.get(name)}
+    given = {name: variables[name] for name in THREAD_VARIABLES if variables.get(name)}
     if not given:
         text = (
             f"OMP_NUM_THREADS is not set: NumPy and OpenCV start {started} threads in every "
@@ -99,9 +95,6 @@ def threads(environment: Environment) -> Iterator[Condition]:
         if count is not None and count > fits:
             text = f"{name}={count}, but {fits} CPUs are allowed; workers multiply it"
             yield Condition("Threads", text, "bites", f"export {name}={fits}, or less with workers")
-        elif count == 1 and fits > 1:
-            text = f"{name}=1 (as torchrun sets it): right beside workers and a GPU, slow on a CPU"
-            yield Condition("Threads", text)
         else:
             times = f"; with {fits} workers up to {count * fits} threads" if count else ""
             yield Condition("Threads", f"{name}={value}{times}")
@@ -122,9 +115,8 @@ def memory(environment: Environment, root: Path = Path("/")) -> Iterator[Conditi
         yield Condition("Memory", text, "bites", hint)
     elif total:
         tight = available is not None and available < 0.1 * total
-        hint = "see who has it: ps aux --sort=-rss" if tight else ""
         text = f"{bytes_text(total)}{left}, no lower limit"
-        yield Condition("Memory", text, "note" if tight else "fine", hint)
+        yield Condition("Memory", text, "note" if tight else "fine")
     if total and swapped > 0.01 * total:
         text = f"{bytes_text(swapped)} in use: memory is or was short, and what comes back stalls"
         yield Condition("Swap", text, "note", "free memory, then: swapoff -a; swapon -a")
@@ -153,7 +145,7 @@ def shm_remark(size: int, free: int) -> Condition:
     return Condition("/dev/shm", text)
 
 
-def limits(environment: Environment) -> Iterator[Condition]:
+def limits(environment: Environment) -> Condition:
     """The limits of the shell."""
 
     def soft(name: str) -> int | None:
@@ -164,19 +156,18 @@ def limits(environment: Environment) -> Iterator[Condition]:
         return "unlimited" if value is None else f"{value:,}"
 
     files, processes, locked = soft("nofile"), soft("nproc"), soft("memlock")
+    hints = []
     if files is not None and files < _FEW_FILES:
-        text = f"{files} at most: many workers that share tensors by descriptors need more"
-        yield Condition("Open files", text, "note", "ulimit -n 65536")
+        hints.append("many workers that share tensors by descriptors need more: ulimit -n 65536")
     if processes is not None and processes < _FEW_PROCESSES:
-        text = f"{processes} at most, threads counted: workers times threads may exceed it"
-        yield Condition("Processes", text, "note", "ulimit -u 65536")
-    bound = "no bound" if locked is None else bytes_text(locked)
-    yield Condition(
-        "Limits",
+        hints.append("workers times threads may exceed the processes: ulimit -u 65536")
+    text = (
         f"open files {count(files)}, processes {count(processes)}, core dumps "
-        f"{'off' if soft('core') == 0 else 'on'}, locked memory {bound} (pinned memory of CUDA is "
-        "not bound by it, RDMA is)",
+        f"{'off' if soft('core') == 0 else 'on'}, locked memory "
+        f"{'no bound' if locked is None else bytes_text(locked)} (pinned memory of CUDA is not "
+        "bound by it, RDMA is)"
     )
+    return Condition("Limits", text, "note" if hints else "fine", "; ".join(hints))
 
 
 def disk(runs: Path) -> Condition:
@@ -213,9 +204,8 @@ def cuda_settings(environment: Environment) -> Iterator[Condition]:
         yield Condition("CUDA", f"CUDA_VISIBLE_DEVICES={visible}: the others are hidden")
     for name, meaning in _SLOW_SWITCHES.items():
         if variables.get(name, "0") not in ("", "0"):
-            yield Condition(
-                "CUDA", f"{name}={variables[name]}: {meaning}", "bites", f"unset {name}"
-            )
+            text = f"{name}={variables[name]}: {meaning}"
+            yield Condition("CUDA", text, "bites", f"unset {name}")
     for name in _ALLOCATOR_VARIABLES:
         if variables.get(name):
             yield Condition("CUDA", f"{name}={variables[name]}")
@@ -248,9 +238,9 @@ def other_processes_remark(
     if not sizes:
         return Condition("GPUs", f"{label} ({name}): nobody else is on it")
     held = sum(size for size in sizes if size is not None)
-    many = f"{len(sizes)} other process{'es' * (len(sizes) > 1)}"
-    hold = "hold" if len(sizes) > 1 else "holds"
-    part = f", {share_text(held / memory_bytes)} of its memory" if memory_bytes and held else ""
-    known = f" {hold} {bytes_text(held)}{part}" if held else f" {hold} an unknown amount of memory"
+    who = "1 other process holds" if len(sizes) == 1 else f"{len(sizes)} other processes hold"
+    amount = bytes_text(held) if held else "an unknown amount of memory"
+    if held and memory_bytes:
+        amount += f", {share_text(held / memory_bytes)} of its memory"
     hint = "see who: nvidia-smi; timings will vary"
-    return Condition("GPUs", f"{label} ({name}): {many}{known}", "bites", hint)
+    return Condition("GPUs", f"{label} ({name}): {who} {amount}", "bites", hint)

@@ -46,7 +46,7 @@ def read_trial(run: Run) -> TrialRecord:
 
 def read_rank(paths: RunPaths, rank: int) -> RankFacts:
     """What a rank says of itself, as far as it came to it."""
-    return salvage(RankFacts, _read_json(paths.trial_rank(rank)))
+    return salvage(RankFacts, read_json(paths.trial_rank(rank)))
 
 
 def read_profile(run: Run) -> Profile | None:
@@ -54,7 +54,7 @@ def read_profile(run: Run) -> Profile | None:
     ranks: dict[int, RankProfile] = {}
     failed: dict[int, str] = {}
     for rank in range(min(salvage(TrialSettings, run.facts.workload).ranks, _MOST_RANKS)):
-        stored = _read_json(run.paths.trial_profile(rank))
+        stored = read_json(run.paths.trial_profile(rank))
         if "error" in stored:
             failed[rank] = str(stored["error"])
         elif stored:
@@ -79,7 +79,7 @@ def read_steps(path: Path) -> Steps:
     return records if goes_on.all() else records[: int(np.argmin(goes_on))]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
     try:
         plain = json.loads(path.read_bytes())
     except (OSError, ValueError):

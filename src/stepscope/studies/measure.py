@@ -87,8 +87,8 @@ def is_infrastructure(ending: Ending) -> bool:
         return False
     if ending.evidence.get("disk_is_full") or ending.evidence.get("runner_failed"):
         return True
-    said = " ".join((ending.reason, str(ending.evidence.get("message") or "")))
-    return ending.signal in _SIGNALS_FROM_OUTSIDE or _AROUND.search(said) is not None
+    message = str(ending.evidence.get("message") or "")
+    return ending.signal in _SIGNALS_FROM_OUTSIDE or _AROUND.search(message) is not None
 
 
 def _values(

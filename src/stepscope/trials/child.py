@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import ctypes
 import faulthandler
-import json
 import os
 import signal
 import sys
@@ -17,9 +16,9 @@ import time
 import traceback
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from stepscope.errors import BadWorkload
+from stepscope.records.codec import loads
 from stepscope.runs.paths import RunPaths
 from stepscope.trials.processes import stacks
 from stepscope.workloads.frameworks.contract import Framework, check_capabilities, failure_kind
@@ -33,7 +32,7 @@ _PR_SET_PDEATHSIG = 1
 
 @dataclass(frozen=True)
 class ChildSpec:
-    workload: dict[str, Any]
+    workload: Workload
     threads: int | None  # how many the framework may use in each rank; None is as many as it likes
     gpu_memory: int | None
     profiled_steps: int
@@ -44,11 +43,11 @@ def main(spec_file: str) -> int:
     """Train as the specification says; 0 if it came to its end."""
     began = time.monotonic()
     die_with_parent()
-    spec = ChildSpec(**json.loads(Path(spec_file).read_text(encoding="utf-8")))
+    spec = loads(ChildSpec, Path(spec_file).read_bytes())
     paths = RunPaths(Path(spec_file).parent.parent)
     stacks.arm(paths.trial_stacks)
     faulthandler.enable()  # a crash in native code leaves its stack at the end of stderr.log
-    workload = Workload(**spec.workload)
+    workload = spec.workload
     rank, local_rank = 0, 0
     if workload.ranks > 1:
         rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))

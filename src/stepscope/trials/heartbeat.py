@@ -27,6 +27,8 @@ PHASES = {
 }
 """As a rank names them, and in words."""
 _AFTER_STEPS = ("profile", "closing")
+_Stamp = tuple[int, int] | None
+"""The size of a file and when it was changed last."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,9 @@ class Heartbeat:
         self._workload = workload
         self._began = self._changed_at = time.monotonic()
         self._read_at = 0.0
-        self._stamps: list[tuple[int, int] | None] = []
+        self._of_ranks: list[_Stamp] = []
+        self._of_steps: list[_Stamp] = []
+        self._first = RankFacts()
         self._last = Progress("starting")
         self._planned: int | None = None
         self._first_step_at: float | None = None
@@ -63,16 +67,16 @@ class Heartbeat:
         if now < self._read_at and not at_once:
             return self._last
         self._read_at = now + _READ_EVERY_S
-        stamps = [
-            _stamp(path)
-            for rank in range(self._workload.ranks)
-            for path in (self._paths.trial_rank(rank), self._paths.trial_steps(rank))
-        ]
-        if stamps != self._stamps:
-            self._stamps, self._changed_at = stamps, now
-        size, _ = _stamp(self._paths.trial_steps(0)) or (0, 0)
+        numbers = range(self._workload.ranks)
+        of_ranks = [_stamp(self._paths.trial_rank(number)) for number in numbers]
+        of_steps = [_stamp(self._paths.trial_steps(number)) for number in numbers]
+        if of_ranks != self._of_ranks:
+            self._first = next(iter(self.ranks()), RankFacts())
+        if (of_ranks, of_steps) != (self._of_ranks, self._of_steps):
+            self._of_ranks, self._of_steps, self._changed_at = of_ranks, of_steps, now
+        size, _ = of_steps[0] or (0, 0)
         steps = size // RECORD.size
-        first = next(iter(self.ranks()), RankFacts())
+        first = self._first
         if steps and self._first_step_at is None:
             self._first_step_at = now
         if steps and self._planned is None:
@@ -86,13 +90,13 @@ class Heartbeat:
         phase = first.phase or "start"
         is_training = steps and phase not in _AFTER_STEPS
         self._last = Progress(
-            "training" if is_training else PHASES.get(phase, phase),
-            steps,
-            self._planned,
-            share,
-            self._rate(steps),
-            now - self._began,
-            now - self._changed_at,
+            phase="training" if is_training else PHASES.get(phase, phase),
+            steps=steps,
+            planned=self._planned,
+            share=share,
+            samples_per_second=self._rate(steps),
+            elapsed_s=now - self._began,
+            silent_s=now - self._changed_at,
         )
         return self._last
 
@@ -111,7 +115,7 @@ class Heartbeat:
         return float(count * self._workload.global_batch / max(1e-9, (last - first) / 1e9))
 
 
-def _stamp(path: Path) -> tuple[int, int] | None:
+def _stamp(path: Path) -> _Stamp:
     try:
         status = os.stat(path)
     except OSError:

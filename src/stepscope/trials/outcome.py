@@ -11,6 +11,7 @@ from typing import Any
 from stepscope.capture.outcome import SHM_FULL_SHARE, KernelEvidence, judge, signal_name
 from stepscope.records import Ending, Outcome
 from stepscope.records.trial import RankError, RankFacts
+from stepscope.trials.limits.cgroups import ControlValue
 
 _SHM_WORDS = re.compile(
     r"unable to (?:write to|open shared|resize|mmap)[^\n]*(?:No space left|\(28\))"
@@ -44,7 +45,7 @@ class TrialEvidence:
     expected_ranks: int
     stopped: Stopped | None = None
     kills: int = 0  # processes that the kernel killed in the trial's own memory group
-    counters: Mapping[str, int] = field(default_factory=dict)
+    counters: Mapping[str, ControlValue] = field(default_factory=dict)
     before: KernelEvidence = field(default_factory=lambda: KernelEvidence(None, None))
     after: KernelEvidence = field(default_factory=lambda: KernelEvidence(None, None))
     shm_share: float | None = None
@@ -78,7 +79,7 @@ def _judge(seen: TrialEvidence) -> Ending:
     base = judge(seen.status, seen.before, seen.after, None, False, None)
 
     def ending(outcome: Outcome, reason: str, evidence: dict[str, Any]) -> Ending:
-        return Ending(outcome, reason, base.exit_code, base.signal, evidence)
+        return replace(base, outcome=outcome, reason=reason, evidence=evidence)
 
     all_done = sum(rank.done for rank in seen.ranks) == seen.expected_ranks
     if all_done and base.outcome is Outcome.OK:
@@ -109,7 +110,7 @@ def _judge(seen: TrialEvidence) -> Ending:
 
 def _crashed(seen: TrialEvidence, base: Ending) -> Ending:
     def crashed(reason: str, **evidence: Any) -> Ending:
-        return Ending(Outcome.CRASHED, reason, base.exit_code, base.signal, evidence)
+        return replace(base, outcome=Outcome.CRASHED, reason=reason, evidence=evidence)
 
     if silent := _silent_rank(seen):
         rank, code = silent

@@ -29,11 +29,11 @@ from stepscope.capture.session import Session
 from stepscope.capture.spawn import adoption, allow_many_descriptors, environment_of
 from stepscope.errors import BadWorkload, CannotTry, CannotWatch, StepscopeError, TooFewSamples
 from stepscope.records import Ending, Outcome
-from stepscope.records.codec import dumps, to_json
+from stepscope.records.codec import to_json
 from stepscope.records.facts import RunFacts
 from stepscope.records.trial import RankFacts, TrialFacts
 from stepscope.runs.masking import mask_text
-from stepscope.runs.paths import RunPaths, replace_atomically
+from stepscope.runs.paths import RunPaths, write_json
 from stepscope.sensors import procfs
 from stepscope.trials import child
 from stepscope.trials.heartbeat import Heartbeat, Progress
@@ -157,8 +157,8 @@ def run_trial(
         run = RunRequest(
             request.name or workload.short_name,
             [sys.executable, "-m", child.__name__],
-            request.interval,
-            request.out,
+            interval_s=request.interval,
+            out=request.out,
             announce_hook=False,
             facts=facts,
             memory_burst_s=_MEMORY_BURST_S,
@@ -202,7 +202,7 @@ def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPat
     except CannotWatch as error:
         raise CannotTry(error.message, error.hint) from None
     spec = child.ChildSpec(
-        workload=to_json(request.workload),
+        workload=request.workload,
         threads=fence.threads,
         gpu_memory=request.limits.gpu_memory,
         profiled_steps=PROFILED_STEPS if request.profile else 0,
@@ -210,7 +210,7 @@ def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPat
     )
     try:
         paths.trial.mkdir()
-        replace_atomically(paths.trial_spec, dumps(spec, indent=1) + "\n")
+        write_json(paths.trial_spec, spec)
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
         problem = f"The run folder cannot be written in {request.out}: {error.strerror}"
@@ -338,7 +338,7 @@ class _Trial:
         evidence = {"limit": limit, "phase": progress.phase}
         file, workload = self.paths.trial_stacks, self.request.workload
         if stacks.dump(pids, file, _STACKS_PATIENCE_S):
-            evidence["stacks"] = "trial/stacks.txt"
+            evidence["stacks"] = str(file.relative_to(self.paths.folder))
             own_file = Path(workload.model.rpartition(":")[0]).name
             if workload.is_own and (place := stacks.stood_at(file, own_file)):
                 evidence["stood_at"] = place
@@ -370,7 +370,7 @@ class _Trial:
         if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self.token, self._seen)
-        device = device_kind(next(iter(self._heartbeat.ranks()), RankFacts()))
+        device = device_kind(next(iter(ranks), RankFacts()))
         machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
         trial = replace(
             session.facts.trial,
@@ -387,8 +387,12 @@ class _Trial:
             shutil.rmtree(self.paths.folder, ignore_errors=True)
             kind = TooFewSamples if bad.type == TooFewSamples.__name__ else BadWorkload
             raise kind(bad.message, bad.hint)
-        interrupted = ending.outcome is Outcome.INTERRUPTED
-        return CompletedTrial(self.paths, ending, left.describe(), interrupted)
+        return CompletedTrial(
+            paths=self.paths,
+            ending=ending,
+            leftovers=left.describe(),
+            asked_to_end=ending.outcome is Outcome.INTERRUPTED,
+        )
 
     def _judge(self, ranks: list[RankFacts]) -> Ending:
         session = self._session

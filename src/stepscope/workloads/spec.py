@@ -34,7 +34,9 @@ NOT_FOR_FIT = ("batch_size", "epochs", "steps", "seconds")
 
 DEFAULT_SECONDS = 15.0
 LEAST_STEPS = 16
-"""A trial of so many seconds takes at least this many steps: less cannot be judged."""
+"""A trial of so many seconds takes at least this many steps: fifteen of them have a length, seven
+may be cut as warm-up, and the other eight are one more than it takes to judge whether they are
+steady."""
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ def torch_on_cpu(monkeypatch: pytest.MonkeyPatch) -> GpuWork:
 
 @pytest.fixture
 def jax_on_cpu(monkeypatch: pytest.MonkeyPatch) -> GpuWork:
+    pytest.importorskip("jax")
     monkeypatch.setattr(JaxWork, "PLATFORM", "cpu")
     monkeypatch.setenv("XLA_PYTHON_CLIENT_ALLOCATOR", "")
     return JaxWork()
@@ -35,7 +36,6 @@ def jax_on_cpu(monkeypatch: pytest.MonkeyPatch) -> GpuWork:
 
 @pytest.fixture(params=["torch", "jax"])
 def work(request: pytest.FixtureRequest) -> GpuWork:
-    pytest.importorskip(request.param)
     found: GpuWork = request.getfixturevalue(f"{request.param}_on_cpu")
     return found
 
@@ -64,6 +64,13 @@ def test_a_framework_without_a_gpu_says_so() -> None:
 
 
 @pytest.fixture
+def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, size in (("_MOST_MEMORY", 4), ("_STAGE", 1), ("_INSIDE", 2)):
+        monkeypatch.setattr(gpu_load, name, size * SIZE)
+    monkeypatch.setattr(gpu_load, "_MATRIX", 64)
+
+
+@pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     scenario = {"gpus": [{"uuid": "GPU-a"}, {"uuid": "GPU-b"}]}
@@ -71,20 +78,55 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_first_gpu_works_and_tells_how_much(
-    monkeypatch: pytest.MonkeyPatch, two_gpus: None, torch_on_cpu: GpuWork
+    monkeypatch: pytest.MonkeyPatch, two_gpus: None, small_tasks: None, torch_on_cpu: GpuWork
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
-    for name in ("_MOST_MEMORY", "_STAGE", "_INSIDE"):
-        monkeypatch.setattr(gpu_load, name, SIZE)
-    monkeypatch.setattr(gpu_load, "_MATRIX", 64)
     load = GpuLoad(seconds=0.01)
     assert load.uuid == "GPU-b"
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-b"
     done = {name: act() for name, act in load.tasks().items()}
     assert tuple(done) == tasks.GPU_TASKS
-    assert done[tasks.GPU_MEMORY] == SIZE
+    assert done[tasks.GPU_MEMORY] == 4 * SIZE
     assert done[tasks.GPU_COPY_IN] >= SIZE and done[tasks.GPU_COPY_IN] % SIZE == 0
     assert done[tasks.GPU_MATRIX] >= 1
+
+
+def test_nothing_is_compiled_while_a_task_is_judged(
+    monkeypatch: pytest.MonkeyPatch, two_gpus: None, small_tasks: None, jax_on_cpu: GpuWork
+) -> None:
+    import jax
+
+    compiled: list[str] = []
+
+    def hear(event: str, seconds: float, **_: object) -> None:
+        if event.endswith("backend_compile_duration"):
+            compiled.append(event)
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    monkeypatch.setattr(gpu_load, "_installed_framework", lambda: jax_on_cpu)
+    try:
+        load = GpuLoad(seconds=0.01)
+        assert compiled
+        compiled.clear()
+        for act in load.tasks().values():
+            act()
+    finally:
+        jax.monitoring.unregister_event_duration_listener(hear)
+    assert compiled == []
+
+
+def test_a_task_that_lacks_memory_does_not_keep_the_others_from_running(
+    monkeypatch: pytest.MonkeyPatch, two_gpus: None, small_tasks: None, torch_on_cpu: GpuWork
+) -> None:
+    def out_of_memory(size: int) -> gpu_load.Act:
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr(torch_on_cpu, "copy_inside", out_of_memory)
+    monkeypatch.setattr(gpu_load, "_installed_framework", lambda: torch_on_cpu)
+    todo = GpuLoad(seconds=0.01).tasks()
+    assert todo[tasks.GPU_COPY_IN]() > 0
+    with pytest.raises(RuntimeError, match="out of memory"):
+        todo[tasks.GPU_COPY_INSIDE]()
 
 
 def test_without_a_framework_it_is_not_tested(

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from stepscope.analysis.memory.model import Parts
 from stepscope.errors import CannotTry
@@ -17,6 +14,7 @@ from stepscope.fit.thresholds import PRESSED
 from stepscope.records import Outcome
 from stepscope.records.codec import salvage
 from stepscope.records.trial import LimitFacts, MemoryLimit, RankError, RankFacts
+from stepscope.runs.trial import read_json
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits
 from stepscope.trials.request import TrialRequest
@@ -120,9 +118,11 @@ def read_trial_probe(
     from stepscope.runs.trial import read_steps
 
     paths, ending = tried.paths, tried.ending
-    ranks = [salvage(_ProbedRank, _read(paths.trial_rank(rank))) for rank in range(workload.ranks)]
+    ranks = [
+        salvage(_ProbedRank, read_json(paths.trial_rank(rank))) for rank in range(workload.ranks)
+    ]
     first, is_ok = ranks[0], ending.outcome is Outcome.OK
-    limit = salvage(LimitFacts, _read(paths.run_json).get("limits")).memory
+    limit = salvage(LimitFacts, read_json(paths.run_json).get("limits")).memory
     error, data = first.error or RankError(), first.data
     reached = first.phase or "start"
     # Each step of the first rank, from the end of the one before it. The first has none.
@@ -180,11 +180,3 @@ def _peak(ranks: list[_ProbedRank], limit: MemoryLimit | None, workload: Workloa
         return 0
     several = workload.ranks > 1 or workload.workers > 0
     return of_group if several and of_group else own
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -15,13 +15,10 @@ from stepscope.records import NATIVE_CRASH_SIGNALS, Ending, Outcome
 from stepscope.records.trial import ProcessNoise
 from stepscope.report.kit.format import share_text
 from stepscope.runs.paths import RunPaths
-from stepscope.workloads.spec import option_name, switches
+from stepscope.workloads.spec import DEFAULT_SECONDS, LEAST_STEPS, option_name, switches
 
 _REPEATS = 5  # what is recommended: the fewest that tell a noise of their own
 _LONGER = 4  # how many times as long a trial should take that cannot be judged
-_LEAST_STEPS = 16
-"""Fifteen of them have a length, seven of those may be cut as warm-up, and the eight that are left
-are one more than it takes to judge whether they are steady. Trials by time take as many."""
 _OF_OUTPUT = {"--json", "--quiet", "-q"}
 """Left out of a suggested command: its user wants to see what comes of it."""
 _FLAGS = {*_OF_OUTPUT, "--profile", *switches()}  # options without a value
@@ -108,12 +105,12 @@ def _longer(kind: AdviceKind, record: TrialRecord, measured: Measurement) -> Tri
     """Several times as long, and long enough to be judged."""
     settings, first = record.settings, record.first
     if settings.steps:
-        return TrialAdvice(kind, "steps", max(_LEAST_STEPS, round(settings.steps * _LONGER)))
+        return TrialAdvice(kind, "steps", max(LEAST_STEPS, round(settings.steps * _LONGER)))
     if settings.epochs:
-        least = _LEAST_STEPS / (first.steps_per_epoch or _LEAST_STEPS)
+        least = LEAST_STEPS / (first.steps_per_epoch or LEAST_STEPS)
         return TrialAdvice(kind, "epochs", math.ceil(max(least, settings.epochs * _LONGER)))
-    seconds = settings.seconds or first.phases.get("training") or 15
-    least = _LEAST_STEPS * measured.step.median if measured.step else 0.0
+    seconds = settings.seconds or first.phases.get("training") or DEFAULT_SECONDS
+    least = LEAST_STEPS * measured.step.median if measured.step else 0.0
     return TrialAdvice(kind, "seconds", math.ceil(max(least, seconds * _LONGER)))
 
 

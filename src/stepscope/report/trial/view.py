@@ -38,6 +38,7 @@ class TrialView:
     measured: Measurement
     cause: tuple[str, ...]  # what ended it, unless it ended well: the most telling first
     recommendation: TrialAdvice
+    run: Run = field(compare=False, repr=False)
     data: RunData = field(compare=False, repr=False)
     """What it was made of, for the report of the run."""
 
@@ -90,6 +91,7 @@ def trial_view(
         measured=measured,
         cause=() if run.ending.outcome is Outcome.OK else tuple(causes(run.ending, record)),
         recommendation=advice_for(run.ending, record, measured, run.paths),
+        run=run,
         data=data,
     )
 

@@ -74,8 +74,8 @@ class Affinity:
         due = now >= self._again_at
         if due:
             self._again_at = now + _AGAIN_S
-        for pid in pids:
-            for thread in procfs.threads(pid) if due or pid not in self._seen else ():
+        for pid in pids if due else set(pids) - self._seen:
+            for thread in procfs.threads(pid):
                 with contextlib.suppress(OSError):  # it has ended
                     mask = os.sched_getaffinity(thread)
                     self.masks_checked += 1

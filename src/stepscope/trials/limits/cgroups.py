@@ -9,6 +9,7 @@ systemd its slice, which belongs to the user.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import signal
@@ -16,7 +17,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from stepscope.sensors.cgroup import Cgroup, Group, find_cgroup
 from stepscope.trials.processes import trial_processes
@@ -44,6 +44,9 @@ _REASONS = {
     errno.ENOENT: "the controller is not available here",
 }
 
+ControlValue = int | str | dict[str, int]
+"""What a control file holds: one number, words, or lines `key number`."""
+
 
 @dataclass(frozen=True)
 class Refused:
@@ -56,7 +59,7 @@ class GroupCounts:
 
     kills: int | None = None  # processes that it killed at the memory limit
     peak: int | None = None  # the most memory that was in use at once, page cache included
-    counters: dict[str, Any] = field(default_factory=dict)
+    counters: dict[str, ControlValue] = field(default_factory=dict)
     """As evidence: `memory.events` and its likes, by the name of their file."""
 
 
@@ -82,12 +85,23 @@ class TrialGroup:
         return tuple(dict.fromkeys(group.path for group in self.cgroup.groups.values()))
 
     def place(self, pid: int) -> None:
-        """Move a process in; what it starts from now on is in it too. OSError if it may not."""
-        for folder in self.folders:
-            (folder / "cgroup.procs").write_text(str(pid))
+        """Move a process in; what it starts from now on is in it too. OSError if it may not: then
+        it is with us again, in all hierarchies of version 1, and the groups can be removed."""
+        entered: list[Path] = []
+        try:
+            for folder in self.folders:
+                (folder / "cgroup.procs").write_text(str(pid))
+                entered.append(folder)
+        except OSError:
+            own = find_cgroup(os.getpid()).groups
+            for controller, group in self.cgroup.groups.items():
+                if group.path in entered and controller in own:
+                    with contextlib.suppress(OSError):
+                        (own[controller].path / "cgroup.procs").write_text(str(pid))
+            raise
 
     def counts(self) -> GroupCounts:
-        evidence: dict[str, Any] = {}
+        evidence: dict[str, ControlValue] = {}
         for controller, group in self.cgroup.groups.items():
             for file in _EVIDENCE[group.version, controller].split():
                 if text := _text(group.path / file):
@@ -218,8 +232,7 @@ def _make(folder: Path, version: int, amounts: dict[str, float]) -> None:
         raise
 
 
-def _numbers(text: str) -> int | str | dict[str, int]:
-    """A file of one number, of lines `key number`, or of words."""
+def _numbers(text: str) -> ControlValue:
     lines = [line.split() for line in text.splitlines()]
     if all(len(words) == 2 and words[1].isdigit() for words in lines) and not lines[0][0].isdigit():
         return {key: int(value) for key, value in lines}

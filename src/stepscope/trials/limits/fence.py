@@ -27,13 +27,16 @@ from stepscope.sensors.gpu.nvml import NvmlUnavailable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
 from stepscope.trials.limits.affinity import Affinity, choose_cpus, read_cores
 from stepscope.trials.limits.cgroups import PREFIX, GroupCounts, TrialGroup, make_group
-from stepscope.trials.limits.spec import Limits, MachineResources, check_limits, size_text
+from stepscope.trials.limits.spec import (
+    THREAD_VARIABLES,
+    Limits,
+    MachineResources,
+    check_limits,
+    size_text,
+)
 from stepscope.trials.outcome import Stopped
 from stepscope.trials.processes import trial_processes
 
-THREAD_VARIABLES = [
-    f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "BLIS", "NUMEXPR")
-]
 _GPUS = "CUDA_VISIBLE_DEVICES"
 _MOST_SHARE = 0.05
 """PSS costs some 15 ms per gigabyte and process: reading it may take this part of the time."""
@@ -198,14 +201,16 @@ class Fence:
         if memory is not None and not memory.is_soft:
             memory = replace(memory, peak=self.counts().peak)
         if cpus is not None:
-            crowded = self._processes > max(1, cpus.asked)
+            crowded = ""
+            if self._processes > max(1, cpus.asked):
+                crowded = f"{self._processes} ranks and loader workers share them"
             cpus = replace(
                 cpus,
                 threads=self.threads,
                 masks_checked=affinity.masks_checked if affinity else None,
                 escaped=tuple(affinity.escaped) if affinity else None,
                 replaced=self._replaced,
-                crowded=f"{self._processes} ranks and loader workers share them" * crowded,
+                crowded=crowded,
             )
         asked = limits.gpu_memory
         gpu_memory = None if asked is None else records.GpuMemoryLimit(asked, "framework")

@@ -14,6 +14,9 @@ from stepscope.sensors.cgroup import allowed_cpus, find_cgroup
 
 LEAST_CPUS = 0.01
 LEAST_MEMORY = 64 << 20  # an interpreter with nothing but NumPy needs about that much
+THREAD_VARIABLES = [
+    f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "BLIS", "NUMEXPR")
+]
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _FORMS = "Give bytes, or a number with KiB, MiB, GiB (1024), kB, MB, GB (1000), or k, m, g (1024)"

@@ -81,9 +81,10 @@ def leftovers(
         if before.shm.get(name) != status.st_ino and status.st_uid == os.geteuid()
     }
     used_by: dict[tuple[int, int], set[int]] = {(s.st_dev, s.st_ino): set() for s in new.values()}
-    for pid in procfs.pids() if new else ():
-        for file in used_by.keys() & set(procfs.files_in_use(pid)):
-            used_by[file].add(pid)
+    if new:
+        for pid in procfs.pids():
+            for file in used_by.keys() & set(procfs.files_in_use(pid)):
+                used_by[file].add(pid)
     for name, status in sorted(new.items()):
         users = used_by[status.st_dev, status.st_ino]
         text = f"{shm / name} ({size_text(status.st_size)})"

@@ -11,6 +11,7 @@ import pytest
 
 from runners import PYTHON, SLEEPS, dead_runner, hide_from_other_tests
 from stepscope.sensors.cgroup import Cgroup, Group, find_cgroup
+from stepscope.trials.limits import cgroups
 from stepscope.trials.limits.cgroups import (
     PREFIX,
     GroupCounts,
@@ -66,6 +67,21 @@ def test_v2_in_the_root_group(tmp_path: Path) -> None:
     assert not (top / "x/memory.oom.group").exists()  # a worker may be killed alone
     group.place(4711)
     assert (top / "x/cgroup.procs").read_text() == "4711"
+
+
+def test_v1_who_enters_one_group_and_not_the_other_is_moved_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for controller in ("memory", "cpu"):
+        (tmp_path / controller / "x").mkdir(parents=True)
+    (tmp_path / "cpu/x/cgroup.procs").mkdir()  # it refuses
+    own = {name: Group(1, tmp_path / name, tmp_path / name) for name in ("memory", "cpu")}
+    monkeypatch.setattr(cgroups, "find_cgroup", lambda pid: Cgroup(own))
+    groups = {name: Group(1, tmp_path / name / "x", tmp_path / name) for name in own}
+    with pytest.raises(OSError):
+        TrialGroup(Cgroup(groups)).place(4711)
+    assert (tmp_path / "memory/cgroup.procs").read_text() == "4711"
+    assert not (tmp_path / "cpu/cgroup.procs").exists()
 
 
 def test_v2_below_an_ancestor_where_ours_has_processes(tmp_path: Path) -> None:
