@@ -176,8 +176,11 @@ class StudyBar(ProgressBar):
         again = f", attempt {result.attempt}" if result.attempt > 1 else ""
         what = f"{result.outcome.value}: {result.reason}"
         if result.is_ok:
-            noise = f" (disturbed: {'; '.join(result.noise)})" if result.noise else ""
-            what = f"{rate_text(result.throughput)} samples/s{noise}"
+            what = f"{rate_text(result.throughput)} samples/s"
+            if result.noise:
+                from stepscope.report.study.sentences import interference_text
+
+                what += f" (disturbed: {'; '.join(map(interference_text, result.noise))})"
         left = "" if moment.left_s is None else f" · {seconds_text(moment.left_s)} left"
         every = moment.done + (moment.to_come or 0)
         self.tell(f"[{moment.done}/{every}] {name}{again}: {what}{left}")

@@ -84,6 +84,19 @@ class ProcessNoise:
     """What was assumed, where that is part of it and it was learnt from a few trials too."""
 
 
+InterferenceKind = Literal["cpu", "hypervisor", "gpu", "heat", "other"]
+
+
+@dataclass(frozen=True)
+class InterferenceReason:
+    """What changed the measurement of a trial from outside, as a study's ledger has it."""
+
+    kind: InterferenceKind
+    value: float | None = None  # cores that others used, or a share of the time
+    cores: float | None = None  # of the machine
+    text: str = ""  # of kind `other`: in words, as older ledgers have it
+
+
 @dataclass(frozen=True)
 class TrialFacts:
     """Under `trial` in run.json. Times in monotonic ns."""

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from stepscope.analysis.study.drift import BlockJudged, BlockSeen, Trend, judge_blocks, trend
 from stepscope.analysis.study.records import Level
 from stepscope.records import Outcome
-from stepscope.records.trial import ProcessNoise
+from stepscope.records.trial import InterferenceReason, ProcessNoise
 
 Role = Literal["trial", "sentinel"]
 REFERENCE: Role = "sentinel"
@@ -77,8 +77,8 @@ class Result:
     """Of its throughput, by what was known of the machine then."""
     high: float | None = None
     steady: bool = True
-    noise: tuple[str, ...] = ()
-    """The other processes that disturbed it, in words."""
+    noise: tuple[InterferenceReason, ...] = ()
+    """What disturbed it."""
     cause: str = ""
     """Its bottleneck: the title of the first finding."""
     machine: str = ""

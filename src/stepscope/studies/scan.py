@@ -13,7 +13,7 @@ from typing import Any
 
 from stepscope.errors import StepscopeError
 from stepscope.records import Outcome
-from stepscope.records.codec import loads
+from stepscope.records.codec import from_json, loads
 from stepscope.runs.facts import ending_of, is_alive, read_facts
 from stepscope.studies.folder import Claim, StudyPaths
 from stepscope.studies.results import REFERENCE, Attempt, Result, Role
@@ -90,12 +90,24 @@ def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
     for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
         for line in _LEDGER_LINE.findall(path.read_bytes()):
             try:
-                results.append(loads(Result, line))
-            except ValueError:
+                results.append(_read_line(line))
+            except (ValueError, TypeError, AttributeError):
                 damaged += 1
     several = "1 line" if damaged == 1 else f"{damaged} lines"
     told = f"{several} of the ledger cannot be read: the run folders tell instead"
     return results, [told] if damaged else []
+
+
+def _read_line(line: bytes) -> Result:
+    try:
+        return loads(Result, line)
+    except ValueError:  # or of an older stepscope, which kept noise in words
+        plain = json.loads(line)
+        noise = [
+            {"kind": "other", "text": each} if isinstance(each, str) else each
+            for each in plain.get("noise", ())
+        ]
+        return from_json(Result, {**plain, "noise": noise})
 
 
 def _recover(

@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.study.records import Factor
 from stepscope.records import Outcome
+from stepscope.records.trial import InterferenceReason
 from stepscope.studies.design.records import Design
 from stepscope.studies.planner import GridPlanner
 from stepscope.studies.results import Result, Results
 from stepscope.studies.trial_spec import TrialSpec, make_spec
 
 BATCHES, CPUS = (8, 16, 32), (1.0, 2.0)
-NOISE = ("others used 1.5 of 2 cores",)
+NOISE = (InterferenceReason("cpu", 1.5, 2.0),)
 
 
 def design(**others: Any) -> Design:

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.study.records import THROUGHPUT
 from stepscope.records import Outcome
+from stepscope.records.trial import InterferenceReason
 from stepscope.studies.results import RESULTS, RETRIES, Attempt, Result, Results
 
 KEY = "0123456789ab"
-NOISE = ("others used 1.5 of 2 cores",)
+NOISE = (InterferenceReason("cpu", 1.5, 2.0),)
 NEVER_COUNT = (Outcome.LOST, Outcome.INTERRUPTED)
 
 

@@ -29,6 +29,7 @@ from stepscope.report.study.configurations import STEP, level_order, levels_of, 
 from stepscope.report.study.sentences import (
     curve_text,
     interaction_text,
+    interference_text,
     remark_text,
     sensitivity_text,
 )
@@ -122,7 +123,13 @@ def _trials(view: StudyView) -> Rows:
             *(each.infrastructure, each.began, each.seconds),
             *_levels(view, levels_of(each, view.factors)),
             *(*_responses(each.values), *(each.values.get(key) for key in more)),
-            *(each.low, each.high, each.steady, "; ".join(each.noise), cause_title(each.cause)),
+            *(
+                each.low,
+                each.high,
+                each.steady,
+                "; ".join(map(interference_text, each.noise)),
+                cause_title(each.cause),
+            ),
         ]
 
 
