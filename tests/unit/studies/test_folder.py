@@ -194,7 +194,7 @@ def test_what_the_ledger_has_is_not_measured_again(paths: StudyPaths) -> None:
 
 
 def test_a_ledger_that_has_noise_in_words(paths: StudyPaths) -> None:
-    ran(paths, claimed(paths, attempt()))
+    ran(paths, attempt())
     file = ledger_of(paths, looked(paths))
     line = {**json.loads(file.read_text()), "noise": ["others used 1.2 of 2 cores"]}
     file.write_text(json.dumps(line) + "\n")
