@@ -21,6 +21,7 @@ import pytest
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
 from stepscope.records.codec import to_json
+from stepscope.records.trial import StudyPlace, TrialFacts
 from stepscope.runs.reader import Run, open_run
 from stepscope.studies.engine import SilentListener
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Launcher
@@ -68,7 +69,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
 
 def job(folder: Path, limits: Limits | None = None, model: str = "cnn", **facts: Any) -> Job:
     knobs = {} if ":" in model else {"framework": "made_up.loop", "data": "random"}
-    return Job(make_workload(model, knobs), limits or Limits(), folder, "some", facts)
+    return Job(make_workload(model, knobs), limits or Limits(), folder, "some", TrialFacts(**facts))
 
 
 def run_all(launcher: Launcher, jobs: list[Job]) -> dict[Path, FinishedTrial]:
@@ -117,11 +118,12 @@ def most_at_once(lives: list[tuple[float, float]]) -> int:
 
 
 def test_a_job_runs_once_and_leaves_its_folder_where_it_says(case: Case, tmp_path: Path) -> None:
-    facts = {"repeat": 3, "study": {"name": "planted", "settings": {"lr": 0.1}}}
-    it = job(tmp_path / "deep" / "er" / "r1a1", **facts)
+    place = StudyPlace(name="planted", settings={"lr": 0.1})
+    it = job(tmp_path / "deep" / "er" / "r1a1", repeat=3, study=place)
     _, run = run_one(case, it)
     assert run.ending.outcome is Outcome.OK
-    assert facts.items() <= run.json["trial"].items()
+    assert run.json["trial"]["repeat"] == 3
+    assert run.json["trial"]["study"] == to_json(place)
     assert run.json["workload"] == to_json(it.workload)
     assert [path.name for path in it.folder.parent.iterdir()] == ["r1a1"]
     assert len(lives_in(tmp_path / "diary")) == 1

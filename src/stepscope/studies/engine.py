@@ -16,12 +16,12 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from stepscope.analysis.study.drift import BlockJudged
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
-from stepscope.records.codec import to_json
+from stepscope.records.trial import StudyPlace, TrialFacts
 from stepscope.runs.paths import write_json
 from stepscope.studies.design.records import Design
 from stepscope.studies.estimate import TrialDurations
@@ -34,6 +34,7 @@ from stepscope.studies.scan import DAMAGED
 from stepscope.studies.trial_spec import TrialSpec, in_design_words, resolved, trial_text
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.noise import MachineKind, NoiseStore
+from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import uninterrupted
 
 if TYPE_CHECKING:
@@ -218,29 +219,38 @@ class Engine:
         except OSError as error:
             raise unwritable(self.paths, error) from None
         block = self._blocks[machine].number
-        about: dict[str, Any] = {"name": self.design.name, "key": spec.key, "role": role}
-        about |= {"settings": dict(spec.settings), "attempt": number, "block": block}
-        if machine:
-            about["machine"] = machine
-        facts = {
-            "command": spec.command(),
-            "repeat": repeat,
-            "repeats": max(self.design.repeats, repeat),
-            "study": about,
-        }
-        workload = resolved(spec.workload, self.design.base)
-        folder, gpus = self.paths.run(attempt.place), spec.get("gpus")
-        gpu_count = gpus if isinstance(gpus, int) else None
-        name = spec.workload.short_name
-        job = Job(workload, spec.limits, folder, name, facts, machine, gpu_count)
+        place = StudyPlace(
+            name=self.design.name,
+            key=spec.key,
+            role=role,
+            settings=dict(spec.settings),
+            attempt=number,
+            block=block,
+            machine=machine,
+        )
+        gpus = spec.get("gpus")
+        job = Job(
+            workload=resolved(spec.workload, self.design.base),
+            limits=spec.limits,
+            folder=self.paths.run(attempt.place),
+            name=spec.workload.short_name,
+            facts=TrialFacts(
+                command=tuple(spec.command()),
+                repeat=repeat,
+                repeats=max(self.design.repeats, repeat),
+                study=place,
+            ),
+            machine=machine,
+            gpu_count=gpus if isinstance(gpus, int) else None,
+        )
         blank = Result(
-            spec.key,
-            spec.settings,
-            role,
-            repeat,
-            number,
-            block,
-            Outcome.CRASHED,
+            key=spec.key,
+            settings=spec.settings,
+            role=role,
+            repeat=repeat,
+            attempt=number,
+            block=block,
+            outcome=Outcome.CRASHED,
             infrastructure=True,
             began=time.time(),
             machine=machine,
@@ -310,9 +320,8 @@ class Engine:
         ]
         if None in answers or len(rates) < 2:
             return
-        limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory}
-        workload = to_json(resolved(spec.workload, self.design.base))
-        machine = MachineKind.of(measured.environment, measured.device, {**workload, **limits})
+        request = TrialRequest(resolved(spec.workload, self.design.base), spec.limits)
+        machine = MachineKind.of(measured.environment, measured.device, request.noise_key)
         NoiseStore(tell=self.listener.tell).learn(machine, rates)
 
     def _refuse(self, trial: _RunningTrial, error: BadWorkload) -> None:

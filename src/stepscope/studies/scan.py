@@ -128,11 +128,11 @@ def _recover(
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         settings = dict(json.loads(paths.spec(attempt.key).read_bytes())["settings"])
     lost = Result(
-        attempt.key,
-        settings,
-        attempt.role,
-        attempt.repeat,
-        attempt.number,
+        key=attempt.key,
+        settings=settings,
+        role=attempt.role,
+        repeat=attempt.repeat,
+        attempt=attempt.number,
         block=0,
         outcome=Outcome.LOST,
         reason="who ran it was killed, or the machine went down, before it was over",
