@@ -186,11 +186,11 @@ def study(
     check_interval(interval, CannotTry)
     planned = Study.of(design, out).to_run()
     listener = listener or SilentListener()
-    launcher = LocalLauncher(listener.tell, interval, planned.here)
+    launcher = LocalLauncher(listener.tell, interval, planned.machine)
     ran = run_study(planned, planned.grid_to_run(), launcher, listener)
-    if ran.why == "interrupted":
+    if ran.stop_reason == "interrupted":
         raise KeyboardInterrupt
-    return view_of(planned)
+    return view_of(ran.scanned)
 
 
 def open_study(folder: str | Path) -> StudyView:

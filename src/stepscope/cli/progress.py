@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from stepscope.studies.design.records import Design
     from stepscope.studies.engine import ProgressEvent
     from stepscope.studies.results import Result
-    from stepscope.studies.study import Study
+    from stepscope.studies.study import ScannedStudy
     from stepscope.trials.heartbeat import Progress
 
 _NEVER_DONE = 0.99
@@ -128,12 +128,14 @@ class StudyBar(ProgressBar):
     def __init__(self, design: Design, quiet: bool) -> None:
         super().__init__(design.name, quiet)
         self._design = design
+        self.begun: ScannedStudy | None = None
 
-    def begins(self, study: Study) -> None:
+    def begins(self, study: ScannedStudy) -> None:
         """What will be run, in a line or two."""
         from stepscope.report.study.plan import headline, plan_view
 
         gc.enable()
+        self.begun = study
         if not self._quiet:
             view = plan_view(study)
             for text in (headline(view), *view.remarks):

@@ -38,7 +38,7 @@ from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import uninterrupted
 
 if TYPE_CHECKING:
-    from stepscope.studies.study import Study
+    from stepscope.studies.study import ScannedStudy
 
 MOST_FAILURES = 3
 """Configurations in a row that failed for something around them: it will not get better."""
@@ -46,7 +46,7 @@ MOST_FAILURES = 3
 _WRITTEN_EVERY_S = 1.0
 _NOTHING_YET = Progress("starting", 0, None, None, None, 0.0, 0.0)
 
-Why = Literal["done", "budget", "interrupted"]
+StopReason = Literal["done", "budget", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class ProgressEvent:
 class ProgressListener(Protocol):
     """Hears how a study goes."""
 
-    def begins(self, study: Study) -> None:
+    def begins(self, study: ScannedStudy) -> None:
         """Nobody else runs it, and nothing was started yet."""
 
     def tell(self, text: str) -> None:
@@ -83,7 +83,7 @@ class ProgressListener(Protocol):
 
 
 class SilentListener:
-    def begins(self, study: Study) -> None: ...
+    def begins(self, study: ScannedStudy) -> None: ...
 
     def tell(self, text: str) -> None: ...
 
@@ -144,7 +144,7 @@ class Engine:
         self._reported_blocks = {number for number in judged if judged[number].flagged}
         self._next_written = 0.0
 
-    def run(self) -> Why:
+    def run(self) -> StopReason:
         """Until nothing is proposed, the budget is used up, or a signal asks for the end."""
         self._look_ahead()
         try:
@@ -214,7 +214,7 @@ class Engine:
         try:
             if not claim(self.paths, attempt, spec.settings):
                 if not attempt.is_reference:
-                    self.results.elsewhere.add((spec.key, repeat))
+                    self.results.claimed_by_others.add((spec.key, repeat))
                 return False
         except OSError as error:
             raise unwritable(self.paths, error) from None

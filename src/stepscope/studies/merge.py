@@ -56,7 +56,7 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         shutil.rmtree(draft, ignore_errors=True)
     trials: Counter[str] = Counter()
     for name, study in zip(names, studies, strict=True):
-        trials[name] += study.known.tried
+        trials[name] += study.scan().results.tried
     return dict(trials)
 
 

@@ -154,7 +154,7 @@ def test_where_all_crash_it_is_the_code(tmp_path: Path) -> None:
     ran = Ran(tmp_path / "s", lambda job: (Outcome.CRASHED, "ZeroDivisionError"), points=30)
     with pytest.raises(BadWorkload, match=r"first 3 .* ZeroDivisionError .*stderr.log"):
         ran.run()
-    ran.known.forgive(crashed=True)
+    ran.known.retry_failed(crashed=True)
     again = Ran(tmp_path / "s", WELL, 30, ran.known)
     assert again.run() == "done" and len(again.launcher.ran) == 30
 

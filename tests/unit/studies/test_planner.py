@@ -100,7 +100,7 @@ def test_what_somebody_else_runs_or_what_is_no_workload_is_not_wanted() -> None:
     grid = GridPlanner(design(), points())
     every = wanted(grid, Results())
     known = Results()
-    known.elsewhere.add(every[0])
+    known.claimed_by_others.add(every[0])
     known.refused[every[1][0]] = "it is none"
     assert wanted(grid, known) == [t for t in every[1:] if t[0] != every[1][0]]
     assert [each.why for each in grid.skipped(known)] == ["it is none"]

@@ -84,9 +84,9 @@ def test_memory_that_ran_out_beside_a_neighbour_is_asked_for_again(outcome: Outc
 
 def test_what_crashed_is_asked_for_again_once_the_code_was_mended() -> None:
     it = known(result(1, outcome=Outcome.CRASHED, values={}))
-    it.forgive()
+    it.retry_failed()
     assert it.answer(KEY, 1) is not None
-    it.forgive(crashed=True)
+    it.retry_failed(crashed=True)
     assert it.answer(KEY, 1) is None
     it.add(result(2))
     assert it.answer(KEY, 1) == it.results[-1]
@@ -204,7 +204,7 @@ def test_blocks_with_another_sentinel_are_not_compared() -> None:
 def test_run_again_what_failed_before_has_a_new_chance() -> None:
     it = known(*map(failed, range(1, RETRIES + 2)))
     assert it.answer(KEY, 1) is not None
-    it.forgive()
+    it.retry_failed()
     assert it.answer(KEY, 1) is None
     for attempt in range(RETRIES + 2, 2 * RETRIES + 3):
         assert it.answer(KEY, 1) is None
