@@ -22,7 +22,7 @@ from stepscope.analysis.study.drift import BlockJudged
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
 from stepscope.records.trial import StudyPlace, TrialFacts
-from stepscope.runs.paths import write_json
+from stepscope.runs.paths import RunPaths, write_json
 from stepscope.studies.design.records import Design
 from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.folder import Ledger, StudyPaths, StudyProgress, claim, unwritable
@@ -367,7 +367,7 @@ class Engine:
         if len(self._crashes) >= MOST_FAILURES and none_trained:
             raise BadWorkload(
                 f"The first {len(self._crashes)} configurations crashed, and none has trained: "
-                f"{result.reason} ({self.paths.run(result.place)}/stderr.log)",
+                f"{result.reason} ({RunPaths(self.paths.run(result.place)).stderr_log})",
                 "Mend it, then run the study with --again: it tries again what crashed",
             )
 
@@ -403,5 +403,11 @@ class Engine:
     def _event(self, trial: _RunningTrial, progress: Progress) -> ProgressEvent:
         left = None if self._left_s is None else max(0.0, self._left_s - progress.elapsed_s)
         return ProgressEvent(
-            trial.spec, trial.attempt, progress, self._done, self._to_come, left, self._best
+            spec=trial.spec,
+            attempt=trial.attempt,
+            progress=progress,
+            done=self._done,
+            to_come=self._to_come,
+            left_s=left,
+            best=self._best,
         )

@@ -110,9 +110,11 @@ def _copy(source: Path, target: Path) -> None:
         except OSError:
             return str(shutil.copy2(begin, end))
 
+    paths = StudyPaths(source)
+    not_copied = {path.name for path in (paths.lock, paths.now, paths.report.parent)}
     shutil.copytree(
         source,
         target,
         copy_function=place,
-        ignore=lambda folder, names: {"runner.lock", "now.json", "derived"}.intersection(names),
+        ignore=lambda folder, names: not_copied.intersection(names),
     )

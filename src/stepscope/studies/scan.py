@@ -15,6 +15,7 @@ from stepscope.errors import StepscopeError
 from stepscope.records import Outcome
 from stepscope.records.codec import from_json, loads
 from stepscope.runs.facts import ending_of, is_alive, read_facts
+from stepscope.runs.paths import RunPaths
 from stepscope.studies.folder import Claim, StudyPaths
 from stepscope.studies.results import REFERENCE, Attempt, Result, Role
 
@@ -87,7 +88,7 @@ def _attempts(folder: Path) -> tuple[set[Attempt], set[Attempt]]:
 def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
     """The lines of all runners. One that is torn or no result is left out: it is made again."""
     results, damaged = [], 0
-    for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
+    for path in sorted(folder.glob("*.jsonl")):
         for line in _LEDGER_LINE.findall(path.read_bytes()):
             try:
                 results.append(_read_line(line))
@@ -149,7 +150,7 @@ def _recover(
     except DAMAGED as error:
         if _owner_lives(claim, folder):
             return None
-        if (folder / "run.json").exists():
+        if RunPaths(folder).run_json.exists():
             said = getattr(error, "message", f"{folder} cannot be understood: {error}")
             remarks.append(f"{said}: the trial counts as lost, and is tried again")
         return lost

@@ -60,8 +60,11 @@ COLUMNS: dict[str, str] = {
 
 _INTERVAL = {"low": "samples_per_second_low", "high": "samples_per_second_high"}
 _NOT_TOLD = {"outcome_text": "", "tone": ""}
-_NOT_SHOWN = dict.fromkeys(("low", "high", "more", "less", "changes"), "")
-"""What an interaction's sentence is made of."""
+_INTERACTION = {
+    **dict.fromkeys(("low", "high", "more", "less", "changes"), ""),
+    "is_significant": "is_told",
+}
+"""Without what its sentence is made of."""
 
 
 def write_tables(view: StudyView, folder: Path) -> list[Path]:
@@ -190,7 +193,7 @@ def _effects(view: StudyView) -> Table:
             **_estimate("effect", effect.size),
             "highest": effect.highest,
             "lowest": effect.lowest,
-            "told": effect.is_told,
+            "told": effect.is_significant,
         }
         for effects in view.analysis.effects
         for effect in effects.main
@@ -215,7 +218,7 @@ def _interactions(view: StudyView) -> Table:
             "trials": cell.trials,
             "scale": effects.response.scale,
             **_estimate("size", pair.size),
-            "told": pair.is_told,
+            "told": pair.is_significant,
             "says": interaction_text(pair, effects.response),
         }
         for effects in view.analysis.effects
@@ -236,7 +239,7 @@ def _sensitivity(view: StudyView) -> Table:
             **_estimate("ratio", effect.size),
             "best": effect.highest,
             "worst": effect.lowest,
-            "told": effect.is_told,
+            "told": effect.is_significant,
         }
         for found in view.analysis.sensitivity
         for rank, effect in enumerate(found.effects, 1)
@@ -365,7 +368,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 {
                     "group": each.group,
                     "says": sensitivity_text(each),
-                    "effects": [_renamed(effect, is_told="told") for effect in each.effects],
+                    "effects": [_renamed(effect, is_significant="told") for effect in each.effects],
                 }
                 for each in analysis.sensitivity
             ],
@@ -416,9 +419,9 @@ def _effects_dict(each: Effects) -> dict[str, Any]:
         "configurations": each.configurations,
         "noise": each.noise,
         "explained": each.explained,
-        "main": [_renamed(effect, is_told="told") for effect in each.main],
+        "main": [_renamed(effect, is_significant="told") for effect in each.main],
         "interactions": [
-            {**_renamed(pair, **_NOT_SHOWN), "says": interaction_text(pair, each.response)}
+            {**_renamed(pair, **_INTERACTION), "says": interaction_text(pair, each.response)}
             for pair in each.interactions
         ],
         "remarks": [remark_text(remark) for remark in each.remarks],

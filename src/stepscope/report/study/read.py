@@ -111,13 +111,15 @@ def _block_lines(known: Results) -> list[BlockLine]:
         trials = [r for r in results if r.is_trial]
         lines.append(
             BlockLine(
-                number,
-                len(trials),
-                rates[-1] if rates else None,
-                judged.flagged,
-                block_reasons(judged),
-                any(last.get((r.key, r.repeat), 0) > r.attempt for r in trials if r.is_result),
-                min(r.began for r in results),
+                number=number,
+                trials=len(trials),
+                sentinel_rate=rates[-1] if rates else None,
+                flagged=judged.flagged,
+                reasons=block_reasons(judged),
+                rerun=any(
+                    last.get((r.key, r.repeat), 0) > r.attempt for r in trials if r.is_result
+                ),
+                began=min(r.began for r in results),
             )
         )
     return lines

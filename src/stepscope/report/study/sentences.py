@@ -119,7 +119,7 @@ def _size(effect: MainEffect) -> str:
     between = _NO_INTERVAL
     if math.isfinite(size.high):
         between = f"{ratio_text(size.low)}–{ratio_text(size.high)}"
-    untold = "" if effect.is_told else ", not told from no effect"
+    untold = "" if effect.is_significant else ", not told from no effect"
     return f"{ratio_text(size.value)}× ({between}{untold})"
 
 
