@@ -57,14 +57,32 @@ COLUMNS: dict[str, str] = {
 }
 """What the column of a response is called."""
 
-
+# Names of fields as columns and keys, for `_renamed`; what has an empty one is left out.
 _INTERVAL = {"low": "samples_per_second_low", "high": "samples_per_second_high"}
-_NOT_TOLD = {"outcome_text": "", "tone": ""}
-_INTERACTION = {
+_TOLD = {"is_significant": "told"}
+_CONFIGURATION = {
+    **_INTERVAL,
+    "ok": "trials_ok",
+    "cause": "held_back_by",
+    "outcome_text": "",
+    "tone": "",
+}
+_BLOCK = {
+    "number": "block",
+    "began": "began_unix_seconds",
+    "sentinel_rate": "sentinel_samples_per_second",
+    "rerun": "run_again",
+}
+_TRIAL = {
+    **dict.fromkeys(("settings", "values", "noise", "cause"), ""),
+    **_INTERVAL,
+    "began": "began_unix_seconds",
+    "seconds": "took_seconds",
+}
+_INTERACTION = {  # without what its sentence is made of
     **dict.fromkeys(("low", "high", "more", "less", "changes"), ""),
     "is_significant": "is_told",
 }
-"""Without what its sentence is made of."""
 
 
 def write_tables(view: StudyView, folder: Path) -> list[Path]:
@@ -106,11 +124,7 @@ def _responses(values: Mapping[str, float]) -> Row:
 
 
 def _estimate(name: str, estimate: Estimate) -> Row:
-    return {
-        name: estimate.value,
-        f"{name}_low": estimate.low,
-        f"{name}_high": estimate.high,
-    }
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _trials(view: StudyView) -> Table:
@@ -125,25 +139,13 @@ def _trials(view: StudyView) -> Table:
     counting = {(each.machine, each.place) for each in view.counted}
     return columns, (
         {
+            **_renamed(each, **_TRIAL),
             "folder": each.place,
-            "key": each.key,
-            "role": each.role,
-            "repeat": each.repeat,
-            "attempt": each.attempt,
-            "block": each.block,
-            "machine": each.machine,
             "counts": (each.machine, each.place) in counting,
             "outcome": each.outcome.value,
-            "reason": each.reason,
-            "infrastructure": each.infrastructure,
-            "began_unix_seconds": each.began,
-            "took_seconds": each.seconds,
             **_levels(view, levels_of(each, view.factors)),
             **_responses(each.values),
             **{key: each.values.get(key) for key in more},
-            "samples_per_second_low": each.low,
-            "samples_per_second_high": each.high,
-            "steady": each.steady,
             "disturbed_by": "; ".join(map(interference_text, each.noise)),
             "held_back_by": cause_title(each.cause),
         }
@@ -158,16 +160,11 @@ def _configurations(view: StudyView) -> Table:
     ]
     return columns, (
         {
-            "key": each.key,
-            **_levels(view, each.levels),
-            "trials": each.trials,
-            "trials_ok": each.ok,
+            **_renamed(each, levels="", values="", **_CONFIGURATION),
             "outcome": each.outcome.value,
+            **_levels(view, each.levels),
             **_responses(each.values),
-            "samples_per_second_low": each.low,
-            "samples_per_second_high": each.high,
             "step_seconds": each.values.get(STEP),
-            "held_back_by": each.cause,
         }
         for each in view.configurations
     )
@@ -183,17 +180,10 @@ def _effects(view: StudyView) -> Table:
         {
             "response": COLUMNS[effects.response.key],
             "unit": effects.response.unit,
-            "factor": effect.factor,
-            "level": each.level,
-            "mean": each.mean,
-            "mean_low": each.low,
-            "mean_high": each.high,
-            "trials": each.trials,
             "scale": effects.response.scale,
+            **_renamed(each, low="mean_low", high="mean_high"),
+            **_renamed(effect, levels="", size="", **_TOLD),
             **_estimate("effect", effect.size),
-            "highest": effect.highest,
-            "lowest": effect.lowest,
-            "told": effect.is_significant,
         }
         for effects in view.analysis.effects
         for effect in effects.main
@@ -212,10 +202,7 @@ def _interactions(view: StudyView) -> Table:
             "unit": effects.response.unit,
             "first": pair.first,
             "second": pair.second,
-            "first_level": cell.first,
-            "second_level": cell.second,
-            "mean": cell.mean,
-            "trials": cell.trials,
+            **_renamed(cell, first="first_level", second="second_level"),
             "scale": effects.response.scale,
             **_estimate("size", pair.size),
             "told": pair.is_significant,
@@ -228,18 +215,14 @@ def _interactions(view: StudyView) -> Table:
 
 
 def _sensitivity(view: StudyView) -> Table:
-    columns = [
-        *("group", "rank", "factor", "ratio", "ratio_low", "ratio_high", "best", "worst", "told"),
-    ]
+    size = ("ratio", "ratio_low", "ratio_high")
+    columns = ("group", "rank", "factor", *size, "best", "worst", "told")
     return columns, (
         {
             "group": levels_text(found.group),
             "rank": rank,
-            "factor": effect.factor,
+            **_renamed(effect, levels="", size="", highest="best", lowest="worst", **_TOLD),
             **_estimate("ratio", effect.size),
-            "best": effect.highest,
-            "worst": effect.lowest,
-            "told": effect.is_significant,
         }
         for found in view.analysis.sensitivity
         for rank, effect in enumerate(found.effects, 1)
@@ -261,11 +244,7 @@ def _scaling(view: StudyView) -> Table:
             {
                 "factor": curve.factor,
                 "group": levels_text(curve.group),
-                "level": each.level,
-                "samples_per_second": each.mean,
-                "samples_per_second_low": each.low,
-                "samples_per_second_high": each.high,
-                "trials": each.trials,
+                **_renamed(each, mean="samples_per_second", **_INTERVAL),
                 **knee,
                 "says": curve_text(curve),
             }
@@ -296,16 +275,7 @@ def _blocks(view: StudyView) -> Table:
         *("flagged", "run_again", "reasons"),
     ]
     return columns, (
-        {
-            "block": each.number,
-            "began_unix_seconds": each.began,
-            "trials": each.trials,
-            "sentinel_samples_per_second": each.sentinel_rate,
-            "flagged": each.flagged,
-            "run_again": each.rerun,
-            "reasons": "; ".join(each.reasons),
-        }
-        for each in view.blocks
+        {**_renamed(each, **_BLOCK), "reasons": "; ".join(each.reasons)} for each in view.blocks
     )
 
 
@@ -368,7 +338,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 {
                     "group": each.group,
                     "says": sensitivity_text(each),
-                    "effects": [_renamed(effect, is_significant="told") for effect in each.effects],
+                    "effects": [_renamed(effect, **_TOLD) for effect in each.effects],
                 }
                 for each in analysis.sensitivity
             ],
@@ -383,10 +353,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 }
                 for front in analysis.fronts
             ],
-            "configurations": [
-                _renamed(each, **_INTERVAL, ok="trials_ok", cause="held_back_by", **_NOT_TOLD)
-                for each in view.configurations
-            ],
+            "configurations": [_renamed(each, **_CONFIGURATION) for each in view.configurations],
             "blocks": view.blocks,
             "failures": [
                 {
@@ -419,7 +386,7 @@ def _effects_dict(each: Effects) -> dict[str, Any]:
         "configurations": each.configurations,
         "noise": each.noise,
         "explained": each.explained,
-        "main": [_renamed(effect, is_significant="told") for effect in each.main],
+        "main": [_renamed(effect, **_TOLD) for effect in each.main],
         "interactions": [
             {**_renamed(pair, **_INTERACTION), "says": interaction_text(pair, each.response)}
             for pair in each.interactions
