@@ -143,9 +143,9 @@ def _large(folder: Path, finished: int, tries: int) -> dict[str, Any]:
 def _finish(study: Study) -> int:
     """Write a study as if all its trials had been run, sentinels and all."""
     study.paths.folder.mkdir(parents=True)
-    write_down(study)
+    write_down(study, [])
     ledger, chance = Ledger(study.paths), random.Random(6)
-    sentinel = study.reference
+    sentinel = study.scan().reference
     assert sentinel is not None
     facts = _facts()
     for number, (spec, repeat) in enumerate(study.grid.order):

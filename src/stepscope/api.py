@@ -186,21 +186,21 @@ def study(
     *,
     out: str | Path = STUDIES,
     interval: float = 0.1,
-    onlooker: ProgressListener | None = None,
+    listener: ProgressListener | None = None,
 ) -> StudyView:
     """Run what is missing of a study, by its design file, and return what all of it teaches.
 
-    It goes on where it was, like `stepscope study run`; `onlooker` hears how it goes. `.analysis`
+    It goes on where it was, like `stepscope study run`; `listener` hears how it goes. `.analysis`
     of the view has effects, knees and fronts as records, `.results` every trial.
     """
     check_interval(interval, CannotTry)
     planned = Study.of(design, out).to_run()
-    listener = onlooker or SilentListener()
-    launcher = LocalLauncher(listener.tell, interval, planned.here)
+    listener = listener or SilentListener()
+    launcher = LocalLauncher(listener.tell, interval, planned.machine)
     ran = run_study(planned, planned.grid_to_run(), launcher, listener)
-    if ran.why == "interrupted":
+    if ran.stop_reason == "interrupted":
         raise KeyboardInterrupt
-    return view_of(planned)
+    return view_of(ran.scanned)
 
 
 def open_study(folder: str | Path) -> StudyView:

@@ -21,10 +21,12 @@ import pytest
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
 from stepscope.records.codec import to_json
+from stepscope.records.trial import StudyPlace, TrialFacts
 from stepscope.runs.reader import Run, open_run
 from stepscope.studies.engine import SilentListener
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Launcher
-from stepscope.studies.run import Ran, run_study
+from stepscope.studies.results import Results
+from stepscope.studies.run import StudyRun, run_study
 from stepscope.studies.study import Study
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits
@@ -68,7 +70,7 @@ def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPat
 
 def job(folder: Path, limits: Limits | None = None, model: str = "cnn", **facts: Any) -> Job:
     knobs = {} if ":" in model else {"framework": "made_up.loop", "data": "random"}
-    return Job(make_workload(model, knobs), limits or Limits(), folder, "some", facts)
+    return Job(make_workload(model, knobs), limits or Limits(), folder, "some", TrialFacts(**facts))
 
 
 def run_all(launcher: Launcher, jobs: list[Job]) -> dict[Path, FinishedTrial]:
@@ -117,11 +119,12 @@ def most_at_once(lives: list[tuple[float, float]]) -> int:
 
 
 def test_a_job_runs_once_and_leaves_its_folder_where_it_says(case: Case, tmp_path: Path) -> None:
-    facts = {"repeat": 3, "study": {"name": "planted", "settings": {"lr": 0.1}}}
-    it = job(tmp_path / "deep" / "er" / "r1a1", **facts)
+    place = StudyPlace(name="planted", settings={"lr": 0.1})
+    it = job(tmp_path / "deep" / "er" / "r1a1", repeat=3, study=place)
     _, run = run_one(case, it)
     assert run.ending.outcome is Outcome.OK
-    assert facts.items() <= run.json["trial"].items()
+    assert run.json["trial"]["repeat"] == 3
+    assert run.json["trial"]["study"] == to_json(place)
     assert run.json["workload"] == to_json(it.workload)
     assert [path.name for path in it.folder.parent.iterdir()] == ["r1a1"]
     assert len(lives_in(tmp_path / "diary")) == 1
@@ -313,33 +316,34 @@ blocks: {size: 2, reruns: 0}
 """
 
 
-def run_planted(case: Case, folder: Path) -> tuple[Study, Ran]:
+def run_planted(case: Case, folder: Path) -> StudyRun:
     """A study of twelve trials, in blocks of two."""
     study = Study.of(design(folder, DESIGN), folder / "studies").to_run()
-    return study, run_study(study, study.grid_to_run(), case.make(), SilentListener())
+    return run_study(study, study.grid_to_run(), case.make(), SilentListener())
 
 
-def check_blocks(study: Study) -> None:
+def check_blocks(known: Results) -> None:
     """Each machine has a reference trial before its block, and no other machine is in it."""
-    for results in study.known.in_blocks().values():
+    for results in known.in_blocks().values():
         first, *others = sorted(results, key=lambda result: result.began)
         assert first.is_reference and not any(each.is_reference for each in others)
         assert {each.machine for each in others} <= {first.machine}
 
 
 def test_each_machine_has_its_own_blocks(case: Case, tmp_path: Path) -> None:
-    study, ran = run_planted(case, tmp_path)
+    ran = run_planted(case, tmp_path)
+    known = ran.scanned.results
     machines = case.make().machines
-    assert ran.why == "done"
-    assert {result.machine for result in study.known.results} == set(machines)
-    assert all(result.is_ok for result in study.known.results)
-    check_blocks(study)
+    assert ran.stop_reason == "done"
+    assert {result.machine for result in known.results} == set(machines)
+    assert all(result.is_ok for result in known.results)
+    check_blocks(known)
     assert ran.trials >= 12 + 6
-    assert not any(judged.is_out_of_line for judged in study.known.judged.values()), (
+    assert not any(judged.is_out_of_line for judged in known.judged.values()), (
         "a slower machine is no drift"
     )
-    reread = Study.of(study.paths.folder)
-    assert sorted(reread.known.results, key=str) == sorted(study.known.results, key=str)
+    reread = Study.of(ran.scanned.study.paths.folder).scan().results
+    assert sorted(reread.results, key=str) == sorted(known.results, key=str)
 
 
 STUDY_PROGRAM = """
@@ -363,10 +367,11 @@ def test_a_study_that_was_killed_goes_on_where_it_was(
         assert wait_for(lambda: diary.exists() and diary.read_text().count(" begin ") >= 3)
         process.kill()
     planted.setenv("PLANTED_REAL_S", "0.02")
-    study, ran = run_planted(case, tmp_path)
-    assert ran.why == "done"
-    check_blocks(study)
-    answers = Counter(r.key for r in study.known.results if r.is_trial and r.is_result)
+    ran = run_planted(case, tmp_path)
+    known = ran.scanned.results
+    assert ran.stop_reason == "done"
+    check_blocks(known)
+    answers = Counter(r.key for r in known.results if r.is_trial and r.is_result)
     assert len(answers) == 12 and set(answers.values()) == {1}, "each is run to its end once"
-    lost = [result for result in study.known.results if result.outcome is Outcome.LOST]
+    lost = [result for result in known.results if result.outcome is Outcome.LOST]
     assert 1 <= len(lost) <= len(case.make().machines)

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from stepscope.studies.design.records import Design
     from stepscope.studies.engine import ProgressEvent
     from stepscope.studies.results import Result
-    from stepscope.studies.study import Study
+    from stepscope.studies.study import ScannedStudy
     from stepscope.trials.heartbeat import Progress
 
 _NEVER_DONE = 0.99
@@ -127,11 +127,13 @@ class StudyBar(ProgressBar):
     def __init__(self, design: Design, quiet: bool) -> None:
         super().__init__(design.name, quiet)
         self._design = design
+        self.begun: ScannedStudy | None = None
 
-    def begins(self, study: Study) -> None:
+    def begins(self, study: ScannedStudy) -> None:
         """What will be run, in a line or two."""
         from stepscope.report.study.plan import headline, plan_view
 
+        self.begun = study
         if not self._quiet:
             view = plan_view(study)
             for text in (headline(view), *view.remarks):
@@ -174,8 +176,11 @@ class StudyBar(ProgressBar):
         again = f", attempt {result.attempt}" if result.attempt > 1 else ""
         what = f"{result.outcome.value}: {result.reason}"
         if result.is_ok:
-            noise = f" (disturbed: {'; '.join(result.noise)})" if result.noise else ""
-            what = f"{rate_text(result.throughput)} samples/s{noise}"
+            what = f"{rate_text(result.throughput)} samples/s"
+            if result.noise:
+                from stepscope.report.study.sentences import interference_text
+
+                what += f" (disturbed: {'; '.join(map(interference_text, result.noise))})"
         left = "" if moment.left_s is None else f" · {seconds_text(moment.left_s)} left"
         every = moment.done + (moment.to_come or 0)
         self.tell(f"[{moment.done}/{every}] {name}{again}: {what}{left}")

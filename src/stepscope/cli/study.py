@@ -52,7 +52,7 @@ def plan(file: DesignFile, out: StudiesOut = _USUAL, as_json: AsJson = False) ->
         from stepscope.report.study.plan import plan_dict, plan_document, plan_view
         from stepscope.studies.study import Study
 
-        view = plan_view(Study.of(file, out))
+        view = plan_view(Study.of(file, out).scan())
     if as_json:
         write_json(plan_dict(view))
         return
@@ -96,26 +96,26 @@ def run(
     end_on_request()
     with StudyBar(study.design, quiet) as bar:
         try:
-            launcher = LocalLauncher(bar.tell, interval, study.here)
+            launcher = LocalLauncher(bar.tell, interval, study.machine)
             ran = run_study(study, study.grid_to_run(), launcher, bar, again)
         except StepscopeError:
             with contextlib.suppress(StepscopeError):  # a full disk: the first error says more
-                if study.was_looked_at and study.known.results:
-                    _derive(view_of(study))
+                if bar.begun and bar.begun.results.results:
+                    _derive(view_of(bar.begun))
             raise
     if ran.trials or not quiet or as_json:
         with _quick_reading():
-            view = view_of(study)
+            view = view_of(ran.scanned)
         if ran.trials or not study.paths.report.exists():
             _derive(view)
         if as_json:
             write_json(study_dict(view))
         if not quiet:
             _draw(view, full=False, stderr=True)
-            if ran.why in _ENDED:
-                say(_ENDED[ran.why])
+            if ran.stop_reason in _ENDED:
+                say(_ENDED[ran.stop_reason])
             say(f"report: {near(study.paths.report)}")
-    os._exit(130 if ran.why == "interrupted" else 0)  # at once: all is on disk
+    os._exit(130 if ran.stop_reason == "interrupted" else 0)  # at once: all is on disk
 
 
 @app.command()

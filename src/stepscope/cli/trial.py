@@ -80,6 +80,7 @@ def trial(
     end_on_request()
     from stepscope.api import run_trials
     from stepscope.cli.progress import TrialBar
+    from stepscope.records.trial import TrialFacts
     from stepscope.runs.masking import mask_command
     from stepscope.trials.limits.spec import Limits
     from stepscope.trials.request import TrialRequest, workload_of
@@ -92,7 +93,7 @@ def trial(
         name=name,
         interval=interval,
         out=out,
-        facts={"command": mask_command(["stepscope", *sys.argv[1:]])},
+        facts=TrialFacts(command=tuple(mask_command(["stepscope", *sys.argv[1:]]))),
     )
     with TrialBar(name or model.rpartition("/")[2], repeat, quiet) as bar:
         results = run_trials(request, bar.tell, bar.show)

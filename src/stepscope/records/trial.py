@@ -84,6 +84,32 @@ class ProcessNoise:
     """What was assumed, where that is part of it and it was learnt from a few trials too."""
 
 
+InterferenceKind = Literal["cpu", "hypervisor", "gpu", "heat", "other"]
+
+
+@dataclass(frozen=True)
+class InterferenceReason:
+    """What changed the measurement of a trial from outside, as a study's ledger has it."""
+
+    kind: InterferenceKind
+    value: float | None = None  # cores that others used, or a share of the time
+    cores: float | None = None  # of the machine
+    text: str = ""  # of kind `other`: in words, as older ledgers have it
+
+
+@dataclass(frozen=True)
+class StudyPlace:
+    """Which trial of which study a run is."""
+
+    name: str = ""  # of the study
+    key: str = ""  # of its spec
+    role: str = ""
+    settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
+    attempt: int = 0
+    block: int = 0
+    machine: str = ""
+
+
 @dataclass(frozen=True)
 class TrialFacts:
     """Under `trial` in run.json. Times in monotonic ns."""
@@ -101,8 +127,7 @@ class TrialFacts:
     left: tuple[str, ...] = ()  # what could not be cleaned up
     removed: tuple[str, ...] = ()
     unclaimed: tuple[str, ...] = ()  # new, and perhaps somebody else's
-    study: dict[str, Any] = field(default_factory=dict)
-    """Its place in a study: name, key, settings, role, attempt, block."""
+    study: StudyPlace | None = None
 
     @property
     def seconds(self) -> float | None:

@@ -59,7 +59,9 @@ class Dominance:
 
     def _below(self, spec: TrialSpec) -> tuple[Outcome, TrialSpec] | None:
         """One that ran out of memory with less."""
-        for outcome in _GROWS if self.ooms else ():
+        if not self.ooms:
+            return None
+        for outcome in _GROWS:
             for least in self.ooms.get(_kind(outcome, spec), ()):
                 if _needs_more(outcome, least, spec):
                     return outcome, least

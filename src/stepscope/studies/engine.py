@@ -16,13 +16,13 @@ import os
 import time
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from stepscope.analysis.study.drift import BlockJudged
 from stepscope.errors import BadWorkload, CannotTry
 from stepscope.records import Outcome
-from stepscope.records.codec import to_json
-from stepscope.runs.paths import write_json
+from stepscope.records.trial import StudyPlace, TrialFacts
+from stepscope.runs.paths import RunPaths, write_json
 from stepscope.studies.design.records import Design
 from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.folder import Ledger, StudyPaths, StudyProgress, claim, unwritable
@@ -34,10 +34,11 @@ from stepscope.studies.scan import DAMAGED
 from stepscope.studies.trial_spec import TrialSpec, in_design_words, resolved, trial_text
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.noise import MachineKind, NoiseStore
+from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import uninterrupted
 
 if TYPE_CHECKING:
-    from stepscope.studies.study import Study
+    from stepscope.studies.study import ScannedStudy
 
 MOST_FAILURES = 3
 """Configurations in a row that failed for something around them: it will not get better."""
@@ -45,7 +46,7 @@ MOST_FAILURES = 3
 _WRITTEN_EVERY_S = 1.0
 _NOTHING_YET = Progress("starting", 0, None, None, None, 0.0, 0.0)
 
-Why = Literal["done", "budget", "interrupted"]
+StopReason = Literal["done", "budget", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class ProgressEvent:
 class ProgressListener(Protocol):
     """Hears how a study goes."""
 
-    def begins(self, study: Study) -> None:
+    def begins(self, study: ScannedStudy) -> None:
         """Nobody else runs it, and nothing was started yet."""
 
     def tell(self, text: str) -> None:
@@ -82,7 +83,7 @@ class ProgressListener(Protocol):
 
 
 class SilentListener:
-    def begins(self, study: Study) -> None: ...
+    def begins(self, study: ScannedStudy) -> None: ...
 
     def tell(self, text: str) -> None: ...
 
@@ -143,7 +144,7 @@ class Engine:
         self._reported_blocks = {number for number in judged if judged[number].flagged}
         self._next_written = 0.0
 
-    def run(self) -> Why:
+    def run(self) -> StopReason:
         """Until nothing is proposed, the budget is used up, or a signal asks for the end."""
         self._look_ahead()
         try:
@@ -213,34 +214,43 @@ class Engine:
         try:
             if not claim(self.paths, attempt, spec.settings):
                 if not attempt.is_reference:
-                    self.results.elsewhere.add((spec.key, repeat))
+                    self.results.claimed_by_others.add((spec.key, repeat))
                 return False
         except OSError as error:
             raise unwritable(self.paths, error) from None
         block = self._blocks[machine].number
-        about: dict[str, Any] = {"name": self.design.name, "key": spec.key, "role": role}
-        about |= {"settings": dict(spec.settings), "attempt": number, "block": block}
-        if machine:
-            about["machine"] = machine
-        facts = {
-            "command": spec.command(),
-            "repeat": repeat,
-            "repeats": max(self.design.repeats, repeat),
-            "study": about,
-        }
-        workload = resolved(spec.workload, self.design.base)
-        folder, gpus = self.paths.run(attempt.place), spec.get("gpus")
-        gpu_count = gpus if isinstance(gpus, int) else None
-        name = spec.workload.short_name
-        job = Job(workload, spec.limits, folder, name, facts, machine, gpu_count)
+        place = StudyPlace(
+            name=self.design.name,
+            key=spec.key,
+            role=role,
+            settings=dict(spec.settings),
+            attempt=number,
+            block=block,
+            machine=machine,
+        )
+        gpus = spec.get("gpus")
+        job = Job(
+            workload=resolved(spec.workload, self.design.base),
+            limits=spec.limits,
+            folder=self.paths.run(attempt.place),
+            name=spec.workload.short_name,
+            facts=TrialFacts(
+                command=tuple(spec.command()),
+                repeat=repeat,
+                repeats=max(self.design.repeats, repeat),
+                study=place,
+            ),
+            machine=machine,
+            gpu_count=gpus if isinstance(gpus, int) else None,
+        )
         blank = Result(
-            spec.key,
-            spec.settings,
-            role,
-            repeat,
-            number,
-            block,
-            Outcome.CRASHED,
+            key=spec.key,
+            settings=spec.settings,
+            role=role,
+            repeat=repeat,
+            attempt=number,
+            block=block,
+            outcome=Outcome.CRASHED,
             infrastructure=True,
             began=time.time(),
             machine=machine,
@@ -310,9 +320,8 @@ class Engine:
         ]
         if None in answers or len(rates) < 2:
             return
-        limits = {"cpus": spec.limits.cpus, "memory": spec.limits.memory}
-        workload = to_json(resolved(spec.workload, self.design.base))
-        machine = MachineKind.of(measured.environment, measured.device, {**workload, **limits})
+        request = TrialRequest(resolved(spec.workload, self.design.base), spec.limits)
+        machine = MachineKind.of(measured.environment, measured.device, request.noise_key)
         NoiseStore(tell=self.listener.tell).learn(machine, rates)
 
     def _refuse(self, trial: _RunningTrial, error: BadWorkload) -> None:
@@ -358,7 +367,7 @@ class Engine:
         if len(self._crashes) >= MOST_FAILURES and none_trained:
             raise BadWorkload(
                 f"The first {len(self._crashes)} configurations crashed, and none has trained: "
-                f"{result.reason} ({self.paths.run(result.place)}/stderr.log)",
+                f"{result.reason} ({RunPaths(self.paths.run(result.place)).stderr_log})",
                 "Mend it, then run the study with --again: it tries again what crashed",
             )
 
@@ -394,5 +403,11 @@ class Engine:
     def _event(self, trial: _RunningTrial, progress: Progress) -> ProgressEvent:
         left = None if self._left_s is None else max(0.0, self._left_s - progress.elapsed_s)
         return ProgressEvent(
-            trial.spec, trial.attempt, progress, self._done, self._to_come, left, self._best
+            spec=trial.spec,
+            attempt=trial.attempt,
+            progress=progress,
+            done=self._done,
+            to_come=self._to_come,
+            left_s=left,
+            best=self._best,
         )

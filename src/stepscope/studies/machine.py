@@ -20,7 +20,7 @@ from stepscope.trials.limits.spec import Limits, MachineResources, parse_gpus, s
 class MachineInfo:
     """What trials can have on this machine."""
 
-    room: MachineResources
+    resources: MachineResources
     gpus: tuple[str, ...] = ()
     """UUIDs of those that this process may use."""
     gpu_memory: int | None = None
@@ -48,13 +48,13 @@ class MachineInfo:
 
     def lacks(self, spec: TrialSpec) -> str:
         """Why a trial cannot be had here, in words; nothing if it can."""
-        limits, room = spec.limits, self.room
-        if limits.cpus is not None and limits.cpus > room.cpus:
-            return f"{limits.cpus:g} CPUs cannot be had here: there are {room.cpus:g}"
-        if limits.memory is not None and limits.memory > room.memory:
+        limits, resources = spec.limits, self.resources
+        if limits.cpus is not None and limits.cpus > resources.cpus:
+            return f"{limits.cpus:g} CPUs cannot be had here: there are {resources.cpus:g}"
+        if limits.memory is not None and limits.memory > resources.memory:
             return (
                 f"{size_text(limits.memory)} of memory cannot be had here: there are "
-                f"{size_text(room.memory)}"
+                f"{size_text(resources.memory)}"
             )
         count = len(self.gpus)
         there = {0: "there is none", 1: "there is one"}.get(count, f"there are {count}")

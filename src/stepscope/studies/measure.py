@@ -17,6 +17,7 @@ from stepscope.analysis.trial.measurement import Measurement, TrialRecord, measu
 from stepscope.errors import StepscopeError
 from stepscope.records import Ending, Outcome
 from stepscope.records.facts import Environment
+from stepscope.records.trial import StudyPlace
 from stepscope.runs.load import load
 from stepscope.runs.reader import open_run
 from stepscope.runs.trial import read_trial
@@ -48,13 +49,13 @@ def measure_trial(folder: Path, blank: Result) -> MeasuredTrial:
     """Read a run folder, once; `blank` is what is known of the trial without it."""
     run = open_run(folder)
     record = read_trial(run)
-    about = record.trial.study
+    place = record.trial.study or StudyPlace()
     ending = run.ending
     result = replace(
         blank,
-        settings=about.get("settings") or blank.settings,
-        block=int(about.get("block") or 0),
-        machine=str(about.get("machine") or blank.machine),
+        settings=place.settings or blank.settings,
+        block=place.block,
+        machine=place.machine or blank.machine,
         outcome=ending.outcome,
         reason="" if ending.outcome is Outcome.OK else ending.reason,
         infrastructure=is_infrastructure(ending),

@@ -56,7 +56,7 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         shutil.rmtree(draft, ignore_errors=True)
     trials: Counter[str] = Counter()
     for name, study in zip(names, studies, strict=True):
-        trials[name] += study.known.tried
+        trials[name] += study.scan().results.tried
     return dict(trials)
 
 
@@ -110,9 +110,11 @@ def _copy(source: Path, target: Path) -> None:
         except OSError:
             return str(shutil.copy2(begin, end))
 
+    paths = StudyPaths(source)
+    not_copied = {path.name for path in (paths.lock, paths.now, paths.report.parent)}
     shutil.copytree(
         source,
         target,
         copy_function=place,
-        ignore=lambda folder, names: {"runner.lock", "now.json", "derived"}.intersection(names),
+        ignore=lambda folder, names: not_copied.intersection(names),
     )

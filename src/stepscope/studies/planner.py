@@ -81,7 +81,7 @@ class GridPlanner(Planner):
         last: list[ProposedTrial] = []
         for trial in self.order:
             key, repeat = trial.spec.key, trial.repeat
-            if key in results.refused or (key, repeat) in results.elsewhere:
+            if key in results.refused or (key, repeat) in results.claimed_by_others:
                 continue
             if results.answer(key, repeat) is not None or dominance.reason(trial.spec):
                 continue

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from stepscope.analysis.study.drift import BlockJudged, BlockSeen, Trend, judge_blocks, trend
 from stepscope.analysis.study.records import Level
 from stepscope.records import Outcome
-from stepscope.records.trial import ProcessNoise
+from stepscope.records.trial import InterferenceReason, ProcessNoise
 
 Role = Literal["trial", "sentinel"]
 REFERENCE: Role = "sentinel"
@@ -77,8 +77,8 @@ class Result:
     """Of its throughput, by what was known of the machine then."""
     high: float | None = None
     steady: bool = True
-    noise: tuple[str, ...] = ()
-    """The other processes that disturbed it, in words."""
+    noise: tuple[InterferenceReason, ...] = ()
+    """What disturbed it."""
     cause: str = ""
     """Its bottleneck: the title of the first finding."""
     machine: str = ""
@@ -139,11 +139,11 @@ class Results:
         self._of: dict[tuple[str, Role, int], list[Result]] = defaultdict(list)
         self._attempts: dict[tuple[str, Role, int], int] = defaultdict(int)
         self._judged: dict[int, BlockJudged] | None = None
-        self._forgiven: set[str] = set()
+        self._retried: set[str] = set()
         self.refused: dict[str, str] = {}
         """Keys of specs that turned out to be no workload here, and why."""
-        self.elsewhere: set[Trial] = set()
-        """That somebody else runs now."""
+        self.claimed_by_others: set[Trial] = set()
+        """That another process runs now."""
 
     def add(self, result: Result) -> None:
         self.results.append(result)
@@ -153,16 +153,16 @@ class Results:
         self.begun(Attempt(*where, result.attempt))
         self._judged = None
 
-    def forgive(self, crashed: bool = False) -> None:
+    def retry_failed(self, crashed: bool = False) -> None:
         """The study is run again: what failed before around a trial may have been mended, and
         nobody else can be running anything of it. With `crashed`, the code may have been, too."""
         again = (Outcome.CRASHED, Outcome.TIMEOUT) if crashed else ()
-        self._forgiven = {
+        self._retried = {
             result.place
             for result in self.results
             if result.infrastructure or result.outcome in again
         }
-        self.elsewhere.clear()
+        self.claimed_by_others.clear()
 
     def begun(self, attempt: Attempt) -> None:
         """Its number is taken, whatever becomes of it."""
@@ -175,7 +175,7 @@ class Results:
     def answer(self, key: str, repeat: int) -> Result | None:
         """The result that counts; None while there is none, or it is to be tried again."""
         tries = self.tries(key, repeat)
-        found = [r for r in tries if not self._forgiven or r.place not in self._forgiven]
+        found = [r for r in tries if not self._retried or r.place not in self._retried]
         answers = [result for result in found if result.is_result]
         calm = [result for result in answers if not self.is_disturbed(result)]
         if calm:

@@ -6,24 +6,27 @@ import contextlib
 import hashlib
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope import __version__
 from stepscope.errors import CannotTry
 from stepscope.runs.paths import replace_atomically
 from stepscope.studies import folder
-from stepscope.studies.engine import Engine, ProgressListener, Why
+from stepscope.studies.engine import Engine, ProgressListener, StopReason
 from stepscope.studies.launchers.contract import Launcher
 from stepscope.studies.planner import Planner
-from stepscope.studies.study import Study, code_remarks
+from stepscope.studies.results import Result
+from stepscope.studies.study import ScannedStudy, Study, code_remarks
 
 
 @dataclass(frozen=True)
-class Ran:
-    """How a run of a study ended, and how many trials it took up."""
+class StudyRun:
+    """Why a run of a study stopped, how many trials it took up, and all that is known then."""
 
-    why: Why
+    stop_reason: StopReason
     trials: int
+    scanned: ScannedStudy
 
 
 def run_study(
@@ -32,30 +35,36 @@ def run_study(
     launcher: Launcher,
     listener: ProgressListener,
     again: bool = False,
-) -> Ran:
+) -> StudyRun:
     """Run what a planner still wants of a study, as the only one.
 
     With `again`, what crashed or took too long before is tried again.
     """
     with folder.alone(study.paths):
-        study.look_again()  # who ran it before may have ended a moment ago
-        write_down(study)
-        study.known.forgive(crashed=again)
-        listener.begins(study)
+        scanned = study.scan()
+        write_down(study, scanned.scan.results)
+        scanned.results.retry_failed(crashed=again)
+        listener.begins(scanned)
         for remark in code_remarks(study.paths):
             listener.tell(remark)
         ledger = folder.Ledger(study.paths)
-        for result in study.found.unwritten:
+        for result in scanned.scan.unwritten:
             ledger.add(result)
         engine = Engine(
-            study.paths, planner, launcher, study.known, listener, study.design, study.reference
+            paths=study.paths,
+            planner=planner,
+            launcher=launcher,
+            results=scanned.results,
+            listener=listener,
+            design=study.design,
+            reference=scanned.reference,
         )
-        return Ran(engine.run(), engine.launched)
+        return StudyRun(engine.run(), engine.launched, scanned)
 
 
-def write_down(study: Study) -> None:
+def write_down(study: Study, results: Sequence[Result]) -> None:
     """The design as it is now, and which machine this is: a study belongs to one."""
-    design, paths, machine = study.design, study.paths, study.here.machine
+    design, paths, machine = study.design, study.paths, study.machine.machine
     before = folder.StudyFacts()
     if folder.is_study(paths.folder):
         with contextlib.suppress(folder.DamagedStudy):  # then it is made anew
@@ -63,7 +72,7 @@ def write_down(study: Study) -> None:
     # Studies whose names lead to the same folder, or that have the same name in two projects, are
     # not mixed up.
     is_moved = before.file and design.file and before.file != str(design.file.absolute())
-    known = {result.key for result in study.found.results}
+    known = {result.key for result in results}
     is_other = is_moved and known and known.isdisjoint(spec.key for spec in study.points.chosen)
     if before.name not in ("", design.name) or is_other:
         raise CannotTry(
@@ -71,7 +80,7 @@ def write_down(study: Study) -> None:
             + (f" by {before.file}" if is_other else ""),
             "Give this one another name, or another place with --out DIR",
         )
-    if before.machine not in ("", machine) and study.found.results:
+    if before.machine not in ("", machine) and results:
         raise CannotTry(
             f"This study was begun on another machine ({before.machine}; this is {machine})",
             "Run it here with --out in a folder of its own, then: stepscope study merge",

@@ -13,8 +13,9 @@ from typing import Any
 
 from stepscope.errors import StepscopeError
 from stepscope.records import Outcome
-from stepscope.records.codec import loads
+from stepscope.records.codec import from_json, loads
 from stepscope.runs.facts import ending_of, is_alive, read_facts
+from stepscope.runs.paths import RunPaths
 from stepscope.studies.folder import Claim, StudyPaths
 from stepscope.studies.results import REFERENCE, Attempt, Result, Role
 
@@ -87,15 +88,27 @@ def _attempts(folder: Path) -> tuple[set[Attempt], set[Attempt]]:
 def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
     """The lines of all runners. One that is torn or no result is left out: it is made again."""
     results, damaged = [], 0
-    for path in sorted(folder.glob("*.jsonl")) if folder.is_dir() else ():
+    for path in sorted(folder.glob("*.jsonl")):
         for line in _LEDGER_LINE.findall(path.read_bytes()):
             try:
-                results.append(loads(Result, line))
-            except ValueError:
+                results.append(_read_line(line))
+            except (ValueError, TypeError, AttributeError):
                 damaged += 1
     several = "1 line" if damaged == 1 else f"{damaged} lines"
     told = f"{several} of the ledger cannot be read: the run folders tell instead"
     return results, [told] if damaged else []
+
+
+def _read_line(line: bytes) -> Result:
+    try:
+        return loads(Result, line)
+    except ValueError:  # or of an older stepscope, which kept noise in words
+        plain = json.loads(line)
+        noise = [
+            {"kind": "other", "text": each} if isinstance(each, str) else each
+            for each in plain.get("noise", ())
+        ]
+        return from_json(Result, {**plain, "noise": noise})
 
 
 def _recover(
@@ -116,11 +129,11 @@ def _recover(
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         settings = dict(json.loads(paths.spec(attempt.key).read_bytes())["settings"])
     lost = Result(
-        attempt.key,
-        settings,
-        attempt.role,
-        attempt.repeat,
-        attempt.number,
+        key=attempt.key,
+        settings=settings,
+        role=attempt.role,
+        repeat=attempt.repeat,
+        attempt=attempt.number,
         block=0,
         outcome=Outcome.LOST,
         reason="who ran it was killed, or the machine went down, before it was over",
@@ -137,7 +150,7 @@ def _recover(
     except DAMAGED as error:
         if _owner_lives(claim, folder):
             return None
-        if (folder / "run.json").exists():
+        if RunPaths(folder).run_json.exists():
             said = getattr(error, "message", f"{folder} cannot be understood: {error}")
             remarks.append(f"{said}: the trial counts as lost, and is tried again")
         return lost

@@ -30,8 +30,8 @@ class Study:
 
     design: Design
     paths: StudyPaths
-    lacked: Mapping[str, str] | None = None
-    """What could not be had where it was run, by the keys of specs; None: see what is here."""
+    unavailable: Mapping[str, str] | None = None
+    """What could not be had where it was run, by the keys of specs; None: see this machine."""
 
     @classmethod
     def of(cls, target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Study:
@@ -57,27 +57,14 @@ class Study:
 
     def to_run(self) -> Study:
         """As it would be run now: with what this machine has, whatever another one lacked."""
-        return self if self.lacked is None else replace(self, lacked=None)
+        return self if self.unavailable is None else replace(self, unavailable=None)
 
     @cached_property
     def points(self) -> DesignPoints:
         return points_of(self.design)
 
     @cached_property
-    def reference(self) -> TrialSpec | None:
-        """The reference trial: the one that blocks began with so far, unless the design names
-        another or no longer has it."""
-        if not self.design.with_reference or not self.grid.planned:
-            return None
-        chosen = default_reference(self.design, self.points, self._lacks)
-        if self.design.reference:
-            return chosen
-        used = Counter(result.key for result in self.known.results if result.is_reference)
-        so_far = [key for key, _ in used.most_common(1)]
-        return next((spec for spec in self.points.chosen if spec.key in so_far), chosen)
-
-    @cached_property
-    def here(self) -> MachineInfo:
+    def machine(self) -> MachineInfo:
         # Loads the driver's library, which only who runs the study needs.
         from stepscope.studies.machine import MachineInfo
 
@@ -85,7 +72,7 @@ class Study:
 
     @cached_property
     def grid(self) -> GridPlanner:
-        return GridPlanner(self.design, self.points.chosen, self._lacks)
+        return GridPlanner(self.design, self.points.chosen, self.lacks)
 
     def grid_to_run(self) -> GridPlanner:
         """The planner of the design; BadDesign if this machine can run nothing of it."""
@@ -97,45 +84,59 @@ class Study:
             )
         return self.grid
 
-    def _lacks(self, spec: TrialSpec) -> str:
-        return self.here.lacks(spec) if self.lacked is None else self.lacked.get(spec.key, "")
+    def lacks(self, spec: TrialSpec) -> str:
+        """Why a trial cannot be had; nothing if it can."""
+        if self.unavailable is None:
+            return self.machine.lacks(spec)
+        return self.unavailable.get(spec.key, "")
 
-    @cached_property
-    def found(self) -> StudyScan:
-        if not self.paths.folder.is_dir():
-            return StudyScan([], [], set(), [], [])
-
-        def measured(folder: Path, blank: Result) -> Result:
-            # Run folders that the ledger does not have are few: loaded only when needed.
-            from stepscope.studies.measure import measure_trial
-
-            return measure_trial(folder, blank).result
-
-        return look(self.paths, measured)
-
-    @cached_property
-    def known(self) -> Results:
-        known, found = Results(self.design.reruns), self.found
+    def scan(self) -> ScannedStudy:
+        """Read what is known of its trials from its folder."""
+        found = StudyScan([], [], set(), [], [])
+        if self.paths.folder.is_dir():
+            found = look(self.paths, _measured)
+        results = Results(self.design.reruns)
         for result in sorted(found.results, key=lambda result: (result.began, result.place)):
-            known.add(result)
+            results.add(result)
         for attempt in found.attempts:
-            known.begun(attempt)
-        known.elsewhere = {(a.key, a.repeat) for a in found.running if not a.is_reference}
-        return known
+            results.begun(attempt)
+        running = {(each.key, each.repeat) for each in found.running if not each.is_reference}
+        results.claimed_by_others = running
+        return ScannedStudy(self, found, results)
 
-    def look_again(self) -> None:
-        """Forget what was read of its folder: it is read anew."""
-        for name in ("found", "known"):
-            self.__dict__.pop(name, None)
 
-    @property
-    def was_looked_at(self) -> bool:
-        """Whether what is known of it was read: it is ours then, if it is run."""
-        return "known" in self.__dict__
+@dataclass(frozen=True)
+class ScannedStudy:
+    """A study, and what is known of its trials; who runs it adds to the results."""
+
+    study: Study
+    scan: StudyScan
+    results: Results
+
+    @cached_property
+    def reference(self) -> TrialSpec | None:
+        """The reference trial: the one that blocks began with so far, unless the design names
+        another or no longer has it."""
+        study = self.study
+        if not study.design.with_reference or not study.grid.planned:
+            return None
+        chosen = default_reference(study.design, study.points, study.lacks)
+        if study.design.reference:
+            return chosen
+        used = Counter(result.key for result in self.results.results if result.is_reference)
+        so_far = [key for key, _ in used.most_common(1)]
+        return next((spec for spec in study.points.chosen if spec.key in so_far), chosen)
 
     def skipped(self) -> list[SkippedPoint]:
         """What is not tried: by the design, by this machine, by what was found out."""
-        return [*self.points.skipped, *self.grid.skipped(self.known)]
+        return [*self.study.points.skipped, *self.study.grid.skipped(self.results)]
+
+
+def _measured(folder: Path, blank: Result) -> Result:
+    # Run folders that the ledger does not have are few: loaded only when needed.
+    from stepscope.studies.measure import measure_trial
+
+    return measure_trial(folder, blank).result
 
 
 def find_folder(target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Path:

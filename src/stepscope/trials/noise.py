@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stepscope.analysis.trial.throughput import LEARNT_FROM, scatter, with_evidence
+from stepscope.analysis.trial.throughput import ASSUMED_NOISE, LEARNT_FROM, scatter, with_evidence
 from stepscope.records.codec import dumps, loads
 from stepscope.records.facts import Environment
 from stepscope.records.trial import ProcessNoise, RankFacts
@@ -26,11 +26,6 @@ from stepscope.trials.state import STATE_VARIABLE, locked, state_folder
 Device = Literal["cpu", "gpu"]
 
 FORMAT = 1
-ASSUMED: dict[Device, ProcessNoise] = {
-    "cpu": ProcessNoise(0.08, 4, "assumed"),
-    "gpu": ProcessNoise(0.02, 4, "assumed"),
-}
-"""Measured on two shared cores (6 to 9.5 %), and on a GPU without other processes."""
 _REMEMBERED_DOF = 60.0  # older repeats fade as new ones come: a machine changes
 _NOT_PART_OF_KEY = ("epochs", "steps", "seconds", "seed")
 
@@ -151,7 +146,7 @@ def _known(machine: MachineKind, entries: Mapping[str, NoiseEntry]) -> ProcessNo
     """From repeats of the workload itself where there are enough; a few of them shift what is known
     of other workloads, or assumed."""
     own = entries.get(machine.key)
-    known = ASSUMED[machine.device]
+    known = ASSUMED_NOISE[machine.device]
     if own is None or own.dof < LEARNT_FROM:
         others = [
             entry

@@ -10,6 +10,7 @@ from typing import Any
 from stepscope.capture.request import check_interval
 from stepscope.errors import CannotTry
 from stepscope.records.codec import to_json
+from stepscope.records.trial import TrialFacts
 from stepscope.runs.paths import DEFAULT_FOLDER
 from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.own import find_own, is_place
@@ -33,8 +34,8 @@ class TrialRequest:
     cycle: bool = False
     """Whether the steps are followed by an evaluation, a smaller batch, and steps again: what a
     whole training would need memory for."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
-    """What else run.json says under `trial`: the user's command, the place in a study."""
+    facts: TrialFacts = field(default_factory=TrialFacts)
+    """What run.json says under `trial` from the start: the user's command, the place in a study."""
 
     def __post_init__(self) -> None:
         check_interval(self.interval, CannotTry)

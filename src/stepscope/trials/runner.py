@@ -31,7 +31,7 @@ from stepscope.errors import BadWorkload, CannotTry, CannotWatch, StepscopeError
 from stepscope.records import Ending, Outcome
 from stepscope.records.codec import to_json
 from stepscope.records.facts import RunFacts
-from stepscope.records.trial import RankFacts, TrialFacts
+from stepscope.records.trial import RankFacts
 from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import RunPaths, write_json
 from stepscope.sensors import procfs
@@ -117,7 +117,7 @@ def run_repeats(
     repeats = request.repeats
     with TrialSeries() as series:
         for number in range(1, repeats + 1):
-            facts = {**request.facts, "repeat": number, "repeats": repeats}
+            facts = replace(request.facts, repeat=number, repeats=repeats)
             completed = series.run(replace(request, facts=facts), tell, partial(show, number))
             yield completed
             if completed.asked_to_end:
@@ -150,10 +150,9 @@ def run_trial(
     try:
         for path in fence.group_paths():
             guard.tell_group(path)
-        trial = TrialFacts(**request.facts, started_ns=started_ns)
+        trial = replace(request.facts, started_ns=started_ns)
         # What the user typed says more than what we start.
-        command = tuple(trial.command)
-        facts = RunFacts(command=command, workload=to_json(workload), trial=trial)
+        facts = RunFacts(command=trial.command, workload=to_json(workload), trial=trial)
         run = RunRequest(
             request.name or workload.short_name,
             [sys.executable, "-m", child.__name__],

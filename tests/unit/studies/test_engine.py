@@ -47,7 +47,8 @@ class Paper:
 
     def wait(self, show: Show) -> list[FinishedTrial]:
         job = self._jobs.pop()
-        self.ran.append((job.facts["study"]["role"], job.workload.batch_size))
+        assert job.facts.study is not None
+        self.ran.append((job.facts.study.role, job.workload.batch_size))
         ended = self._ends(job)
         if isinstance(ended, StepscopeError):
             return [FinishedTrial(job, ended)]
@@ -66,7 +67,7 @@ def _write(job: Job, outcome: Outcome, reason: str) -> None:
         "environment": {"cpu": {"logical": 2, "allowed": 2}},
         "workload": to_json(job.workload),
         "limits": {},
-        "trial": {**job.facts, "started_ns": 0, "cleaned_ns": int(SECONDS * 1e9)},
+        "trial": {**to_json(job.facts), "started_ns": 0, "cleaned_ns": int(SECONDS * 1e9)},
     }
     (job.folder / "run.json").write_text(json.dumps(facts))
 
@@ -153,7 +154,7 @@ def test_where_all_crash_it_is_the_code(tmp_path: Path) -> None:
     ran = Ran(tmp_path / "s", lambda job: (Outcome.CRASHED, "ZeroDivisionError"), points=30)
     with pytest.raises(BadWorkload, match=r"first 3 .* ZeroDivisionError .*stderr.log"):
         ran.run()
-    ran.known.forgive(crashed=True)
+    ran.known.retry_failed(crashed=True)
     again = Ran(tmp_path / "s", WELL, 30, ran.known)
     assert again.run() == "done" and len(again.launcher.ran) == 30
 
@@ -173,7 +174,8 @@ def _failing(numbers: set[int]) -> Ends:
     count: Iterator[int] = iter(range(1, 100))
 
     def ends(job: Job) -> tuple[Outcome, str]:
-        is_reference = job.facts["study"]["role"] == "sentinel"
+        assert job.facts.study is not None
+        is_reference = job.facts.study.role == "sentinel"
         fails = is_reference and next(count) in numbers
         return (Outcome.GPU_OOM, "no memory") if fails else (Outcome.OK, "")
 

@@ -23,6 +23,7 @@ import pytest
 from stepscope.errors import CannotTry, StudyBusy
 from stepscope.records import Outcome
 from stepscope.records.codec import dumps, to_json
+from stepscope.records.trial import InterferenceReason
 from stepscope.runs.facts import identity_of_self
 from stepscope.studies import folder as module
 from stepscope.studies.folder import (
@@ -190,6 +191,17 @@ def test_what_the_ledger_has_is_not_measured_again(paths: StudyPaths) -> None:
 
     after = look(paths, unexpected)
     assert (after.results, after.unwritten) == (before.results, [])
+
+
+def test_a_ledger_that_has_noise_in_words(paths: StudyPaths) -> None:
+    ran(paths, attempt())
+    file = ledger_of(paths, looked(paths))
+    line = {**json.loads(file.read_text()), "noise": ["others used 1.2 of 2 cores"]}
+    file.write_text(json.dumps(line) + "\n")
+    found = looked(paths)
+    (result,) = found.results
+    assert result.noise == (InterferenceReason("other", text="others used 1.2 of 2 cores"),)
+    assert not found.unwritten and not found.remarks
 
 
 def test_a_ledger_torn_anywhere_in_its_last_line(paths: StudyPaths) -> None:

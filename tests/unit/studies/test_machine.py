@@ -73,5 +73,5 @@ def test_this_machine_has_a_name_and_room() -> None:
     here = MachineInfo.look()
     assert here == MachineInfo.look()
     assert f"{os.cpu_count()} × " in here.machine
-    assert lacks(here, cpus=here.room.cpus, memory=here.room.memory) == ""
-    assert lacks(here, cpus=here.room.cpus + 1)
+    assert lacks(here, cpus=here.resources.cpus, memory=here.resources.memory) == ""
+    assert lacks(here, cpus=here.resources.cpus + 1)

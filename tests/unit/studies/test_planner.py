@@ -9,13 +9,14 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.study.records import Factor
 from stepscope.records import Outcome
+from stepscope.records.trial import InterferenceReason
 from stepscope.studies.design.records import Design
 from stepscope.studies.planner import GridPlanner
 from stepscope.studies.results import Result, Results
 from stepscope.studies.trial_spec import TrialSpec, make_spec
 
 BATCHES, CPUS = (8, 16, 32), (1.0, 2.0)
-NOISE = ("others used 1.5 of 2 cores",)
+NOISE = (InterferenceReason("cpu", 1.5, 2.0),)
 
 
 def design(**others: Any) -> Design:
@@ -99,7 +100,7 @@ def test_what_somebody_else_runs_or_what_is_no_workload_is_not_wanted() -> None:
     grid = GridPlanner(design(), points())
     every = wanted(grid, Results())
     known = Results()
-    known.elsewhere.add(every[0])
+    known.claimed_by_others.add(every[0])
     known.refused[every[1][0]] = "it is none"
     assert wanted(grid, known) == [t for t in every[1:] if t[0] != every[1][0]]
     assert [each.why for each in grid.skipped(known)] == ["it is none"]

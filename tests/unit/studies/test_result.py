@@ -10,10 +10,12 @@ from hypothesis import strategies as st
 
 from stepscope.records import Outcome
 from stepscope.records.codec import dumps, from_json, loads
+from stepscope.records.trial import InterferenceReason
 from stepscope.studies.results import RESULTS, Attempt, Result
 
 _NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
 _LEVELS = st.none() | st.booleans() | st.integers() | _NUMBERS | st.text()
+_REASONS = st.builds(InterferenceReason, st.sampled_from(["cpu", "heat"]), _NUMBERS)
 RESULT = st.builds(
     Result,
     key=st.text("0123456789abcdef", min_size=12, max_size=12),
@@ -31,7 +33,7 @@ RESULT = st.builds(
     low=st.none() | _NUMBERS,
     high=st.none() | _NUMBERS,
     steady=st.booleans(),
-    noise=st.lists(st.text()).map(tuple),
+    noise=st.lists(_REASONS).map(tuple),
     cause=st.text(),
     machine=st.text(),
 )

@@ -11,10 +11,11 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.study.records import THROUGHPUT
 from stepscope.records import Outcome
+from stepscope.records.trial import InterferenceReason
 from stepscope.studies.results import RESULTS, RETRIES, Attempt, Result, Results
 
 KEY = "0123456789ab"
-NOISE = ("others used 1.5 of 2 cores",)
+NOISE = (InterferenceReason("cpu", 1.5, 2.0),)
 NEVER_COUNT = (Outcome.LOST, Outcome.INTERRUPTED)
 
 
@@ -83,9 +84,9 @@ def test_memory_that_ran_out_beside_a_neighbour_is_asked_for_again(outcome: Outc
 
 def test_what_crashed_is_asked_for_again_once_the_code_was_mended() -> None:
     it = known(result(1, outcome=Outcome.CRASHED, values={}))
-    it.forgive()
+    it.retry_failed()
     assert it.answer(KEY, 1) is not None
-    it.forgive(crashed=True)
+    it.retry_failed(crashed=True)
     assert it.answer(KEY, 1) is None
     it.add(result(2))
     assert it.answer(KEY, 1) == it.results[-1]
@@ -203,7 +204,7 @@ def test_blocks_with_another_sentinel_are_not_compared() -> None:
 def test_run_again_what_failed_before_has_a_new_chance() -> None:
     it = known(*map(failed, range(1, RETRIES + 2)))
     assert it.answer(KEY, 1) is not None
-    it.forgive()
+    it.retry_failed()
     assert it.answer(KEY, 1) is None
     for attempt in range(RETRIES + 2, 2 * RETRIES + 3):
         assert it.answer(KEY, 1) is None

@@ -16,10 +16,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 
+from stepscope.analysis.trial.throughput import ASSUMED_NOISE
 from stepscope.records import Gpu
 from stepscope.records.facts import CpuFacts, Environment
 from stepscope.records.trial import ProcessNoise
-from stepscope.trials.noise import ASSUMED, MachineKind, NoiseStore
+from stepscope.trials.noise import MachineKind, NoiseStore
 from stepscope.trials.state import state_folder
 
 CPU = MachineKind("AMD EPYC × 2", "cpu")
@@ -51,7 +52,7 @@ def test_repeats_are_learnt_by_machine_and_device(store: NoiseStore) -> None:
     assert learnt == NoiseStore(store.path).get(CPU)
     assert (learnt.source, learnt.dof, learnt.trials) == ("learnt", 5, 6)
     assert 0.02 < learnt.cv < 0.1
-    assert store.get(GPU) == ASSUMED["gpu"]
+    assert store.get(GPU) == ASSUMED_NOISE["gpu"]
 
 
 def test_groups_of_different_speed_are_pooled(store: NoiseStore) -> None:
@@ -84,7 +85,7 @@ def test_what_was_long_ago_fades(store: NoiseStore) -> None:
 @given(st.lists(st.sampled_from([float("nan"), float("inf"), 0.0, -3.0, 100.0]), max_size=1))
 def test_less_than_two_rates_teach_nothing(rates: list[float]) -> None:
     store = NoiseStore(Path("/nonexistent/spread.json"))
-    assert store.learn(CPU, [*rates, float("nan")]) == ASSUMED["cpu"]
+    assert store.learn(CPU, [*rates, float("nan")]) == ASSUMED_NOISE["cpu"]
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_a_damaged_file_is_set_aside_and_told(
 ) -> None:
     store.path.parent.mkdir()
     store.path.write_text(text)
-    assert store.get(CPU) == store.get(CPU) == ASSUMED["cpu"]
+    assert store.get(CPU) == store.get(CPU) == ASSUMED_NOISE["cpu"]
     assert len(told) == 1 and "could not be understood" in told[0]
     assert store.path.read_text() == text, "who only looks changes nothing"
     assert store.learn(CPU, repeats(6, 0.05)).source == "learnt"
@@ -193,7 +194,7 @@ def test_each_workload_has_its_own_spread(store: NoiseStore) -> None:
     assert store.get(wild).cv == pytest.approx(0.2, rel=0.5)
     unseen = store.get(new)
     assert unseen.source == "others" and unseen.cv == store.get(wild).cv
-    assert unseen.dof == ASSUMED["cpu"].dof, "what holds for others is known less well of this one"
-    assert store.get(replace(new, device="gpu")) == ASSUMED["gpu"]
+    assert unseen.dof == ASSUMED_NOISE["cpu"].dof, "known less well than of others"
+    assert store.get(replace(new, device="gpu")) == ASSUMED_NOISE["gpu"]
     few = store.learn(new, [100.0, 101.0])
     assert few.source == "others" and few.cv < unseen.cv

@@ -18,7 +18,6 @@ A drift over the whole study puts no block out of line. `trend` tells of it.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeGuard
@@ -29,7 +28,8 @@ from stepscope.analysis.statistics import t_quantile
 from stepscope.analysis.study.noise import Scatter, estimate
 from stepscope.analysis.study.records import Estimate, Noise
 from stepscope.analysis.study.table import Floats
-from stepscope.records.trial import ProcessNoise
+from stepscope.analysis.trial.throughput import ASSUMED_NOISE
+from stepscope.records.trial import InterferenceReason, ProcessNoise
 
 COMPARED_FROM = 3
 SCATTER_FROM = 5
@@ -41,12 +41,9 @@ enough."""
 LEAST = 0.05
 """A smaller deviation is not worth a block's time."""
 _LEAST_CV = 0.02
-_USUAL = ProcessNoise(0.08, 4, "assumed")
-"""Of references where nothing is known of the machine yet."""
 _MAD_TO_SIGMA = 1.4826
 _MAD_EFFICIENCY = 0.37
 """Of a median of deviations, compared with the variance."""
-_NUMBERS = re.compile(r"[\d.,]+")
 TREND_FROM = 4
 """References that make a line: two degrees of freedom are left."""
 
@@ -58,16 +55,16 @@ class BlockSeen:
     number: int
     reference_rate: float | None
     reference_failed: bool = False
-    noise: Sequence[Sequence[str]] = ()
+    noise: Sequence[Sequence[InterferenceReason]] = ()
     """What disturbed it, of every trial (and of the reference) that was disturbed."""
     trials: int = 0
 
 
 @dataclass(frozen=True)
 class Disturbance:
-    """Other processes that disturbed some trials of a block, in the words of the first of them."""
+    """One kind of interference with trials of a block."""
 
-    text: str
+    first: InterferenceReason
     disturbed: int
     trials: int
 
@@ -141,7 +138,7 @@ def trend(blocks: Sequence[BlockSeen]) -> Trend | None:
 def _tolerated(logarithms: Floats, known: ProcessNoise | None) -> float:
     """How far a reference may be off, as a logarithm."""
     count = len(logarithms)
-    known = known or _USUAL
+    known = known or ASSUMED_NOISE["cpu"]
     sigma, sigmas = known.cv, SIGMAS
     if count >= SCATTER_FROM:
         away = np.abs(logarithms - np.median(logarithms))
@@ -154,10 +151,9 @@ def _tolerated(logarithms: Floats, known: ProcessNoise | None) -> float:
 
 
 def _disturbances(block: BlockSeen) -> tuple[Disturbance, ...]:
-    """One of each kind: reasons that differ only in their numbers are the same kind."""
-    kinds: dict[str, list[str]] = {}
+    kinds: dict[tuple[str, str], list[InterferenceReason]] = {}
     for reasons in block.noise:
-        for kind, reason in {_NUMBERS.sub("", reason): reason for reason in reasons}.items():
+        for kind, reason in {(reason.kind, reason.text): reason for reason in reasons}.items():
             kinds.setdefault(kind, []).append(reason)
     trials = max(block.trials, len(block.noise))
     return tuple(Disturbance(alike[0], len(alike), trials) for alike in kinds.values())

@@ -14,7 +14,7 @@ import numpy as np
 
 from stepscope.analysis.study.fitted import Fitted, Margin, Throughputs
 from stepscope.analysis.study.interactions import interactions
-from stepscope.analysis.study.noise import estimate, is_told
+from stepscope.analysis.study.noise import estimate, is_significant
 from stepscope.analysis.study.records import (
     Effects,
     Level,
@@ -30,7 +30,7 @@ _ABOUT_NOISE = {"none": [Remark("noise_unknown")], "residuals": [Remark("noise_f
 
 
 def effects_of(fit: Fitted) -> Effects:
-    main, untold = main_effects(fit)
+    main, confounded = main_effects(fit)
     about_noise = _ABOUT_NOISE.get(fit.noise.source, ())
     return Effects(
         response=fit.response,
@@ -40,7 +40,7 @@ def effects_of(fit: Fitted) -> Effects:
         main=main,
         interactions=interactions(fit),
         explained=fit.explained,
-        remarks=(*fit.remarks, *about_noise, *_about_pairs(fit), *untold),
+        remarks=(*fit.remarks, *about_noise, *_about_pairs(fit), *confounded),
     )
 
 
@@ -52,8 +52,8 @@ def main_effects(fit: Fitted) -> tuple[tuple[MainEffect, ...], tuple[Remark, ...
         if margin is None:
             remarks.append(Remark("confounded_factor", (factor.name,)))
             continue
-        if margin.untold:
-            remarks.append(Remark("confounded_levels", (factor.name,), margin.untold))
+        if margin.not_estimable:
+            remarks.append(Remark("confounded_levels", (factor.name,), margin.not_estimable))
         levels, scale = margin.factor.levels, fit.response.scale
         highest, lowest = int(np.argmax(margin.means)), int(np.argmin(margin.means))
         difference = float(margin.means[highest] - margin.means[lowest])
@@ -62,7 +62,12 @@ def main_effects(fit: Fitted) -> tuple[tuple[MainEffect, ...], tuple[Remark, ...
         means = level_means(margin, fit.noise, scale)
         told.append(
             MainEffect(
-                factor.name, means, levels[highest], levels[lowest], size, is_told(size, scale)
+                factor=factor.name,
+                levels=means,
+                highest=levels[highest],
+                lowest=levels[lowest],
+                size=size,
+                is_significant=is_significant(size, scale),
             )
         )
     return tuple(sorted(told, key=lambda each: -each.size.value)), tuple(remarks)
@@ -82,10 +87,10 @@ def _about_pairs(fit: Fitted) -> tuple[Remark, ...]:
     cells, model, sizes = fit.cells, fit.model, fit.cells.sizes()
     names = [factor.name for factor in cells.factors]
     possible = len(names) * (len(names) - 1) // 2
-    if possible > 1 and len(model.pairs) == len(model.untold):
+    if possible > 1 and len(model.pairs) == len(model.not_estimable):
         return (Remark("pairs_unknown", count=len(fit.means)),)
     remarks = []
-    for one, other in model.untold:
+    for one, other in model.not_estimable:
         seen = len(np.unique(cells.codes[:, one] * sizes[other] + cells.codes[:, other]))
         is_complete = seen == sizes[one] * sizes[other]
         kind: Literal["pair_confounded", "pair_incomplete"]

@@ -40,7 +40,7 @@ class Margin:
     covariance: Floats
     """In units of the variance of a trial."""
     trials: tuple[int, ...]
-    untold: tuple[Level, ...] = ()
+    not_estimable: tuple[Level, ...] = ()
 
     def error(self, one: int, other: int) -> float:
         """Of the difference of two, in units of the noise."""
@@ -81,7 +81,7 @@ class Fitted:
             (model.kept, model.centre()),
             (model.kept, model.centre(without=column)),
         ):
-            told = np.flatnonzero(fit.tells(rows + centre))
+            told = np.flatnonzero(fit.estimable(rows + centre))
             if len(told) > max(1, len(best.means) if best else 0):
                 chosen = (rows + centre)[told]
                 best = Margin(

@@ -9,7 +9,7 @@ import numpy as np
 
 from stepscope.analysis.study.fitted import Fitted
 from stepscope.analysis.study.model import ModelFit
-from stepscope.analysis.study.noise import estimate, is_told, raised
+from stepscope.analysis.study.noise import estimate, is_significant, raised
 from stepscope.analysis.study.records import CellMean, Interaction
 from stepscope.analysis.study.table import Cells, Floats, Integers
 
@@ -48,11 +48,11 @@ def _interaction(fitted: Fitted, one: int, other: int) -> Interaction | None:
         for i, j in zip(*np.nonzero(counts), strict=True)
     )
     return Interaction(
-        first.name,
-        second.name,
-        observed,
-        size,
-        is_told(size, response.scale),
+        first=first.name,
+        second=second.name,
+        cells=observed,
+        size=size,
+        is_significant=is_significant(size, response.scale),
         low=first.levels[low],
         high=first.levels[high],
         more=second.levels[more],
@@ -102,7 +102,7 @@ def _largest_of(
             for (low, high), (here, there) in chosen
         ]
     )
-    told = np.flatnonzero(fit.tells(rows))
+    told = np.flatnonzero(fit.estimable(rows))
     if not len(told):
         return None
     values = rows[told] @ fit.solved(fitted.moments)
@@ -122,8 +122,8 @@ def _cell_means(fitted: Fitted, one: int, other: int) -> tuple[ModelFit | None, 
     seconds = np.tile(model.rows(other), (shape[0], 1))
     rows = model.centre() + firsts + seconds + model.rows(one, other)
     counts = _counts(cells, one, other)
-    for fit in [model.full] if (one, other) in model.untold else [model.full, model.kept]:
-        if fit.tells(rows[counts > 0]).all():
+    for fit in [model.full] if (one, other) in model.not_estimable else [model.full, model.kept]:
+        if fit.estimable(rows[counts > 0]).all():
             return fit, (rows @ fit.solved(fitted.moments)).reshape(shape)
     sums = np.bincount(_place(cells, one, other), fitted.means * cells.repeats, len(rows))
     return None, (sums / np.maximum(1, counts)).reshape(shape)

@@ -59,7 +59,7 @@ class ModelFit:
         effects[self.columns] = self.inverse @ moments[self.columns]
         return effects
 
-    def tells(self, contrasts: Floats) -> npt.NDArray[np.bool_]:
+    def estimable(self, contrasts: Floats) -> npt.NDArray[np.bool_]:
         """Which of these (a row each) the observed configurations tell."""
         known = contrasts[:, self.columns]
         outside = np.linalg.norm(known @ self.null, axis=1)
@@ -102,7 +102,7 @@ class Model:
     def kept(self) -> ModelFit:
         """Without the pairs that these configurations do not tell: what they leave open is then
         no longer mixed up with the effects of single factors."""
-        told = [term for term in self.terms if len(term.of) < 2 or self._is_told(term)]
+        told = [term for term in self.terms if len(term.of) < 2 or self._is_estimable(term)]
         return self.full if len(told) == len(self.terms) else self._fit(told)
 
     @cached_property
@@ -110,9 +110,9 @@ class Model:
         return self._fit([term for term in self.terms if len(term.of) < 2])
 
     @cached_property
-    def untold(self) -> tuple[tuple[int, int], ...]:
+    def not_estimable(self) -> tuple[tuple[int, int], ...]:
         """Pairs of factors of which not all is told."""
-        terms = [term for term in self.terms if len(term.of) == 2 and not self._is_told(term)]
+        terms = [term for term in self.terms if len(term.of) == 2 and not self._is_estimable(term)]
         return tuple((term.of[0], term.of[1]) for term in terms)
 
     def moments(self, means: Floats) -> Floats:
@@ -148,7 +148,7 @@ class Model:
                     centre[term.columns] = counts @ term.coding / len(self.cells.repeats)
         return centre
 
-    def _is_told(self, term: Term) -> bool:
+    def _is_estimable(self, term: Term) -> bool:
         return bool(np.abs(self.full.null[term.columns]).max(initial=0.0) <= _OUTSIDE)
 
     def _fit(self, terms: Sequence[Term]) -> ModelFit:

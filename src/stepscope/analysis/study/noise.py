@@ -80,7 +80,7 @@ def estimate(value: float, error: float, noise: Noise, scale: Scale, looked: int
     return Estimate(value, low, high)
 
 
-def is_told(size: Estimate, scale: Scale) -> bool:
+def is_significant(size: Estimate, scale: Scale) -> bool:
     """Whether it is not no effect."""
     nothing = 1.0 if scale == "ratio" else 0.0
     return not size.low <= nothing <= size.high

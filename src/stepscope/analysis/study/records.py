@@ -142,7 +142,7 @@ class MainEffect:
     lowest: Level
     size: Estimate
     """Highest level over lowest (or minus it)."""
-    is_told: bool
+    is_significant: bool
     """Whether it can be told from no effect at all."""
 
 
@@ -166,7 +166,7 @@ class Interaction:
     size: Estimate
     """The effect of the first where the second makes it largest, over that where it makes it
     smallest (or minus it)."""
-    is_told: bool
+    is_significant: bool
     low: Level
     """The effect of the first factor is that of going from this level …"""
     high: Level

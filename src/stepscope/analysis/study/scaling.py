@@ -35,7 +35,7 @@ def curves(trials: Throughputs) -> tuple[ScalingCurve, ...]:
     if trials.all is None:
         return ()
     grouping, factors = trials.grouping, {each.name: each for each in trials.all.cells.factors}
-    pairs = [{each.first, each.second} for each in interactions(trials.all) if each.is_told]
+    pairs = [{each.first, each.second} for each in interactions(trials.all) if each.is_significant]
     found = []
     for factor in factors.values():
         if not factor.is_numeric:

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.series import amount_of
+from stepscope.records.trial import InterferenceReason
 
 
 def takes_cores(others: float | None, busy: float | None, machine: float | None) -> bool:
@@ -44,18 +45,18 @@ class Interference:
     def on_cpus(self) -> bool:
         return takes_cores(self.other_cores, self.busy_cores, self.machine_cores)
 
-    def reasons(self) -> tuple[str, ...]:
-        """In words, as a study keeps them; none where the trial was alone, or nobody can tell."""
+    def reasons(self) -> tuple[InterferenceReason, ...]:
+        """None where the trial was alone, or nobody can tell."""
         found = []
         if self.on_cpus:
-            found.append(f"others used {self.other_cores:.1f} of {self.machine_cores:g} cores")
+            found.append(InterferenceReason("cpu", self.other_cores, self.machine_cores))
         stolen = self.stolen_cores
         if stolen is not None and stolen >= limit("stolen_cores") * (self.machine_cores or 1.0):
-            found.append(f"the hypervisor gave {stolen:.1f} cores to others")
+            found.append(InterferenceReason("hypervisor", stolen, self.machine_cores))
         if takes_gpu(self.gpu_share):
-            found.append(f"other processes used its GPU {self.gpu_share:.0%} of the time")
+            found.append(InterferenceReason("gpu", self.gpu_share))
         if self.heat_share is not None and self.heat_share >= limit("slowed"):
-            found.append(f"heat held its GPU's clocks down {self.heat_share:.0%} of the time")
+            found.append(InterferenceReason("heat", self.heat_share))
         return tuple(found)
 
 

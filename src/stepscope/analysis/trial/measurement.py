@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -116,13 +116,21 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
+class MissingRate:
+    """Why a trial has no throughput."""
+
+    kind: Literal["idle_rank", "unknown_batch", "few_steps"]
+    number: int = 0  # the rank, or the steps
+
+
+@dataclass(frozen=True)
 class Measurement:
     """A trial as a measured fact. None where it is not known."""
 
     rate: Rate | None  # samples per second of all ranks together
     interval: Interval | None
     noise: ProcessNoise | None
-    why_no_rate: str
+    missing_rate: MissingRate | None
     steady: Steady
     steps: int  # that all ranks took, like the samples
     steady_steps: int
@@ -202,7 +210,7 @@ def measure(record: TrialRecord, data: RunData) -> Measurement:
         rate=rate,
         interval=interval(rate, noise) if rate and noise else None,
         noise=noise,
-        why_no_rate="" if rate else _why_no_rate(record, taken),
+        missing_rate=None if rate else _missing_rate(record, taken),
         steady=steady,
         steps=len(taken.ends),
         steady_steps=len(kept.lengths),
@@ -231,16 +239,14 @@ def measure(record: TrialRecord, data: RunData) -> Measurement:
     )
 
 
-def _why_no_rate(record: TrialRecord, taken: _StepsTaken) -> str:
+def _missing_rate(record: TrialRecord, taken: _StepsTaken) -> MissingRate:
     idle = [rank.rank for rank in record.ranks if not len(rank.steps)]
     if idle and len(idle) < len(record.ranks):
-        return f"rank {idle[0]} took no step"
+        return MissingRate("idle_rank", idle[0])
     steps = len(taken.ends)
     if steps and record.samples_per_step is None:
-        return "how many samples a step has was not told"
-    if steps > 1:
-        return f"{steps} steps are too few"
-    return "one step was taken" if steps else "no step was taken"
+        return MissingRate("unknown_batch")
+    return MissingRate("few_steps", steps)
 
 
 def _part(seconds: Floats) -> Part | None:

@@ -25,8 +25,8 @@ from stepscope.report.study import plots, sentences, tables
 from stepscope.report.study.view import Best, StudyView, skipped_groups
 from stepscope.report.study.words import counted, upper_first
 from stepscope.runs.paths import replace_atomically
+from stepscope.studies.folder import StudyPaths
 
-REPORT = "report.html"
 _MOST_ROWS = 200
 _MOST_PLOTS = 12
 _MOST_INTERACTIONS = 6
@@ -43,7 +43,7 @@ _FEW = 5
 
 def write_report(view: StudyView, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    path = folder / REPORT
+    path = folder / StudyPaths(view.folder).report.name
     replace_atomically(path, html.render(page_of(view)))
     return path
 
@@ -121,7 +121,7 @@ def _rankings(view: StudyView) -> Section:
 def _effects(view: StudyView, effects: Effects) -> Section:
     response = effects.response
     most = _MOST_INTERACTIONS if response.key == THROUGHPUT else _FEW_INTERACTIONS
-    told = [each for each in effects.interactions if each.is_told]
+    told = [each for each in effects.interactions if each.is_significant]
     figures = [plots.effects_plot(effects)] if effects.main else []
     figures += [plots.interaction_plot(each, response) for each in told[:most]]
     more = [sentences.interaction_text(each, response) for each in told[most:]]
@@ -185,12 +185,13 @@ def screen_of(view: StudyView, width: int, full: bool = False) -> Document:
         title = f"What matters for {sentences.ranking_title(ranking) if place else 'throughput'}"
         table = tables.ranking(ranking, with_bars=True)
         blocks.append(Section(title, (table, *map(Paragraph, others))))
-    for effects in view.analysis.effects if full else ():
+    in_detail = view.analysis.effects if full else ()
+    for effects in in_detail:
         response = effects.response
         told = [
             sentences.interaction_text(each, response)
             for each in effects.interactions
-            if each.is_told
+            if each.is_significant
         ]
         about = Paragraph(sentences.effects_text(effects), "note")
         remarks = Listing.of([*told, *view.effect_remarks[response.key]])

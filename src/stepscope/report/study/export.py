@@ -12,13 +12,14 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import astuple, fields
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.study.records import (
     Effects,
+    Estimate,
     Level,
     ScalingCurve,
 )
@@ -29,6 +30,7 @@ from stepscope.report.study.configurations import STEP, level_order, levels_of, 
 from stepscope.report.study.sentences import (
     curve_text,
     interaction_text,
+    interference_text,
     remark_text,
     sensitivity_text,
 )
@@ -38,8 +40,10 @@ from stepscope.studies.trial_spec import levels_text
 
 FORMAT = 1
 
-Rows = Iterator[Sequence[Any]]
-"""The names of the columns first."""
+Row = Mapping[str, Any]
+"""A row of a table by the names of its columns; what is not in it is missing."""
+Table = tuple[Sequence[str], Iterable[Row]]
+"""Its columns in their order, and its rows."""
 
 COLUMNS: dict[str, str] = {
     "samples_per_second": "samples_per_second",
@@ -53,11 +57,32 @@ COLUMNS: dict[str, str] = {
 }
 """What the column of a response is called."""
 
-
+# Names of fields as columns and keys, for `_renamed`; what has an empty one is left out.
 _INTERVAL = {"low": "samples_per_second_low", "high": "samples_per_second_high"}
-_NOT_TOLD = {"outcome_text": "", "tone": ""}
-_NOT_SHOWN = dict.fromkeys(("low", "high", "more", "less", "changes"), "")
-"""What an interaction's sentence is made of."""
+_TOLD = {"is_significant": "told"}
+_CONFIGURATION = {
+    **_INTERVAL,
+    "ok": "trials_ok",
+    "cause": "held_back_by",
+    "outcome_text": "",
+    "tone": "",
+}
+_BLOCK = {
+    "number": "block",
+    "began": "began_unix_seconds",
+    "sentinel_rate": "sentinel_samples_per_second",
+    "rerun": "run_again",
+}
+_TRIAL = {
+    **dict.fromkeys(("settings", "values", "noise", "cause"), ""),
+    **_INTERVAL,
+    "began": "began_unix_seconds",
+    "seconds": "took_seconds",
+}
+_INTERACTION = {  # without what its sentence is made of
+    **dict.fromkeys(("low", "high", "more", "less", "changes"), ""),
+    "is_significant": "is_told",
+}
 
 
 def write_tables(view: StudyView, folder: Path) -> list[Path]:
@@ -66,12 +91,12 @@ def write_tables(view: StudyView, folder: Path) -> list[Path]:
     written = []
     for name, table in TABLES.items():
         path = folder / name
-        replace_atomically(path, csv_text(table(view)))
+        replace_atomically(path, csv_text(*table(view)))
         written.append(path)
     return written
 
 
-def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(columns: Sequence[str], rows: Iterable[Row]) -> str:
     def cell(value: Any) -> str:
         if isinstance(value, bool):
             return "true" if value else "false"
@@ -80,142 +105,188 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
         return "" if value is None else str(value)
 
     out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\r\n")
-    writer.writerows([cell(value) for value in row] for row in rows)
+    writer = csv.DictWriter(out, columns, lineterminator="\r\n")
+    writer.writeheader()
+    writer.writerows({name: cell(value) for name, value in row.items()} for row in rows)
     return out.getvalue()
 
 
-def _names(text: str) -> list[str]:
-    return text.split()
-
-
-def _factors(view: StudyView) -> list[str]:
+def _factor_columns(view: StudyView) -> list[str]:
     return [f"factor_{name}" for name in view.factors]
 
 
-def _levels(view: StudyView, levels: Mapping[str, Level]) -> list[Level]:
-    return [levels.get(name) for name in view.factors]
+def _levels(view: StudyView, levels: Mapping[str, Level]) -> Row:
+    return {f"factor_{name}": levels.get(name) for name in view.factors}
 
 
-def _responses(values: Mapping[str, float]) -> list[float | None]:
-    return [values.get(key) for key in COLUMNS]
+def _responses(values: Mapping[str, float]) -> Row:
+    return {column: values.get(key) for key, column in COLUMNS.items()}
 
 
-def _trials(view: StudyView) -> Rows:
+def _estimate(name: str, estimate: Estimate) -> Row:
+    return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
+
+
+def _trials(view: StudyView) -> Table:
     """Every attempt, also those of sentinels and those that do not count."""
-    results = view.results
-    more = sorted({key for each in results for key in each.values} - COLUMNS.keys())
+    more = sorted({key for each in view.results for key in each.values} - COLUMNS.keys())
+    columns = [
+        *("folder", "key", "role", "repeat", "attempt", "block", "machine", "counts", "outcome"),
+        *("reason", "infrastructure", "began_unix_seconds", "took_seconds"),
+        *(*_factor_columns(view), *COLUMNS.values(), *more, *_INTERVAL.values()),
+        *("steady", "disturbed_by", "held_back_by"),
+    ]
     counting = {(each.machine, each.place) for each in view.counted}
-    yield [
-        *_names(
-            "folder key role repeat attempt block machine counts outcome reason"
-            " infrastructure began_unix_seconds took_seconds"
-        ),
-        *(*_factors(view), *COLUMNS.values(), *more),
-        *_names("samples_per_second_low samples_per_second_high steady disturbed_by held_back_by"),
+    return columns, (
+        {
+            **_renamed(each, **_TRIAL),
+            "folder": each.place,
+            "counts": (each.machine, each.place) in counting,
+            "outcome": each.outcome.value,
+            **_levels(view, levels_of(each, view.factors)),
+            **_responses(each.values),
+            **{key: each.values.get(key) for key in more},
+            "disturbed_by": "; ".join(map(interference_text, each.noise)),
+            "held_back_by": cause_title(each.cause),
+        }
+        for each in view.results
+    )
+
+
+def _configurations(view: StudyView) -> Table:
+    columns = [
+        *("key", *_factor_columns(view), "trials", "trials_ok", "outcome", *COLUMNS.values()),
+        *(*_INTERVAL.values(), "step_seconds", "held_back_by"),
     ]
-    for each in results:
-        counts = (each.machine, each.place) in counting
-        yield [
-            *(each.place, each.key, each.role, each.repeat, each.attempt, each.block),
-            *(each.machine, counts, each.outcome.value, each.reason),
-            *(each.infrastructure, each.began, each.seconds),
-            *_levels(view, levels_of(each, view.factors)),
-            *(*_responses(each.values), *(each.values.get(key) for key in more)),
-            *(each.low, each.high, each.steady, "; ".join(each.noise), cause_title(each.cause)),
-        ]
+    return columns, (
+        {
+            **_renamed(each, levels="", values="", **_CONFIGURATION),
+            "outcome": each.outcome.value,
+            **_levels(view, each.levels),
+            **_responses(each.values),
+            "step_seconds": each.values.get(STEP),
+        }
+        for each in view.configurations
+    )
 
 
-def _configurations(view: StudyView) -> Rows:
-    yield [
-        *("key", *_factors(view), "trials", "trials_ok", "outcome", *COLUMNS.values()),
-        *_names("samples_per_second_low samples_per_second_high step_seconds held_back_by"),
-    ]
-    for each in view.configurations:
-        yield [
-            *(each.key, *_levels(view, each.levels), each.trials, each.ok, each.outcome.value),
-            *(*_responses(each.values), each.low, each.high, each.values.get(STEP), each.cause),
-        ]
-
-
-def _effects(view: StudyView) -> Rows:
+def _effects(view: StudyView) -> Table:
     """The mean of every level; the effect of its factor beside each."""
-    yield _names(
-        "response unit factor level mean mean_low mean_high trials"
-        " scale effect effect_low effect_high highest lowest told"
+    columns = [
+        *("response", "unit", "factor", "level", "mean", "mean_low", "mean_high", "trials"),
+        *("scale", "effect", "effect_low", "effect_high", "highest", "lowest", "told"),
+    ]
+    return columns, (
+        {
+            "response": COLUMNS[effects.response.key],
+            "unit": effects.response.unit,
+            "scale": effects.response.scale,
+            **_renamed(each, low="mean_low", high="mean_high"),
+            **_renamed(effect, levels="", size="", **_TOLD),
+            **_estimate("effect", effect.size),
+        }
+        for effects in view.analysis.effects
+        for effect in effects.main
+        for each in effect.levels
     )
-    for effects in view.analysis.effects:
-        response = effects.response
-        for effect in effects.main:
-            size = (*astuple(effect.size), effect.highest, effect.lowest, effect.is_told)
-            for each in effect.levels:
-                level = (COLUMNS[response.key], response.unit, effect.factor, *astuple(each))
-                yield [*level, response.scale, *size]
 
 
-def _interactions(view: StudyView) -> Rows:
-    yield _names(
-        "response unit first second first_level second_level mean trials"
-        " scale size size_low size_high told says"
+def _interactions(view: StudyView) -> Table:
+    columns = [
+        *("response", "unit", "first", "second", "first_level", "second_level", "mean", "trials"),
+        *("scale", "size", "size_low", "size_high", "told", "says"),
+    ]
+    return columns, (
+        {
+            "response": COLUMNS[effects.response.key],
+            "unit": effects.response.unit,
+            "first": pair.first,
+            "second": pair.second,
+            **_renamed(cell, first="first_level", second="second_level"),
+            "scale": effects.response.scale,
+            **_estimate("size", pair.size),
+            "told": pair.is_significant,
+            "says": interaction_text(pair, effects.response),
+        }
+        for effects in view.analysis.effects
+        for pair in effects.interactions
+        for cell in pair.cells
     )
-    for effects in view.analysis.effects:
-        response = effects.response
-        for pair in effects.interactions:
-            factors = (COLUMNS[response.key], response.unit, pair.first, pair.second)
-            size = (*astuple(pair.size), pair.is_told, interaction_text(pair, response))
-            for cell in pair.cells:
-                yield [*factors, *astuple(cell), response.scale, *size]
 
 
-def _sensitivity(view: StudyView) -> Rows:
-    yield _names("group rank factor ratio ratio_low ratio_high best worst told")
-    for found in view.analysis.sensitivity:
-        for rank, effect in enumerate(found.effects, 1):
-            size = (*astuple(effect.size), effect.highest, effect.lowest, effect.is_told)
-            yield [levels_text(found.group), rank, effect.factor, *size]
-
-
-def _scaling(view: StudyView) -> Rows:
-    yield _names(
-        "factor group level samples_per_second samples_per_second_low samples_per_second_high"
-        " trials knee knee_gain knee_gain_low knee_gain_high knee_sure says"
+def _sensitivity(view: StudyView) -> Table:
+    size = ("ratio", "ratio_low", "ratio_high")
+    columns = ("group", "rank", "factor", *size, "best", "worst", "told")
+    return columns, (
+        {
+            "group": levels_text(found.group),
+            "rank": rank,
+            **_renamed(effect, levels="", size="", highest="best", lowest="worst", **_TOLD),
+            **_estimate("ratio", effect.size),
+        }
+        for found in view.analysis.sensitivity
+        for rank, effect in enumerate(found.effects, 1)
     )
+
+
+def _scaling(view: StudyView) -> Table:
+    columns = [
+        *("factor", "group", "level", "samples_per_second", *_INTERVAL.values(), "trials"),
+        *("knee", "knee_gain", "knee_gain_low", "knee_gain_high", "knee_sure", "says"),
+    ]
+    rows: list[Row] = []
     for curve in view.analysis.curves:
-        knee: tuple[Any, ...] = (None,) * 5
+        knee: Row = {}
         if found := curve.knee:
-            knee = (found.level, *astuple(found.gain), found.is_sure)
-        group, says = levels_text(curve.group), curve_text(curve)
-        for each in curve.points:
-            yield [curve.factor, group, *astuple(each), *knee, says]
+            gain = _estimate("knee_gain", found.gain)
+            knee = {"knee": found.level, **gain, "knee_sure": found.is_sure}
+        rows += [
+            {
+                "factor": curve.factor,
+                "group": levels_text(curve.group),
+                **_renamed(each, mean="samples_per_second", **_INTERVAL),
+                **knee,
+                "says": curve_text(curve),
+            }
+            for each in curve.points
+        ]
+    return columns, rows
 
 
-def _pareto(view: StudyView) -> Rows:
-    yield ["front", "group", "place", *_factors(view), *COLUMNS.values(), "beaten"]
-    for front in view.analysis.fronts:
-        name = " ".join(COLUMNS[key] for key in front.responses)
-        group = levels_text(front.group)
-        for place, each in enumerate(front.best, 1):
-            told = (*_levels(view, each.levels), *_responses(each.values))
-            yield [name, group, place, *told, front.beaten]
-
-
-def _blocks(view: StudyView) -> Rows:
-    yield _names(
-        "block began_unix_seconds trials sentinel_samples_per_second flagged run_again reasons"
+def _pareto(view: StudyView) -> Table:
+    columns = ["front", "group", "place", *_factor_columns(view), *COLUMNS.values(), "beaten"]
+    return columns, (
+        {
+            "front": " ".join(COLUMNS[key] for key in front.responses),
+            "group": levels_text(front.group),
+            "place": place,
+            **_levels(view, each.levels),
+            **_responses(each.values),
+            "beaten": front.beaten,
+        }
+        for front in view.analysis.fronts
+        for place, each in enumerate(front.best, 1)
     )
-    for each in view.blocks:
-        sentinel = (each.sentinel_rate, each.flagged, each.rerun, "; ".join(each.reasons))
-        yield [each.number, each.began, each.trials, *sentinel]
 
 
-def _skipped(view: StudyView) -> Rows:
-    yield [*_factors(view), "reason"]
+def _blocks(view: StudyView) -> Table:
+    columns = [
+        *("block", "began_unix_seconds", "trials", "sentinel_samples_per_second"),
+        *("flagged", "run_again", "reasons"),
+    ]
+    return columns, (
+        {**_renamed(each, **_BLOCK), "reasons": "; ".join(each.reasons)} for each in view.blocks
+    )
+
+
+def _skipped(view: StudyView) -> Table:
     rows = [(ordered(point.levels, view.factors), point.why) for point in view.skipped]
-    for levels, why in sorted(rows, key=lambda row: (level_order(row[0]), row[1])):
-        yield [*_levels(view, levels), why]
+    rows.sort(key=lambda row: (level_order(row[0]), row[1]))
+    columns = [*_factor_columns(view), "reason"]
+    return columns, ({**_levels(view, levels), "reason": why} for levels, why in rows)
 
 
-TABLES: dict[str, Callable[[StudyView], Rows]] = {
+TABLES: dict[str, Callable[[StudyView], Table]] = {
     "trials.csv": _trials,
     "configurations.csv": _configurations,
     "effects.csv": _effects,
@@ -267,7 +338,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 {
                     "group": each.group,
                     "says": sensitivity_text(each),
-                    "effects": [_renamed(effect, is_told="told") for effect in each.effects],
+                    "effects": [_renamed(effect, **_TOLD) for effect in each.effects],
                 }
                 for each in analysis.sensitivity
             ],
@@ -282,10 +353,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 }
                 for front in analysis.fronts
             ],
-            "configurations": [
-                _renamed(each, **_INTERVAL, ok="trials_ok", cause="held_back_by", **_NOT_TOLD)
-                for each in view.configurations
-            ],
+            "configurations": [_renamed(each, **_CONFIGURATION) for each in view.configurations],
             "blocks": view.blocks,
             "failures": [
                 {
@@ -318,9 +386,9 @@ def _effects_dict(each: Effects) -> dict[str, Any]:
         "configurations": each.configurations,
         "noise": each.noise,
         "explained": each.explained,
-        "main": [_renamed(effect, is_told="told") for effect in each.main],
+        "main": [_renamed(effect, **_TOLD) for effect in each.main],
         "interactions": [
-            {**_renamed(pair, **_NOT_SHOWN), "says": interaction_text(pair, each.response)}
+            {**_renamed(pair, **_INTERACTION), "says": interaction_text(pair, each.response)}
             for pair in each.interactions
         ],
         "remarks": [remark_text(remark) for remark in each.remarks],

@@ -12,8 +12,10 @@ from stepscope.report.kit.format import seconds_text
 from stepscope.report.kit.table import Column, Table
 from stepscope.report.study.view import SkippedGroup, skipped_groups
 from stepscope.report.study.words import counted
+from stepscope.studies.design.records import Budget
 from stepscope.studies.estimate import TrialDurations
-from stepscope.studies.study import Study
+from stepscope.studies.results import Results
+from stepscope.studies.study import ScannedStudy
 from stepscope.studies.trial_spec import level_text, levels_text
 
 
@@ -47,15 +49,16 @@ class PlanView:
     remarks: tuple[str, ...]
 
 
-def plan_view(study: Study) -> PlanView:
-    design, points, known = study.design, study.points, study.known
+def plan_view(scanned: ScannedStudy) -> PlanView:
+    study, known = scanned.study, scanned.results
+    design, points = study.design, study.points
     wanted = [each.spec for each in study.grid.next(known)]
     durations = TrialDurations(known.results)
     blocks = -(-len(wanted) // design.block)
     sentinel, sentinels = "", []
-    if study.reference:
-        own = {factor.name: study.reference.get(factor.name) for factor in design.factors}
-        sentinel, sentinels = levels_text(own), [study.reference] * blocks
+    if reference := scanned.reference:
+        own = {factor.name: reference.get(factor.name) for factor in design.factors}
+        sentinel, sentinels = levels_text(own), [reference] * blocks
     seconds = durations.total([*wanted, *sentinels])
     return PlanView(
         name=design.name,
@@ -77,16 +80,15 @@ def plan_view(study: Study) -> PlanView:
         seconds=seconds,
         seconds_measured=durations.is_measured,
         spent_seconds=known.seconds,
-        budget=_budget(study, len(wanted), seconds),
-        skipped=skipped_groups(study.skipped()),
+        budget=_budget(design.budget, known, len(wanted), seconds),
+        skipped=skipped_groups(scanned.skipped()),
         not_chosen=points.not_chosen,
-        remarks=(*points.remarks, *study.found.remarks),
+        remarks=(*points.remarks, *scanned.scan.remarks),
     )
 
 
-def _budget(study: Study, to_come: int, seconds: float | None) -> str:
+def _budget(budget: Budget, known: Results, to_come: int, seconds: float | None) -> str:
     """What the budget leaves, where it does not cover all."""
-    budget, known = study.design.budget, study.known
     parts = []
     if budget.seconds is not None:
         left = max(0.0, budget.seconds - known.seconds)

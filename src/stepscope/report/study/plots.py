@@ -67,7 +67,7 @@ def ranking_plot(ranking: Sensitivity, top: float) -> Figure:
     for place, effect in enumerate(effects):
         y, size, text = 21 + 26 * place, effect.size, effect_text(effect, response)
         kind, weak, told = "", "", ""
-        if not effect.is_told:
+        if not effect.is_significant:
             kind, weak, told = "weak", " untold", ", not told from no effect"
         end = scale.at(size.value) if is_known(size.value) else zero
         drawn = svg.bar(zero, y, max(0.0, end - zero), f"bar{weak}")
@@ -103,7 +103,7 @@ def effects_plot(effects: Effects) -> Figure:
     y = 4.0
     for effect in effects.main:
         y += 16
-        kind, weak = ("", "") if effect.is_told else ("weak", " untold")
+        kind, weak = ("", "") if effect.is_significant else ("weak", " untold")
         parts.append(svg.text(8, y, svg.shortened(effect.factor, 180), f"factor {kind}".rstrip()))
         parts.append(svg.text(svg.WIDTH - 8, y, effect_text(effect, response), kind, "end"))
         for each in thinned(effect.levels, _MOST_LEVELS):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from stepscope.analysis.study.analyse import analyse
@@ -13,7 +13,7 @@ from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.folder import StudyPaths, read_study_facts, running_now
 from stepscope.studies.merge import parts_of
 from stepscope.studies.results import MACHINE, Result, Results, noise_before
-from stepscope.studies.study import Study, code_remarks
+from stepscope.studies.study import ScannedStudy, code_remarks
 from stepscope.studies.trial_spec import levels_text
 
 _HOW_LONG = ("seconds", "steps", "epochs", "timeout", "hang", "seed")
@@ -23,27 +23,26 @@ _HOW_LONG = ("seconds", "steps", "epochs", "timeout", "hang", "seed")
 def read_view(folder: Path) -> StudyView:
     """A study, ready to be shown."""
     paths = StudyPaths(folder.absolute())
-    return _view(paths, parts_of(paths))
+    return _view(paths, [(machine, study.scan()) for machine, study in parts_of(paths)])
 
 
-def view_of(study: Study) -> StudyView:
+def view_of(scanned: ScannedStudy) -> StudyView:
     """A study that was just run, by what is known of it: nothing is read again."""
-    return _view(study.paths, [("", study)])
+    return _view(scanned.study.paths, [("", scanned)])
 
 
-def _view(paths: StudyPaths, studies: Iterable[tuple[str, Study]]) -> StudyView:
-    """`studies` have the name of their machine, unless there is only one."""
-    parts = list(studies)
+def _view(paths: StudyPaths, parts: Sequence[tuple[str, ScannedStudy]]) -> StudyView:
+    """`parts` have the name of their machine, unless there is only one."""
     facts = read_study_facts(paths)
     factors = _factors(parts)
     results: list[Result] = []
     counted: list[Result] = []
     observations: list[Observation] = []
     disturbed = 0
-    for machine, study in parts:
-        known = study.known
+    for machine, part in parts:
+        known = part.results
         results += [result.on(machine) for result in known.results]
-        for spec, repeat in study.grid.order:
+        for spec, repeat in part.study.grid.order:
             result = known.best_known(spec.key, repeat)
             if result is None:
                 continue
@@ -57,30 +56,30 @@ def _view(paths: StudyPaths, studies: Iterable[tuple[str, Study]]) -> StudyView:
                 values = {key: value for key, value in result.values.items() if key in RESPONSES}
                 name = levels_text(levels) or spec.workload.short_name
                 observations.append(Observation(levels, values, name))
-    wanted = [each.spec for _, study in parts for each in study.grid.next(study.known)]
+    wanted = [each.spec for _, part in parts for each in part.study.grid.next(part.results)]
     return StudyView(
         name=facts.name or paths.folder.name,
         folder=paths.folder,
         machine=facts.machine or "several machines",
-        design=parts[0][1].design,
-        planned=sum(study.grid.planned for _, study in parts),
+        design=parts[0][1].study.design,
+        planned=sum(part.study.grid.planned for _, part in parts),
         results=results,
         counted=counted,
-        skipped=[point for _, study in parts for point in study.skipped()],
+        skipped=[point for _, part in parts for point in part.skipped()],
         pending=len(wanted),
-        blocks=[line for _, study in parts for line in _block_lines(study.known)],
+        blocks=[line for _, part in parts for line in _block_lines(part.results)],
         analysis=analyse(observations, factors, noise_before(results)),
-        spent_s=sum(study.known.seconds for _, study in parts),
+        spent_s=sum(part.results.seconds for _, part in parts),
         left_s=TrialDurations(results).total(wanted),
         running=running_now(paths),
-        remarks=[text for _, study in parts for text in _remarks(study)],
+        remarks=[text for _, part in parts for text in _remarks(part)],
         disturbed=disturbed,
     )
 
 
-def _factors(parts: Sequence[tuple[str, Study]]) -> list[Factor]:
+def _factors(parts: Sequence[tuple[str, ScannedStudy]]) -> list[Factor]:
     """What was varied: by the designs, between them, and the machine where there are several."""
-    designs = [study.design for _, study in parts]
+    designs = [part.study.design for _, part in parts]
     planned = {factor.name: factor.levels for design in designs for factor in design.factors}
     fixed = [design.fixed for design in designs]
     differ = [
@@ -91,7 +90,7 @@ def _factors(parts: Sequence[tuple[str, Study]]) -> list[Factor]:
     machines = tuple(dict.fromkeys(machine for machine, _ in parts))
     factors = [Factor(MACHINE, machines)] if machines != ("",) else []
     for name in dict.fromkeys([*planned, *differ]):
-        values = [spec.get(name) for _, study in parts for spec in study.points.chosen]
+        values = [spec.get(name) for _, part in parts for spec in part.study.points.chosen]
         found = {(type(value).__name__, value): value for value in values}.values()
         # As the design has them; what only others have comes after.
         first = [level for level in planned.get(name, ()) if level in found]
@@ -112,21 +111,23 @@ def _block_lines(known: Results) -> list[BlockLine]:
         trials = [r for r in results if r.is_trial]
         lines.append(
             BlockLine(
-                number,
-                len(trials),
-                rates[-1] if rates else None,
-                judged.flagged,
-                block_reasons(judged),
-                any(last.get((r.key, r.repeat), 0) > r.attempt for r in trials if r.is_result),
-                min(r.began for r in results),
+                number=number,
+                trials=len(trials),
+                sentinel_rate=rates[-1] if rates else None,
+                flagged=judged.flagged,
+                reasons=block_reasons(judged),
+                rerun=any(
+                    last.get((r.key, r.repeat), 0) > r.attempt for r in trials if r.is_result
+                ),
+                began=min(r.began for r in results),
             )
         )
     return lines
 
 
-def _remarks(study: Study) -> list[str]:
-    known = study.known
-    remarks = [*study.points.remarks, *study.found.remarks, *code_remarks(study.paths)]
+def _remarks(part: ScannedStudy) -> list[str]:
+    study, known = part.study, part.results
+    remarks = [*study.points.remarks, *part.scan.remarks, *code_remarks(study.paths)]
     if known.trend:
         remarks.append(trend_text(known.trend))
     tried = {r.key for r in known.results if r.is_trial}

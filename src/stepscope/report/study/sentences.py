@@ -19,6 +19,7 @@ from stepscope.analysis.study.records import (
     ScalingCurve,
     Sensitivity,
 )
+from stepscope.records.trial import InterferenceReason
 from stepscope.report.kit.format import is_known, share_text
 from stepscope.report.study.words import (
     counted,
@@ -72,6 +73,12 @@ _NO_KNEE = {
     "flat": "{name} {do} not matter here: all are within {change}",
     "never_pays": "more than {level} never pays: {other} is slower by {change}",
 }
+_INTERFERENCE = {
+    "cpu": "others used {value:.1f} of {cores:g} cores",
+    "hypervisor": "the hypervisor gave {value:.1f} cores to others",
+    "gpu": "other processes used its GPU {value:.0%} of the time",
+    "heat": "heat held its GPU's clocks down {value:.0%} of the time",
+}
 _NOISE_SOURCES = {
     "repeats": "from repeats",
     "residuals": "from what the effects leave over",
@@ -112,7 +119,7 @@ def _size(effect: MainEffect) -> str:
     between = _NO_INTERVAL
     if math.isfinite(size.high):
         between = f"{ratio_text(size.low)}–{ratio_text(size.high)}"
-    untold = "" if effect.is_told else ", not told from no effect"
+    untold = "" if effect.is_significant else ", not told from no effect"
     return f"{ratio_text(size.value)}× ({between}{untold})"
 
 
@@ -203,6 +210,13 @@ def front_text(front: Front) -> str:
     return f"{counted(len(front.best), 'configuration')} to choose from; {beaten}."
 
 
+def interference_text(reason: InterferenceReason) -> str:
+    """`others used 1.2 of 2 cores`."""
+    if reason.kind == "other" or reason.value is None:
+        return reason.text
+    return _INTERFERENCE[reason.kind].format(value=reason.value, cores=reason.cores or 0.0)
+
+
 def block_reasons(block: BlockJudged) -> tuple[str, ...]:
     """Why a block is not believed; nothing where it is."""
     reasons = []
@@ -215,7 +229,7 @@ def block_reasons(block: BlockJudged) -> tuple[str, ...]:
             f" (others: {block.usual_rate:,.{digits}f} samples/s)"
         )
     reasons += [
-        f"{each.text}, during {each.disturbed} of its {each.trials} trials"
+        f"{interference_text(each.first)}, during {each.disturbed} of its {each.trials} trials"
         for each in block.disturbances
     ]
     return tuple(reasons)

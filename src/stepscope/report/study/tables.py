@@ -116,12 +116,12 @@ def ranking(found: Sensitivity, with_bars: bool = False) -> Table:
             size_text(effect.size, response),
             size_interval(effect.size, response),
             best_level(effect, response),
-            "" if effect.is_told else "may be nothing",
+            "" if effect.is_significant else "may be nothing",
             bar,
         )
         for effect, bar in zip(found.effects, bars, strict=True)
     )
-    tones: tuple[RowTone, ...] = tuple("" if e.is_told else "weak" for e in found.effects)
+    tones: tuple[RowTone, ...] = tuple("" if e.is_significant else "weak" for e in found.effects)
     table = Table(columns, rows, tones)
     return table if with_bars else table.without([5])
 

@@ -160,7 +160,7 @@ def _measured_rows(view: TrialView) -> Rows:
     measured = view.measured
     rate, noise, step = measured.rate, measured.noise, measured.step
     if rate is None:
-        yield "Samples/s", f"{MISSING}  {measured.why_no_rate}"
+        yield "Samples/s", f"{MISSING}  {view.why_no_rate}"
     else:
         yield "Samples/s", _with_interval(rate.per_second, measured.interval)
     if rate and noise:

@@ -46,7 +46,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ("samples_per_second_low", "measured.interval.low", "lower end of the interval"),
     ("samples_per_second_high", "measured.interval.high", "upper end of the interval"),
     ("confidence", "measured.interval.confidence", "of the interval, as a share"),
-    ("why_no_rate", "measured.why_no_rate", "empty where there is one"),
+    ("why_no_rate", "why_no_rate", "empty where there is one"),
     ("within_process", "measured.rate.within", "relative standard error from its own steps"),
     ("between_processes", "measured.noise.cv", "coefficient of variation between trials"),
     ("between_dof", "measured.noise.dof", "degrees of freedom of the one before"),

@@ -57,6 +57,19 @@ class TrialView:
         return advice_text(self.recommendation, self.record.trial.command)
 
     @property
+    def why_no_rate(self) -> str:
+        """Empty where there is a throughput."""
+        missing = self.measured.missing_rate
+        if missing is None:
+            return ""
+        if missing.kind == "idle_rank":
+            return f"rank {missing.number} took no step"
+        if missing.kind == "unknown_batch":
+            return "how many samples a step has was not told"
+        few = {0: "no step was taken", 1: "one step was taken"}
+        return few.get(missing.number, f"{missing.number} steps are too few")
+
+    @property
     def warmup_steps(self) -> int:
         """All that were cut; the first step always is."""
         return min(self.measured.steps, self.measured.steady.warmup + 1)

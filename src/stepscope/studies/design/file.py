@@ -168,8 +168,10 @@ class _DesignReader:
 
     def _places(self, node: Node | None, what: str) -> dict[str, Node]:
         """The settings and limits of a section, with the nodes of their values."""
-        found = {}
-        for name, place, value in nodes.entries(node, self._trouble, what) if node else ():
+        found: dict[str, Node] = {}
+        if node is None:
+            return found
+        for name, place, value in nodes.entries(node, self._trouble, what):
             if name in NAMES:
                 found[name] = value
             else:

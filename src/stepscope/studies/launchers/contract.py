@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from stepscope.errors import StepscopeError
+from stepscope.records.trial import TrialFacts
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.spec import Workload
@@ -28,7 +29,7 @@ class Job:
     folder: Path
     """It does not exist yet."""
     name: str
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: TrialFacts = field(default_factory=TrialFacts)
     """What belongs under `trial` in run.json."""
     machine: str = ""
     """One of the launcher's machines."""

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from stepscope.analysis.study.drift import BlockSeen, Disturbance, judge_blocks, trend
-from stepscope.records.trial import ProcessNoise
+from stepscope.records.trial import InterferenceReason, ProcessNoise
 
 QUIET = ProcessNoise(0.01, 10, "learnt")
 NOISY = ProcessNoise(0.15, 10, "learnt")
@@ -82,16 +82,17 @@ def test_a_block_at_two_thirds_of_the_usual_rate_is_mostly_found() -> None:
 
 def test_disturbances_of_a_kind_are_one() -> None:
     noise = [
-        ("others used 1.3 of 2 cores",),
-        (),
-        ("others used 0.9 of 2 cores", "heat held its GPU's clocks down 20% of the time"),
+        (InterferenceReason("cpu", 1.3, 2),),
+        (InterferenceReason("other", text="a fan failed"),),
+        (InterferenceReason("cpu", 0.9, 2), InterferenceReason("heat", 0.2)),
         (),
     ]
     (judged,) = judge_blocks([BlockSeen(4, None, noise=noise, trials=4)]).values()
     assert judged.flagged
     assert judged.disturbances == (
-        Disturbance("others used 1.3 of 2 cores", 2, 4),
-        Disturbance("heat held its GPU's clocks down 20% of the time", 1, 4),
+        Disturbance(InterferenceReason("cpu", 1.3, 2), 2, 4),
+        Disturbance(InterferenceReason("other", text="a fan failed"), 1, 4),
+        Disturbance(InterferenceReason("heat", 0.2), 1, 4),
     )
 
 

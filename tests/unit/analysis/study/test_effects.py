@@ -58,14 +58,14 @@ class TestWithoutNoise:
         found = told(observed(grid(FACTORS), PLANTED, repeats=2))
         assert [each.factor for each in found.main] == ["cpus", "workers", "model"]
         assert [each.size.value for each in found.main] == pytest.approx([1.8, 1.28, 1])
-        assert [each.is_told for each in found.main] == [True, True, False]
+        assert [each.is_significant for each in found.main] == [True, True, False]
         cpus = main(found, "cpus")
         assert (cpus.lowest, cpus.highest) == (1, 4)
         ratios = [each.mean / cpus.levels[0].mean for each in cpus.levels]
         assert ratios == pytest.approx([1, 1.5, 1.8])
         assert [each.trials for each in cpus.levels] == [8, 8, 8]
         assert found.explained == pytest.approx(1)
-        assert not any(each.is_told for each in found.interactions)
+        assert not any(each.is_significant for each in found.interactions)
 
     def test_an_interaction_is_what_was_planted(self) -> None:
         factors = factors_of(cpus=(1, 2), workers=(0, 2), model=("cnn", "vit"))
@@ -82,7 +82,7 @@ class TestWithoutNoise:
         assert [value for _, value in first.changes] == pytest.approx([1.9, 1.1])
         cells = {(each.first, each.second): each.mean for each in first.cells}
         assert cells == pytest.approx({(1, 0): 100, (2, 0): 190, (1, 2): 200, (2, 2): 220})
-        assert [each.is_told for each in found.interactions] == [True, False, False]
+        assert [each.is_significant for each in found.interactions] == [True, False, False]
 
     def test_differences_are_in_points(self) -> None:
         def share(cpus: int, workers: int, model: str) -> float:
@@ -218,7 +218,7 @@ class TestWhatIsMissing:
         ]
         found = told(observed(points, lambda a, **_: 1.1**a), factors)
         assert main(found, "a").size.value == pytest.approx(1.1**9)
-        assert [each.is_told for each in found.main] == [True, False, False, False, False]
+        assert [each.is_significant for each in found.main] == [True, False, False, False, False]
         assert not found.interactions
         assert any(each.kind == "pairs_unknown" for each in found.remarks)
 
@@ -293,7 +293,7 @@ class TestNoise:
         assert found.noise.source == "none"
         size = found.main[0].size
         assert (size.value, size.low, size.high) == (pytest.approx(2), 0, math.inf)
-        assert not found.main[0].is_told
+        assert not found.main[0].is_significant
         assert Remark("noise_unknown") in found.remarks
         shares = observed(grid(two), lambda cpus: 0.1 * cpus, key=SHARE.key)
         size = told(shares, two, SHARE).main[0].size
@@ -324,9 +324,9 @@ class TestIntervalsHoldWhatTheyPromise:
     @pytest.mark.parametrize("repeats", [1, 2])
     def test_no_effect_is_hardly_ever_told(self, repeats: int) -> None:
         studies = self.simulated(repeats)
-        assert np.mean([main(each, "model").is_told for each in studies]) <= 0.12
+        assert np.mean([main(each, "model").is_significant for each in studies]) <= 0.12
         pairs = [each for study in studies for each in study.interactions]
-        assert np.mean([each.is_told for each in pairs]) <= 0.12
+        assert np.mean([each.is_significant for each in pairs]) <= 0.12
 
     def test_a_factor_of_many_levels_that_does_nothing(self) -> None:
         """The largest of its 28 differences is always large."""
@@ -336,7 +336,7 @@ class TestIntervalsHoldWhatTheyPromise:
             told(observed(grid(factors), lambda batch_size: 50.0, 3, 0.08, random), factors)
             for _ in range(STUDIES)
         ]
-        assert np.mean([each.main[0].is_told for each in studies]) <= 0.12
+        assert np.mean([each.main[0].is_significant for each in studies]) <= 0.12
 
     def test_level_means_lie_in_them_with_cells_missing(self) -> None:
         factors = factors_of(cpus=(1, 2, 4), workers=(0, 2), model=("cnn", "vit"))

@@ -59,7 +59,7 @@ def test_it_tells_what_is_a_mix_of_configurations(chosen: list[int]) -> None:
     asked = np.vstack([np.eye(model.width), rows, rows[:1] - rows[-1:]])
     rank = np.linalg.matrix_rank(rows)
     truth = [np.linalg.matrix_rank(np.vstack([rows, each])) == rank for each in asked]
-    assert model.full.tells(asked).tolist() == truth
+    assert model.full.estimable(asked).tolist() == truth
 
 
 def test_pairs_that_are_not_told_are_kept_out() -> None:
@@ -67,7 +67,9 @@ def test_pairs_that_are_not_told_are_kept_out() -> None:
     chosen = [at for at, each in enumerate(POINTS) if (each["cpus"], each["workers"]) != (1, 4)]
     model = Model(cells(chosen))
     names = [each.name for each in model.cells.factors]
-    assert [{names[one], names[other]} for one, other in model.untold] == [{"cpus", "workers"}]
+    assert [{names[one], names[other]} for one, other in model.not_estimable] == [
+        {"cpus", "workers"}
+    ]
     assert model.kept.rank == len(model.kept.columns) == model.width - 4
     assert model.full.rank == model.width - 1
     assert model.additive.rank == 1 + 2 + 2 + 1

@@ -27,7 +27,7 @@ def test_each_model_has_its_own_ranking() -> None:
     assert [each.factor for each in alexnet.effects] == ["cpus", "batch_size"]
     assert alexnet.effects[0].size.value == pytest.approx(1.28, rel=0.05)
     assert [each.factor for each in vit.effects] == ["batch_size", "cpus"]
-    assert [each.is_told for each in vit.effects] == [True, False]
+    assert [each.is_significant for each in vit.effects] == [True, False]
 
 
 def test_machines_where_there_is_one_model() -> None:
@@ -43,7 +43,7 @@ def test_a_group_with_few_repeats_borrows_the_noise_of_all() -> None:
     told = sensitivities(
         observed(grid(factors), lambda model, cpus: 100 * 1.5**cpus, 2, 0.05, random), factors
     )
-    assert len(told) > 8 and all(group.effects[0].is_told for group in told[1:])
+    assert len(told) > 8 and all(group.effects[0].is_significant for group in told[1:])
 
 
 def test_nothing_observed() -> None:

@@ -14,6 +14,7 @@ from stepscope.analysis.run.series import Series
 from stepscope.analysis.trial.interference import interference
 from stepscope.records import Gpu
 from stepscope.records.facts import CpuFacts, Environment, RunFacts
+from stepscope.records.trial import InterferenceReason
 
 S = 1_000_000_000
 BEGIN, END = 10 * S, 20 * S
@@ -46,7 +47,9 @@ def recorded(
     return RunData(table, [], 0, 30 * S, facts, every)
 
 
-def reasons(data: RunData, begin: int | None = BEGIN, end: int | None = END) -> tuple[str, ...]:
+def reasons(
+    data: RunData, begin: int | None = BEGIN, end: int | None = END
+) -> tuple[InterferenceReason, ...]:
     return interference(data, begin, end).reasons()
 
 
@@ -74,32 +77,32 @@ def test_nothing_where_it_was_alone_or_nobody_can_tell() -> None:
 
 
 def test_others_on_the_cpus() -> None:
-    said = reasons(recorded(busy=2.0, own=0.77))
-    assert said == ("others used 1.2 of 2 cores",)
+    (seen,) = reasons(recorded(busy=2.0, own=0.77))
+    assert seen == InterferenceReason("cpu", pytest.approx(1.23), 2)
 
 
 def test_the_hypervisor() -> None:
-    said = reasons(recorded(steal=meanwhile(0.5)))
-    assert said == ("the hypervisor gave 0.5 cores to others",)
+    (seen,) = reasons(recorded(steal=meanwhile(0.5)))
+    assert seen == InterferenceReason("hypervisor", pytest.approx(0.5), 2)
     assert reasons(recorded(steal=meanwhile(0.08))) == ()
     assert reasons(recorded(steal=meanwhile(0.5), cpus=64)) == ()
 
 
 def test_others_on_the_gpu() -> None:
-    said = reasons(recorded({**OURS, "gpu_others": meanwhile(0.4)}))
-    assert said == ("other processes used its GPU 40% of the time",)
+    (seen,) = reasons(recorded({**OURS, "gpu_others": meanwhile(0.4)}))
+    assert seen == InterferenceReason("gpu", pytest.approx(0.4))
     assert reasons(recorded({**OURS, "gpu_others": meanwhile(0.05)})) == ()
 
 
 def test_heat() -> None:
-    said = reasons(recorded({**OURS, "gpu_slowed_heat": meanwhile(0.5)}))
-    assert said == ("heat held its GPU's clocks down 50% of the time",)
+    (seen,) = reasons(recorded({**OURS, "gpu_slowed_heat": meanwhile(0.5)}))
+    assert seen == InterferenceReason("heat", pytest.approx(0.5))
 
 
 def test_of_several_gpus_the_worst_counts_and_those_it_does_not_use_do_not() -> None:
     calm, busy = {**OURS, "gpu_others": 0.0}, {**OURS, "gpu_others": meanwhile(0.6)}
-    said = reasons(recorded(calm, busy))
-    assert said == ("other processes used its GPU 60% of the time",)
+    (seen,) = reasons(recorded(calm, busy))
+    assert seen == InterferenceReason("gpu", pytest.approx(0.6))
     not_ours = {"gpu_memory_tree": 0.0, "gpu_others": 1.0}
     assert reasons(recorded(calm, not_ours)) == ()
 

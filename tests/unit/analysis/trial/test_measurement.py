@@ -15,6 +15,7 @@ from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.series import Series
 from stepscope.analysis.trial.measurement import (
     Measurement,
+    MissingRate,
     Part,
     RankRecord,
     Steps,
@@ -95,7 +96,7 @@ def test_a_plain_trial() -> None:
     assert it.interval is not None
     assert it.interval.low == pytest.approx(640 * (1 - 1.8125 * 0.05), rel=1e-3)
     assert (it.steps, it.steady_steps, it.samples) == (51, 50, 51 * 64)
-    assert it.steady.steady and it.why_no_rate == ""
+    assert it.steady.steady and it.missing_rate is None
     assert it.step == Part(pytest.approx(0.1), pytest.approx(0.1))
     assert it.wait == Part(pytest.approx(0.025), pytest.approx(0.025))
     assert it.copy is not None and it.copy.median == pytest.approx(0.005)
@@ -140,23 +141,23 @@ def test_a_step_is_over_when_it_is_on_the_slowest_rank() -> None:
 @pytest.mark.parametrize(
     ("ranks", "why"),
     [
-        ([steps_of([])[:0]], "no step was taken"),
-        ([steps_of([])], "one step was taken"),
-        ([steps_of([0.1, 0.1])], "3 steps are too few"),
-        ([steps_of([0.1] * 20), steps_of([])[:0]], "rank 1 took no step"),
-        ([], "no step was taken"),
+        ([steps_of([])[:0]], MissingRate("few_steps", 0)),
+        ([steps_of([])], MissingRate("few_steps", 1)),
+        ([steps_of([0.1, 0.1])], MissingRate("few_steps", 3)),
+        ([steps_of([0.1] * 20), steps_of([])[:0]], MissingRate("idle_rank", 1)),
+        ([], MissingRate("few_steps", 0)),
     ],
 )
-def test_why_there_is_no_rate(ranks: list[Steps], why: str) -> None:
+def test_why_there_is_no_rate(ranks: list[Steps], why: MissingRate) -> None:
     it = found(record_of(*ranks))
     assert it.rate is it.interval is it.joules is None
-    assert it.why_no_rate == why
+    assert it.missing_rate == why
     assert not it.steady.steady
 
 
 def test_a_batch_that_nobody_told() -> None:
     it = found(planted([({}, steps_of([0.1] * 9))], {}))
-    assert it.rate is it.samples is None and "samples" in it.why_no_rate
+    assert it.rate is it.samples is None and it.missing_rate == MissingRate("unknown_batch")
     assert it.step is not None
 
 

@@ -17,10 +17,12 @@ from stepscope.analysis.study.records import (
     Remark,
     ScalingCurve,
 )
+from stepscope.records.trial import InterferenceReason
 from stepscope.report.study.sentences import (
     block_reasons,
     curve_text,
     interaction_text,
+    interference_text,
     remark_text,
     sensitivity_text,
     trend_text,
@@ -132,7 +134,7 @@ def test_remarks() -> None:
 def test_blocks() -> None:
     rates = (2310, 2320, 1640, 2300, 2310)
     seen = [BlockSeen(number, rate, trials=8) for number, rate in enumerate(rates, 1)]
-    noise = (("others used 1.3 of 2 cores",), (), ("others used 0.9 of 2 cores",), ())
+    noise = tuple((InterferenceReason("cpu", cores, 2),) for cores in (1.3, 0.9))
     seen += [BlockSeen(6, None, True, trials=8), BlockSeen(7, None, noise=noise, trials=4)]
     judged = judge_blocks(seen)
     assert block_reasons(judged[1]) == ()
@@ -141,6 +143,20 @@ def test_blocks() -> None:
     )
     assert block_reasons(judged[6]) == ("its sentinel failed, which others did not",)
     assert block_reasons(judged[7]) == ("others used 1.3 of 2 cores, during 2 of its 4 trials",)
+
+
+@pytest.mark.parametrize(
+    ("reason", "text"),
+    [
+        (InterferenceReason("cpu", 1.23, 2.0), "others used 1.2 of 2 cores"),
+        (InterferenceReason("hypervisor", 0.5, 2.0), "the hypervisor gave 0.5 cores to others"),
+        (InterferenceReason("gpu", 0.4), "other processes used its GPU 40% of the time"),
+        (InterferenceReason("heat", 0.5), "heat held its GPU's clocks down 50% of the time"),
+        (InterferenceReason("other", text="others used 2 cores"), "others used 2 cores"),
+    ],
+)
+def test_interference(reason: InterferenceReason, text: str) -> None:
+    assert interference_text(reason) == text
 
 
 def test_a_trend() -> None:

@@ -76,7 +76,7 @@ def test_ranking_says_size_interval_and_best_level(tmp_path: Path) -> None:
     assert [ranking_title(each) for each in view.rankings] == ["All trials", "cnn", "vit"]
     cpus = next(effect for effect in view.rankings[0].effects if effect.factor == "cpus")
     rate = RESPONSES[THROUGHPUT]
-    assert best_level(cpus, rate) == "4" and cpus.is_told
+    assert best_level(cpus, rate) == "4" and cpus.is_significant
     size = size_text(cpus.size, rate)
     assert effect_text(cpus, rate) == f"{size} ({size_interval(cpus.size, rate)})"
     assert size.endswith("×")
