@@ -76,6 +76,8 @@ class SimulatedGpu:
     """From which batch on a step fails for another reason than memory."""
     flaky: dict[int, list[bool]] = field(default_factory=dict)
     """Batches that pass or fail by a list of their own, one after the other."""
+    kills: dict[int, int] = field(default_factory=dict)
+    """How often a probe of a batch is still to be killed."""
     requests: list[ProbeRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -110,6 +112,9 @@ class SimulatedGpu:
     def _result(self, batch: int, request: ProbeRequest) -> ProbeResult:
         if self.error_at is not None and batch >= self.error_at:
             return ProbeResult(batch, "error", "step 1", message="shapes do not match")
+        if self.kills.get(batch):
+            self.kills[batch] -= 1
+            return ProbeResult(batch, "killed", message="it was killed")
         trace = self.net.trace(batch)
         cap = min(request.cap or self.total, self.total)
         ran = replay(trace, cap, scratch(trace))

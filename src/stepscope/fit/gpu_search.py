@@ -13,7 +13,7 @@ GPU has memory for several probes of the limit, they run at once; those that are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -29,8 +29,6 @@ from stepscope.fit.request import FitListener, FitRequest
 from stepscope.fit.search import BatchSearch, SearchResult
 from stepscope.trials.limits.spec import size_text
 from stepscope.workloads.probing import ProbeRequest, ProbeResult
-
-_NOT_MEMORY = ("error", "workload", "killed")
 
 
 @dataclass
@@ -104,7 +102,11 @@ class GpuSearch(BatchSearch):
                 self.one_at_a_time = True  # this GPU takes no second process
                 waiting = [*some, *waiting]
                 continue
-            outcomes += probed
+            # A kill says nothing of this GPU's memory, and may be an accident: once more, alone.
+            killed = [each.request for each in probed if each.last.kind == "killed"]
+            self.probed += len(killed)
+            again = [self.probes.run([request])[0] for request in killed]
+            outcomes += [each for each in probed if each.last.kind != "killed"] + again
         for outcome in outcomes:
             self.count(outcome)
             for result in outcome.results:
@@ -138,11 +140,6 @@ class GpuSearch(BatchSearch):
             self.smooth.setdefault(batch, False)
         elif not result.is_oom:  # more memory was no help
             self.passed[batch] = self.smooth[batch] = False
-
-    def closing_notes(self) -> Iterable[Note]:
-        results = (result for batch in sorted(self.results) for result in self.results[batch])
-        odd = next((each for each in results if each.kind in _NOT_MEMORY), None)
-        return [Note(NoteKind.BATCH_FAILED, odd.message, odd.batch)] if odd else []
 
     def composition(self, found: SearchResult) -> Composition | None:
         measured = max(self.parts, default=0)

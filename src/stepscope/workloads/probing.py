@@ -20,7 +20,8 @@ from typing import Literal
 from stepscope.analysis.memory.model import Parts
 
 Kind = Literal["ok", "gpu_oom", "gpu_busy", "host_oom", "error", "workload", "timeout", "killed"]
-"""`gpu_busy`: this GPU takes no second process."""
+"""`gpu_busy`: this GPU takes no second process. `killed`: by a SIGKILL, of a user or of the kernel
+where the host is short of memory. It says nothing of the memory of the device."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,8 @@ class ProbeResult:
 
     @property
     def is_oom(self) -> bool:
-        return self.kind in ("gpu_oom", "host_oom", "killed")
+        """Whether the memory that is fitted into ran out: what bounds a batch by memory."""
+        return self.kind in ("gpu_oom", "host_oom")
 
     @property
     def samples_per_second(self) -> float | None:

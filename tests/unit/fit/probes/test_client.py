@@ -165,7 +165,7 @@ def test_a_users_error_is_told_with_its_line(prober: ForkedProbes) -> None:
 def test_a_probe_that_is_killed_is_told_so_and_the_others_go_on(prober: ForkedProbes) -> None:
     killed, other = prober.run([ProbeRequest((4, KILLS)), ProbeRequest((8,))])
     assert [told.kind for told in killed.results] == ["ok", "killed"]
-    assert killed.last.batch == KILLS and killed.last.is_oom and "killed" in killed.last.message
+    assert killed.last.batch == KILLS and not killed.last.is_oom and "killed" in killed.last.message
     assert other.last.is_ok and goes_on(prober)
 
 
