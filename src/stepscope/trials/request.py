@@ -12,7 +12,8 @@ from stepscope.errors import CannotTry
 from stepscope.records.codec import to_json
 from stepscope.runs.paths import DEFAULT_FOLDER
 from stepscope.trials.limits.spec import Limits
-from stepscope.workloads.own import find_own, is_place
+from stepscope.workloads.code_place import is_place
+from stepscope.workloads.own import find_own
 from stepscope.workloads.spec import Workload, make_workload
 
 
