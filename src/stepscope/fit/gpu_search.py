@@ -212,13 +212,13 @@ def search_gpu(
     return SearchResult(
         search,
         Verdict.FITS if max_batch else Verdict.DOES_NOT_FIT,
-        max_batch,
-        recommended,
-        minimum,
-        predictor.comfortable,
-        predicted,
-        cards,
-        limits,
+        max_batch=max_batch,
+        recommended_batch=recommended,
+        minimum=minimum,
+        comfortable=predictor.comfortable,
+        predicted=predicted,
+        cards=cards,
+        card_limits=limits,
         misfit=None if max_batch else Misfit(ones[-1] if ones else None),
     )
 
@@ -261,7 +261,7 @@ def climb(search: GpuSearch) -> SearchResult | None:
             if not search.run([request])[0].last.is_ok:
                 return None
     largest = max(search.parts)
-    return SearchResult(search, Verdict.NO_LIMIT, largest, largest)
+    return SearchResult(search, Verdict.NO_LIMIT, max_batch=largest, recommended_batch=largest)
 
 
 def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:
