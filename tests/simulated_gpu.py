@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from stepscope.analysis.memory.caching_allocator import AllocationTrace, replay, scratch
 from stepscope.analysis.memory.model import Parts
 from stepscope.fit.probes.contract import ProbeOutcome
-from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -86,9 +86,6 @@ class SimulatedGpu:
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         self.requests += requests
         return [self._outcome(request) for request in requests]
-
-    def layers(self) -> list[Layer]:
-        return []
 
     def passes(self, batch: int, cap: int) -> bool:
         trace = self.net.trace(batch)

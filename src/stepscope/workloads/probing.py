@@ -41,6 +41,8 @@ class ProbeRequest:
     """Whether to train while no other probe of this user does: its steps are to be timed."""
     trace: bool = False
     """Whether to keep every allocation, for a replay. Of the last batch, which should be alone."""
+    layers: bool = False
+    """Whether to tell the layers of the model, where the framework can."""
 
 
 WAITS, READY, BEAT = "waits", "ready", "beat"
@@ -63,6 +65,18 @@ def taking_turns(alone: bool, waits: Path | None = None) -> Iterator[None]:
         if waits is not None:
             waits.unlink(missing_ok=True)
         yield
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model by equation 4.1 of Tripathi 2019: parameters, and outputs twice."""
+
+    name: str
+    kind: str
+    parameters: int
+    """Bytes."""
+    output: int
+    """Bytes of its output for one sample."""
 
 
 @dataclass(frozen=True)
@@ -93,6 +107,8 @@ class ProbeResult:
     message: str = ""
     hint: str = ""
     notes: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    """In the order in which a batch goes through them; empty also where they cannot be told."""
 
     @property
     def is_ok(self) -> bool:
@@ -134,15 +150,3 @@ class Subject:
     @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a model by equation 4.1 of Tripathi 2019: parameters, and outputs twice."""
-
-    name: str
-    kind: str
-    parameters: int
-    """Bytes."""
-    output: int
-    """Bytes of its output for one sample."""

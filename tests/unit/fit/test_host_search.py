@@ -29,7 +29,7 @@ from stepscope.report.fit.sentences import (
     summary,
     tried_text,
 )
-from stepscope.workloads.probing import Kind, Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import Kind, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
 
 MB = 10**6
@@ -68,9 +68,6 @@ class Machine:
     def peak(self, batch: int) -> float:
         noise = self._random.gauss(0, self.spread) * min(1.0, batch / self.edge)
         return self.base + self.per_sample * batch + noise * (self.limit - self.base)
-
-    def layers(self) -> list[Layer]:
-        return []
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         (request,) = requests

@@ -22,7 +22,7 @@ from stepscope.trials.limits.spec import Limits
 from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import CompletedTrial, run_repeats
 from stepscope.trials.state import machine_lock, machine_turn
-from stepscope.workloads.probing import Kind, Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import Kind, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
 
 _INTERVAL_S = 0.25
@@ -64,9 +64,6 @@ class TrialProbes:
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def layers(self) -> list[Layer]:
-        return []
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         return [self._run(request) for request in requests]

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.reporting import FailureKind, RankPlacement, RankReport
 from stepscope.workloads.spec import Workload, option_name, setting_default
 
@@ -68,10 +68,6 @@ class BuiltWorkload(Protocol):
         """In a fork: train each batch for a moment and tell how it went; one that fails is the
         last. `trace` is where allocations go if they are asked for, `beside` are the numbers of
         the probes that were asked at the same time."""
-
-    def layers(self) -> list[Layer]:
-        """In a fork: the layers of the model."""
-        ...
 
 
 class Framework(Protocol):
