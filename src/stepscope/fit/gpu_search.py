@@ -171,9 +171,11 @@ class GpuSearch(BatchSearch):
         if not one.is_ok:
             weights = 4 * self.probes.subject.parameters
             missing = max(one.missing or 0, 2 * weights - self.budget.limit)
+        return SearchResult(self, Verdict.DOES_NOT_FIT, misfit=self.misfit(missing))
+
+    def misfit(self, shortfall: int = 0) -> Misfit:
         ones = self.results.get(1)
-        misfit = Misfit(ones[-1] if ones else None, missing)
-        return SearchResult(self, Verdict.DOES_NOT_FIT, misfit=misfit)
+        return Misfit(ones[-1] if ones else None, shortfall)
 
     def leaking(self, per_step: float) -> SearchResult:
         batch = max(self.traces or self.parts)
@@ -208,7 +210,6 @@ def search_gpu(
     finally:
         background.shutdown(wait=False, cancel_futures=True)
     max_batch, recommended = (batch or None for batch in batches)
-    ones = search.results.get(1)
     return SearchResult(
         search,
         Verdict.FITS if max_batch else Verdict.DOES_NOT_FIT,
@@ -219,7 +220,7 @@ def search_gpu(
         predicted=predicted,
         cards=cards,
         card_limits=limits,
-        misfit=None if max_batch else Misfit(ones[-1] if ones else None),
+        misfit=None if max_batch else search.misfit(),
     )
 
 

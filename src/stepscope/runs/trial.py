@@ -47,14 +47,14 @@ def read_trial(run: Run) -> TrialRecord:
 
 def read_rank(paths: RunPaths, rank: int) -> RankFacts:
     """What a rank says of itself, as far as it came to it."""
-    return salvage(RankFacts, _read_json(paths.trial_rank(rank)))
+    return salvage(RankFacts, read_json(paths.trial_rank(rank)))
 
 
 def read_profiles(run: Run) -> dict[int, Mapping[str, Any]]:
     """What each rank's profiler told, by rank; nothing where none was asked for."""
     ranks = salvage(TrialSettings, run.facts.workload).ranks
     found = {
-        rank: _read_json(run.paths.trial_profile(rank)) for rank in range(min(ranks, _MOST_RANKS))
+        rank: read_json(run.paths.trial_profile(rank)) for rank in range(min(ranks, _MOST_RANKS))
     }
     return {rank: profile for rank, profile in found.items() if profile}
 
@@ -73,7 +73,8 @@ def read_steps(path: Path) -> Steps:
     return records if goes_on.all() else records[: int(np.argmin(goes_on))]
 
 
-def _read_json(path: Path) -> dict[str, Any]:
+def read_json(path: Path) -> dict[str, Any]:
+    """What is in a file of a rank or of a run; nothing where it is not whole."""
     try:
         plain = json.loads(path.read_bytes())
     except (OSError, ValueError):

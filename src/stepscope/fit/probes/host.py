@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 from stepscope.analysis.memory.model import Parts
 from stepscope.errors import CannotTry
@@ -114,12 +111,14 @@ def read_trial_probe(
     tried: CompletedTrial, workload: Workload, request: ProbeRequest
 ) -> tuple[ProbeOutcome, Subject]:
     """What a trial left, as far as it came."""
-    from stepscope.runs.trial import read_steps
+    from stepscope.runs.trial import read_json, read_steps
 
     paths, ending = tried.paths, tried.ending
-    ranks = [salvage(_ProbedRank, _read(paths.trial_rank(rank))) for rank in range(workload.ranks)]
+    ranks = [
+        salvage(_ProbedRank, read_json(paths.trial_rank(rank))) for rank in range(workload.ranks)
+    ]
     first, is_ok = ranks[0], ending.outcome is Outcome.OK
-    limit = salvage(LimitFacts, _read(paths.run_json).get("limits")).memory
+    limit = salvage(LimitFacts, read_json(paths.run_json).get("limits")).memory
     error, data = first.error or RankError(), first.data
     reached = first.phase or "start"
     # Each step of the first rank, from the end of the one before it. The first has none.
@@ -177,11 +176,3 @@ def _peak(ranks: list[_ProbedRank], limit: MemoryLimit | None, workload: Workloa
         return 0
     several = workload.ranks > 1 or workload.workers > 0
     return of_group if several and of_group else own
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -186,8 +186,8 @@ def _linear(linear: Linear2019) -> Iterator[Section]:
         lines.append(f"{batch:,} with {kept}{of_all}")
     if linear.by_layers is not None:
         lines.append(f"{linear.by_layers:,} by the sizes of all layers (equation 4.1)")
-    note = sentences.linear_note(linear)
-    yield _section("The estimate of 2019 (linear2019)", None, [*lines, *([note] if note else [])])
+    lines += filter(None, [sentences.linear_note(linear)])
+    yield _section("The estimate of 2019 (linear2019)", None, lines)
     columns = (
         (Column("Layer", number=False), lambda layer: layer.name or "(the model)"),
         (Column("Kind", number=False, spare=1), lambda layer: layer.kind),
