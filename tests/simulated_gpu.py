@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from stepscope.analysis.memory.caching_allocator import AllocationTrace, replay, scratch
 from stepscope.analysis.memory.model import Parts
 from stepscope.fit.probes.contract import ProbeOutcome
-from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 
 MiB = 1 << 20
 GiB = 1 << 30
@@ -76,6 +76,8 @@ class SimulatedGpu:
     """From which batch on a step fails for another reason than memory."""
     flaky: dict[int, list[bool]] = field(default_factory=dict)
     """Batches that pass or fail by a list of their own, one after the other."""
+    kills: dict[int, int] = field(default_factory=dict)
+    """How often a probe of a batch is still to be killed."""
     requests: list[ProbeRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -84,9 +86,6 @@ class SimulatedGpu:
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         self.requests += requests
         return [self._outcome(request) for request in requests]
-
-    def layers(self) -> list[Layer]:
-        return []
 
     def passes(self, batch: int, cap: int) -> bool:
         trace = self.net.trace(batch)
@@ -110,6 +109,9 @@ class SimulatedGpu:
     def _result(self, batch: int, request: ProbeRequest) -> ProbeResult:
         if self.error_at is not None and batch >= self.error_at:
             return ProbeResult(batch, "error", "step 1", message="shapes do not match")
+        if self.kills.get(batch):
+            self.kills[batch] -= 1
+            return ProbeResult(batch, "killed", message="it was killed")
         trace = self.net.trace(batch)
         cap = min(request.cap or self.total, self.total)
         ran = replay(trace, cap, scratch(trace))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from stepscope.errors import BadWorkload
 from stepscope.steplog import Step, StepLog
 from stepscope.workloads.frameworks.contract import Capabilities, Framework, failure_kind
-from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.reporting import RankPlacement, RankReport
 from stepscope.workloads.spec import DEFAULT_SECONDS, LEAST_STEPS, SETTINGS, Workload
 
@@ -117,12 +117,6 @@ class BuiltMlp:
                 return
             peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
             tell(ProbeResult(size, "ok", "", peak, peak, step_s=tuple(seconds)))
-
-    def layers(self) -> list[Layer]:
-        return [
-            Layer(f"layer {number}", "Linear", weight.nbytes, 4 * weight.shape[1])
-            for number, weight in enumerate(self.model.weights)
-        ]
 
 
 class NumpyFramework(Framework):

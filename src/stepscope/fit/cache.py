@@ -47,7 +47,6 @@ _MARKS = ({"pyvenv.cfg"}, {"run.json", "events"}, {"study.json", "ledger"})
 _MOST_FILES, _MOST_BYTES, _MOST_SEEN = 500, 20_000_000, 50_000
 """Of a user's folder: it may be the home directory, or hold the data."""
 _ACCIDENTS = (NoteKind.BATCH_FAILED, NoteKind.EDGE_UNSTABLE)
-_OOM = ("gpu_oom", "host_oom")
 _MOST_KEPT = 200
 
 
@@ -134,14 +133,7 @@ def recall(key: str) -> Fit | None:
 
 def remember(key: str, fit: Fit) -> None:
     """Unless another time may give another answer."""
-    answers = (fit.max_batch, fit.recommended_batch)
-    failures = [answer.failure_above for answer in answers if answer and answer.failure_above]
-    if (
-        fit.verdict == Verdict.CANNOT_TELL
-        or any(note.kind in _ACCIDENTS for note in fit.notes)
-        or any(failure.kind == "timeout" for failure in failures)
-        or any(not (result.is_ok or result.kind in _OOM) for result in fit.proof)
-    ):
+    if fit.verdict == Verdict.CANNOT_TELL or any(note.kind in _ACCIDENTS for note in fit.notes):
         return
     file = _file(key)
     with contextlib.suppress(OSError):

@@ -13,7 +13,7 @@ GPU has memory for several probes of the limit, they run at once; those that are
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
@@ -29,8 +29,6 @@ from stepscope.fit.request import FitListener, FitRequest
 from stepscope.fit.search import BatchSearch, SearchResult
 from stepscope.trials.limits.spec import size_text
 from stepscope.workloads.probing import ProbeRequest, ProbeResult
-
-_NOT_MEMORY = ("error", "workload", "killed")
 
 
 @dataclass
@@ -104,7 +102,11 @@ class GpuSearch(BatchSearch):
                 self.one_at_a_time = True  # this GPU takes no second process
                 waiting = [*some, *waiting]
                 continue
-            outcomes += probed
+            # A kill says nothing of this GPU's memory, and may be an accident: once more, alone.
+            killed = [each.request for each in probed if each.last.kind == "killed"]
+            self.probed += len(killed)
+            again = [self.probes.run([request])[0] for request in killed]
+            outcomes += [each for each in probed if each.last.kind != "killed"] + again
         for outcome in outcomes:
             self.count(outcome)
             for result in outcome.results:
@@ -139,11 +141,6 @@ class GpuSearch(BatchSearch):
         elif not result.is_oom:  # more memory was no help
             self.passed[batch] = self.smooth[batch] = False
 
-    def closing_notes(self) -> Iterable[Note]:
-        results = (result for batch in sorted(self.results) for result in self.results[batch])
-        odd = next((each for each in results if each.kind in _NOT_MEMORY), None)
-        return [Note(NoteKind.BATCH_FAILED, odd.message, odd.batch)] if odd else []
-
     def composition(self, found: SearchResult) -> Composition | None:
         measured = max(self.parts, default=0)
         batch = found.recommended_batch or found.max_batch or measured
@@ -174,9 +171,11 @@ class GpuSearch(BatchSearch):
         if not one.is_ok:
             weights = 4 * self.probes.subject.parameters
             missing = max(one.missing or 0, 2 * weights - self.budget.limit)
+        return SearchResult(self, Verdict.DOES_NOT_FIT, misfit=self.misfit(missing))
+
+    def misfit(self, shortfall: int = 0) -> Misfit:
         ones = self.results.get(1)
-        misfit = Misfit(ones[-1] if ones else None, missing)
-        return SearchResult(self, Verdict.DOES_NOT_FIT, misfit=misfit)
+        return Misfit(ones[-1] if ones else None, shortfall)
 
     def leaking(self, per_step: float) -> SearchResult:
         batch = max(self.traces or self.parts)
@@ -211,18 +210,17 @@ def search_gpu(
     finally:
         background.shutdown(wait=False, cancel_futures=True)
     max_batch, recommended = (batch or None for batch in batches)
-    ones = search.results.get(1)
     return SearchResult(
         search,
         Verdict.FITS if max_batch else Verdict.DOES_NOT_FIT,
-        max_batch,
-        recommended,
-        minimum,
-        predictor.comfortable,
-        predicted,
-        cards,
-        limits,
-        misfit=None if max_batch else Misfit(ones[-1] if ones else None),
+        max_batch=max_batch,
+        recommended_batch=recommended,
+        minimum=minimum,
+        comfortable=predictor.comfortable,
+        predicted=predicted,
+        cards=cards,
+        card_limits=limits,
+        misfit=None if max_batch else search.misfit(),
     )
 
 
@@ -264,7 +262,7 @@ def climb(search: GpuSearch) -> SearchResult | None:
             if not search.run([request])[0].last.is_ok:
                 return None
     largest = max(search.parts)
-    return SearchResult(search, Verdict.NO_LIMIT, largest, largest)
+    return SearchResult(search, Verdict.NO_LIMIT, max_batch=largest, recommended_batch=largest)
 
 
 def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:

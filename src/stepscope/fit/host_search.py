@@ -174,7 +174,14 @@ class HostSearch(BatchSearch):
         self.count(self.beyond, within_limit=False)
         result, host = self.beyond.last, self.beyond.host
         missing = (result.reserved_peak or more) - limit if result.is_ok else 0
-        return Misfit(failed, max(0, missing), more, result, host.before, host.data_bytes)
+        return Misfit(
+            failed,
+            shortfall=max(0, missing),
+            larger_limit=more,
+            within_larger=result,
+            before=host.before,
+            data_bytes=host.data_bytes,
+        )
 
     def composition(self, found: SearchResult) -> Composition | None:
         size = found.max_batch
@@ -223,10 +230,16 @@ def search_host(
         search.run(batch)
     size, recommended = search.max_batch, search.recommended_batch
     if search.is_unbounded:
-        return SearchResult(search, Verdict.NO_LIMIT, size, recommended)
+        return SearchResult(search, Verdict.NO_LIMIT, max_batch=size, recommended_batch=recommended)
     peaks = [result.reserved_peak for result in search.succeeded(size) if result.reserved_peak]
     difference = max(peaks, default=0) - min(peaks, default=0)
     if len(peaks) >= thresholds.PASSES and difference >= thresholds.SAME_PEAK * median(peaks):
         differ = Note(NoteKind.PEAKS_DIFFER, batch=size, low=min(peaks), high=max(peaks))
         search.notes.append(differ)
-    return SearchResult(search, Verdict.FITS, size, recommended, minimum=search.edge.line)
+    return SearchResult(
+        search,
+        Verdict.FITS,
+        max_batch=size,
+        recommended_batch=recommended,
+        minimum=search.edge.line,
+    )

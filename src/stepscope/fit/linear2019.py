@@ -34,7 +34,8 @@ def fit_2019(
         listener.show(f"batches {small} and {large}, {_ITERATIONS} iterations each")
         results = []
         for batch in (small, large):
-            outcome = probes.run([ProbeRequest((batch,), cap, _ITERATIONS, cycle=False)])[0]
+            asked = ProbeRequest((batch,), cap, _ITERATIONS, cycle=False, layers=batch == small)
+            outcome = probes.run([asked])[0]
             search.count(outcome)
             results.append(outcome.last)
         if all(each.is_ok for each in results):
@@ -50,23 +51,22 @@ def fit_2019(
     for reserve in RESERVES:
         per_sample, fixed, left = linear_2019(small, held[0], large, held[1], budget.limit, reserve)
         by_reserve.append((reserve, left or 0))
-    layers = probes.layers()
-    by_layers = None
+    layers, by_layers = results[0].layers, None
     if layers:
         sizes = [(layer.parameters, layer.output) for layer in layers]
         sample_bytes = probes.subject.sample_bytes
         by_layers = layers_2019(sizes, sample_bytes, layers[-1].output, budget.limit)
     linear = Linear2019(
-        small,
-        large,
-        held[0],
-        held[1],
-        per_sample,
-        fixed,
-        tuple(by_reserve),
-        request.workload.ranks,
-        tuple(layers),
-        by_layers,
+        small=small,
+        large=large,
+        small_bytes=held[0],
+        large_bytes=held[1],
+        per_sample=per_sample,
+        fixed=fixed,
+        by_reserve=tuple(by_reserve),
+        gpus=request.workload.ranks,
+        layers=layers,
+        by_layers=by_layers,
     )
     size = by_reserve[0][1]
     verdict = Verdict.FITS if size else Verdict.DOES_NOT_FIT

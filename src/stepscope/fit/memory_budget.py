@@ -76,18 +76,22 @@ def _described(nvml: Nvml, gpu: NvmlGpu) -> ChosenGpu:
     except Unreadable:
         others = ()
     facts = gpu.facts
-    return ChosenGpu(facts.uuid, facts.model, total, total - used, others, nvml.driver)
+    return ChosenGpu(
+        uuid=facts.uuid,
+        name=facts.model,
+        total=total,
+        free=total - used,
+        other_processes=others,
+        driver=nvml.driver,
+    )
 
 
 def budget_for(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
     """What batches may take of a GPU, from which the context is subtracted once a probe has told
     its size; or batches and all else of a training, of this machine."""
     if gpu is None:
-        total, free, requested = (
-            MachineResources.here().memory,
-            host_memory_free(),
-            request.limits.memory,
-        )
+        total, free = MachineResources.here().memory, host_memory_free()
+        requested = request.limits.memory
         most = requested if requested is not None else int(FREE_PART * free)
     else:
         total, free, requested = gpu.total, gpu.free, request.limits.gpu_memory
@@ -105,7 +109,15 @@ def budget_for(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
         )
     others = gpu.other_processes if gpu else ()
     device: Device = "gpu" if gpu else "host"
-    return MemoryBudget(device, most - headroom, total, free, requested, headroom, others)
+    return MemoryBudget(
+        device=device,
+        limit=most - headroom,
+        total=total,
+        free=free,
+        requested=requested,
+        headroom=headroom,
+        other_processes=others,
+    )
 
 
 def loader_memory(workload: Workload, sample_bytes: int, memory: int | None) -> LoaderMemory:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from stepscope.analysis.memory import bracket
@@ -140,9 +140,6 @@ class BatchSearch:
     def subject(self) -> Subject | None:
         return self.probes.subject
 
-    def closing_notes(self) -> Iterable[Note]:
-        return ()
-
     def composition(self, found: SearchResult) -> Composition | None:
         """Of the memory of the answer, or of another batch that tells more."""
         return None
@@ -172,7 +169,11 @@ def answer_of(found: SearchResult, request: FitRequest, loader: LoaderMemory | N
     search, workload = found.search, request.workload
     sizes = (found.max_batch, found.recommended_batch)
     largest, recommended = (search.batch(size) if size else None for size in sizes)
-    notes = (*dict.fromkeys(search.notes), *search.closing_notes())
+    notes = list(dict.fromkeys(search.notes))
+    results = (result for batch in sorted(search.results) for result in search.results[batch])
+    odd = next((result for result in results if not result.is_ok and not result.is_oom), None)
+    if odd:
+        notes.append(Note(NoteKind.BATCH_FAILED, odd.message, odd.batch))
     return Fit(
         verdict=found.verdict,
         model=workload.model,
@@ -195,7 +196,7 @@ def answer_of(found: SearchResult, request: FitRequest, loader: LoaderMemory | N
         misfit=found.misfit,
         data_batch=search.most,
         proof=tuple(search.proof),
-        notes=notes,
+        notes=tuple(notes),
     )
 
 

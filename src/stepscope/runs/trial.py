@@ -80,6 +80,7 @@ def read_steps(path: Path) -> Steps:
 
 
 def read_json(path: Path) -> dict[str, Any]:
+    """What is in a file of a rank or of a run; nothing where it is not whole."""
     try:
         plain = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -27,7 +27,7 @@ from stepscope.trials.limits.spec import (
     parse_size,
     size_text,
 )
-from stepscope.workloads.own import is_place
+from stepscope.workloads.code_place import parse_place
 from stepscope.workloads.spec import (
     SETTINGS,
     Workload,
@@ -163,10 +163,10 @@ def _limits(bounds: Mapping[str, Any]) -> Limits:
 def resolved(workload: Workload, base: Path) -> Workload:
     """With files of the user's as seen from the folder of the design, where they are there."""
     changed: dict[str, str] = {}
-    if is_place(workload.model):
-        named, _, function = workload.model.rpartition(":")
-        if (base / named).is_file():
-            changed["model"] = f"{(base / named).resolve()}:{function}"
+    if workload.is_own:
+        source, function = parse_place(workload.model)
+        if (base / source).is_file():
+            changed["model"] = f"{(base / source).resolve()}:{function}"
     if workload.data_path is not None and (base / workload.data_path).is_dir():
         changed["data_path"] = str((base / workload.data_path).resolve())
     return dataclasses.replace(workload, **changed) if changed else workload  # type: ignore[arg-type]

@@ -13,7 +13,8 @@ from stepscope.records.codec import to_json
 from stepscope.records.trial import TrialFacts
 from stepscope.runs.paths import DEFAULT_FOLDER
 from stepscope.trials.limits.spec import Limits
-from stepscope.workloads.own import find_own, is_place
+from stepscope.workloads.code_place import is_place
+from stepscope.workloads.own import find_own
 from stepscope.workloads.spec import Workload, make_workload
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import BadWorkload
+from stepscope.workloads.code_place import parse_place
 from stepscope.workloads.spec import Workload, nearest
 from stepscope.workloads.user_file import functions_in, names_at_import, skeleton_of, training_line
 
@@ -60,16 +61,11 @@ class OwnPlace:
         return shown(self.file)
 
 
-def is_place(model: str) -> bool:
-    """Whether a model is a place in a user's code, complete or not, rather than a name of ours."""
-    return ":" in model or "/" in model or model.endswith(".py")
-
-
 def find_own(model: str) -> OwnPlace:
     """The place that `FILE.py:FUNCTION` or `package.module:FUNCTION` names, once it was checked."""
-    named, _, function = model.rpartition(":") if ":" in model else (model, "", "")
-    is_file = named.endswith(".py") or "/" in named
-    file = _existing(Path(named)) if is_file else _module_file(named)
+    place = parse_place(model)
+    named, function = place
+    file = _existing(Path(named)) if place.is_file else _module_file(named)
     tree = _parsed(file)
     functions, line = functions_in(tree), training_line(tree)
     if line is not None:
@@ -90,7 +86,7 @@ def find_own(model: str) -> OwnPlace:
         if close:
             hint = f"Did you mean {' or '.join(close)}?"
         raise BadWorkload(f"There is no function {function!r} in {named}", hint)
-    return OwnPlace(file, function, None if is_file else named)
+    return OwnPlace(file, function, None if place.is_file else named)
 
 
 def skeleton(file: Path, function: str = USUAL_NAME) -> str:

@@ -20,7 +20,8 @@ from typing import Literal
 from stepscope.analysis.memory.model import Parts
 
 Kind = Literal["ok", "gpu_oom", "gpu_busy", "host_oom", "error", "workload", "timeout", "killed"]
-"""`gpu_busy`: this GPU takes no second process."""
+"""`gpu_busy`: this GPU takes no second process. `killed`: by a SIGKILL, of a user or of the kernel
+where the host is short of memory. It says nothing of the memory of the device."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,8 @@ class ProbeRequest:
     """Whether to train while no other probe of this user does: its steps are to be timed."""
     trace: bool = False
     """Whether to keep every allocation, for a replay. Of the last batch, which should be alone."""
+    layers: bool = False
+    """Whether to tell the layers of the model, where the framework can."""
 
 
 WAITS, READY, BEAT = "waits", "ready", "beat"
@@ -62,6 +65,18 @@ def taking_turns(alone: bool, waits: Path | None = None) -> Iterator[None]:
         if waits is not None:
             waits.unlink(missing_ok=True)
         yield
+
+
+@dataclass(frozen=True)
+class Layer:
+    """One layer of a model by equation 4.1 of Tripathi 2019: parameters, and outputs twice."""
+
+    name: str
+    kind: str
+    parameters: int
+    """Bytes."""
+    output: int
+    """Bytes of its output for one sample."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +107,8 @@ class ProbeResult:
     message: str = ""
     hint: str = ""
     notes: tuple[str, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    """In the order in which a batch goes through them; empty also where they cannot be told."""
 
     @property
     def is_ok(self) -> bool:
@@ -99,7 +116,8 @@ class ProbeResult:
 
     @property
     def is_oom(self) -> bool:
-        return self.kind in ("gpu_oom", "host_oom", "killed")
+        """Whether the memory that is fitted into ran out: what bounds a batch by memory."""
+        return self.kind in ("gpu_oom", "host_oom")
 
     @property
     def samples_per_second(self) -> float | None:
@@ -132,15 +150,3 @@ class Subject:
     @property
     def on_gpu(self) -> bool:
         return self.device != "cpu"
-
-
-@dataclass(frozen=True)
-class Layer:
-    """One layer of a model by equation 4.1 of Tripathi 2019: parameters, and outputs twice."""
-
-    name: str
-    kind: str
-    parameters: int
-    """Bytes."""
-    output: int
-    """Bytes of its output for one sample."""

@@ -47,7 +47,7 @@ class RankReport:
     place: RankPlacement
     phases: dict[str, float] = field(default_factory=dict)
     """Seconds of each."""
-    _told: dict[str, object] = field(default_factory=dict)
+    _facts: dict[str, object] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
@@ -65,9 +65,9 @@ class RankReport:
 
     def tell(self, **facts: object) -> None:
         """Add facts (those of `RankFacts`, and others for the record), and write them down."""
-        self._told.update(facts)
+        self._facts.update(facts)
         known = {"rank": self.place.rank, "pid": os.getpid(), "phases": self.phases}
-        write_json(self.place.facts, {**known, "error": None, "done": False, **self._told})
+        write_json(self.place.facts, {**known, "error": None, "done": False, **self._facts})
 
     def fail(
         self, kind: FailureKind, error: BaseException, hint: str = "", where: str | None = None

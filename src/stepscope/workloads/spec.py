@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import BadWorkload
+from stepscope.workloads.code_place import is_place, parse_place
 from stepscope.workloads.frameworks.registry import FRAMEWORKS, is_user_adapter
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
@@ -124,7 +125,7 @@ class Workload:
     @property
     def is_own(self) -> bool:
         """Whether the model is a user's function rather than a name of ours."""
-        return ":" in self.model
+        return is_place(self.model)
 
     @property
     def needs_gpu(self) -> bool:
@@ -144,11 +145,10 @@ class Workload:
     @property
     def short_name(self) -> str:
         """For a folder or a column: `resnet18`, or `train.workload` of a user."""
-        place, _, function = self.model.rpartition(":")
-        if not place:
+        place = parse_place(self.model)
+        if not place.name:
             return self.model
-        is_file = place.endswith(".py") or "/" in place
-        return f"{Path(place).stem if is_file else place}.{function}"
+        return f"{Path(place.source).stem if place.is_file else place.source}.{place.name}"
 
 
 SETTINGS: dict[str, Setting] = {
@@ -212,8 +212,8 @@ def make_workload(model: str, settings: Mapping[str, Any]) -> Workload:
     data = workload.data_name
     if not model:
         raise BadWorkload("No model was named", "For example: stepscope trial cnn")
-    place, _, function = model.rpartition(":")
-    if workload.is_own and not (place and function.isidentifier()):
+    place = parse_place(model)
+    if workload.is_own and not (place.source and place.name.isidentifier()):
         raise BadWorkload(
             f"{model} names no function", "Give FILE.py:FUNCTION or package.module:FUNCTION"
         )

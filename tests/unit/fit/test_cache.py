@@ -27,7 +27,6 @@ from stepscope.fit.gpu_search import search_gpu
 from stepscope.fit.request import FitListener, FitRequest
 from stepscope.fit.search import answer_of
 from stepscope.trials.limits.spec import Limits
-from stepscope.workloads.probing import ProbeResult
 from stepscope.workloads.spec import Workload, make_workload
 
 GPU = ChosenGpu("GPU-1", "NVIDIA A100", 40 * GiB, 39 * GiB, (), "550.54")
@@ -178,8 +177,6 @@ FITS = replace(some_fit(), verdict="fits", max_batch=Batch(9, passed=2))
         replace(FITS, verdict="cannot tell"),
         replace(FITS, notes=(Note(NoteKind.BATCH_FAILED, "no such file", 8),)),
         replace(FITS, notes=(Note(NoteKind.EDGE_UNSTABLE),)),
-        replace(FITS, max_batch=Batch(9, passed=2, failure_above=ProbeResult(12, "timeout"))),
-        replace(FITS, proof=(ProbeResult(9, "ok"), ProbeResult(9, "timeout"))),
     ],
 )
 def test_what_an_accident_had_a_part_in_is_not_remembered(fit: Fit) -> None:

@@ -10,11 +10,11 @@ import pytest
 
 from simulated_gpu import GiB, MiB, Net, SimulatedGpu
 from stepscope.errors import BadWorkload, CannotTry
-from stepscope.fit.answer import MemoryBudget, Verdict
+from stepscope.fit.answer import Fit, MemoryBudget, Note, NoteKind, Verdict
 from stepscope.fit.gpu_search import search_gpu
 from stepscope.fit.probes.contract import ProbeOutcome
 from stepscope.fit.request import FitListener, FitRequest
-from stepscope.fit.search import SearchResult
+from stepscope.fit.search import SearchResult, answer_of
 from stepscope.workloads.probing import ProbeRequest, ProbeResult
 from stepscope.workloads.spec import Workload
 
@@ -362,6 +362,51 @@ def test_a_data_set_just_below_the_edge_and_just_above_it() -> None:
     assert edge
     assert Card(SimulatedGpu(Net(), samples=edge - 3)).fit().max_batch == edge - 3
     assert Card(SimulatedGpu(Net(), samples=edge + 30)).fit().max_batch == edge
+
+
+# What is killed
+
+
+def answered(card: Card) -> Fit:
+    return answer_of(card.fit(), FitRequest(WORKLOAD))
+
+
+@pytest.mark.parametrize("part", [0.2, 0.5, 1.0])
+def test_one_kill_is_no_edge(part: float) -> None:
+    for card in both(Net()):
+        undisturbed = answered(card)
+        assert undisturbed.max_batch
+        tried = {batch for request in card.gpu.requests for batch in request.batches}
+        target = max(batch for batch in tried if batch <= part * undisturbed.max_batch.size)
+        card.gpu.kills = {target: 1}
+        found = answered(card)
+        assert card.gpu.kills == {target: 0}
+        assert (found.max_batch, found.recommended_batch, found.notes, found.curve) == (
+            undisturbed.max_batch,
+            undisturbed.recommended_batch,
+            (),
+            undisturbed.curve,
+        )
+        assert found.effort == replace(undisturbed.effort, probes=undisturbed.effort.probes + 1)
+
+
+def test_a_batch_that_is_always_killed_bounds_the_answer_and_not_by_memory() -> None:
+    for card in both(Net()):
+        edge = card.fit().max_batch
+        assert edge
+        card.gpu.kills = {edge: 99}
+        found = answered(card)
+        assert found.max_batch and 0.98 * edge <= found.max_batch.size < edge
+        above = found.max_batch.failure_above
+        assert above and (above.batch, above.kind) == (edge, "killed")
+        assert found.notes == (Note(NoteKind.BATCH_FAILED, "it was killed", edge),)
+
+
+def test_a_workload_that_is_killed_at_once_is_told_so() -> None:
+    for card in both(Net(), kills={2: 99}):
+        with pytest.raises(BadWorkload, match="batch of 2 failed in its process: it was killed"):
+            card.fit()
+        assert len(card.gpu.requests) == 2
 
 
 # What passes once, and what is slow

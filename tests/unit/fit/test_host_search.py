@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from hypothesis import example, given
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 
 from stepscope.analysis.memory.model import Parts
 from stepscope.errors import BadWorkload, CannotTry, TooFewSamples
+from stepscope.fit import cache
 from stepscope.fit.answer import Fit, MemoryBudget
 from stepscope.fit.host_search import search_host
 from stepscope.fit.probes.contract import HostFacts, ProbeOutcome
@@ -27,7 +29,7 @@ from stepscope.report.fit.sentences import (
     summary,
     tried_text,
 )
-from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import Kind, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
 
 MB = 10**6
@@ -66,9 +68,6 @@ class Machine:
     def peak(self, batch: int) -> float:
         noise = self._random.gauss(0, self.spread) * min(1.0, batch / self.edge)
         return self.base + self.per_sample * batch + noise * (self.limit - self.base)
-
-    def layers(self) -> list[Layer]:
-        return []
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         (request,) = requests
@@ -296,15 +295,22 @@ def test_a_step_that_fails_is_no_matter_of_memory() -> None:
     assert raised.value.hint == "mend it" and machine.asked == [8]
 
 
-def test_a_larger_batch_that_fails_for_another_reason_bounds_it_too() -> None:
+@pytest.mark.parametrize("kind", ["error", "timeout"])
+def test_a_larger_batch_that_fails_for_another_reason_bounds_it_too(
+    kind: Kind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(batch: int) -> ProbeResult | None:
         message = "RuntimeError: too many"
-        return ProbeResult(batch, "error", "step 1", message=message) if batch > 700 else None
+        return ProbeResult(batch, kind, "step 1", message=message) if batch > 700 else None
 
     found = fit(Machine(fails=fails))
     assert found.verdict == "fits" and found.max_batch is not None
     assert 600 <= found.max_batch.size <= 700
     assert "RuntimeError: too many" in summary(found)
+    assert "fails for another reason than memory: RuntimeError: too many" in notes(found)[0]
+    monkeypatch.setenv("STEPSCOPE_STATE", str(tmp_path))
+    cache.remember("abc", found)
+    assert cache.recall("abc") is None
 
 
 def test_a_step_that_hangs() -> None:

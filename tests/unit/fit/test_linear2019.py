@@ -17,7 +17,7 @@ from stepscope.report.fit.sentences import linear_note, summary
 from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult
 from stepscope.workloads.spec import make_workload
 
-LAYERS = [Layer("a", "Linear", 100 * MiB, 4 * MiB), Layer("b", "ReLU", 0, 2 * MiB)]
+LAYERS = (Layer("a", "Linear", 100 * MiB, 4 * MiB), Layer("b", "ReLU", 0, 2 * MiB))
 
 
 @dataclass
@@ -36,10 +36,8 @@ class Holding(SimulatedGpu):
         if held > min(self.total, ask.cap or self.total):
             return ProbeResult(ask.batches[0], "gpu_oom", "step 1", message="CUDA out of memory")
         reserved = (held // 2,) * 5 + (held - MiB, held + MiB, held) * 5
-        return ProbeResult(ask.batches[0], "ok", reserved=reserved)
-
-    def layers(self) -> list[Layer]:
-        return LAYERS
+        layers = LAYERS if ask.layers else ()
+        return ProbeResult(ask.batches[0], "ok", reserved=reserved, layers=layers)
 
 
 def fitted(
@@ -78,7 +76,7 @@ def test_layers_are_counted_by_equation_4_1() -> None:
     gpu = Holding()
     gpu.subject = replace(gpu.subject, sample_bytes=MiB)
     fit = fitted(gpu, ranks=2)
-    assert fit.linear and fit.linear.layers == tuple(LAYERS) and fit.linear.gpus == 2
+    assert fit.linear and fit.linear.layers == LAYERS and fit.linear.gpus == 2
     assert fit.linear.by_layers == (15 * 1024 - 100) // (1 + 2 + 12)
 
 

@@ -94,26 +94,25 @@ def test_any_image_has_structure_and_grain(number: int, label: int) -> None:
 
 def test_generated_cifar_is_read_by_torchvision() -> None:
     torchvision = pytest.importorskip("torchvision")
-    folder = cifar.generated_cifar(200, 20)
+    folder = cifar.generated_cifar(200)
 
     class Unchecked(torchvision.datasets.CIFAR100):  # type: ignore[misc, name-defined]
         train_list = [["train", None]]  # noqa: RUF012
-        test_list = [["test", None]]  # noqa: RUF012
-        meta = {"filename": "meta", "key": "fine_label_names", "md5": None}  # noqa: RUF012
+        test_list = []  # noqa: RUF012
+
+        def _load_meta(self) -> None: ...
 
     theirs = Unchecked(str(folder.parent))
     ours = cifar.read_cifar(folder)
     assert np.array_equal(theirs.data, ours.pixels)
     assert theirs.targets == ours.labels.tolist()
-    assert len(theirs.classes) == 100
-    assert len(Unchecked(str(folder.parent), train=False)) == 20
     assert "not CIFAR-100" in (folder.parent / "README.txt").read_text()
 
 
 def test_generated_cifar_is_the_same_each_time() -> None:
-    ours = cifar.read_cifar(cifar.generated_cifar(50, 10))
+    ours = cifar.read_cifar(cifar.generated_cifar(50))
     assert hashlib.sha256(ours.pixels.tobytes()).hexdigest()[:16] == "23c9a11f5c55728e"
-    with (cifar.generated_cifar(50, 10) / "train").open("rb") as file:
+    with (cifar.generated_cifar(50) / "train").open("rb") as file:
         stored = pickle.load(file)
     assert {len(stored[key]) for key in ("filenames", "fine_labels", "coarse_labels")} == {50}
     assert stored["data"].shape == (50, 3072)
@@ -123,7 +122,7 @@ def test_generated_cifar_is_the_same_each_time() -> None:
 def test_real_cifar_is_found(tmp_path: Path, where: str) -> None:
     place = data_home() if where == "store" else tmp_path / "mine"
     place.mkdir(parents=True)
-    cifar.generated_cifar(10, 10).rename(place / "cifar-100-python")
+    cifar.generated_cifar(10).rename(place / "cifar-100-python")
     given = {"given": f"{place}/cifar-100-python", "above": str(place), "store": None}[where]
     found = locate(make_workload("cnn", {"data": "cifar100", "data_path": given}))
     assert found is not None
@@ -135,7 +134,6 @@ def test_generated_cifar_is_as_large_as_the_real_one() -> None:
     found = locate(make_workload("cnn", {"data": "cifar100"}))
     assert found is not None and found.generated
     assert len(cifar.read_cifar(found.path).labels) == 50_000
-    assert len(cifar.read_cifar(found.path, "test").labels) == 10_000
 
 
 @given(st.binary(max_size=200))

@@ -14,7 +14,7 @@ from stepscope.workloads.frameworks.torch.probe import layers_of  # noqa: E402
 from stepscope.workloads.probing import Layer  # noqa: E402
 
 
-def layers(model: nn.Module, *shape: int, samples: int = 2) -> list[Layer]:
+def layers(model: nn.Module, *shape: int, samples: int = 2) -> tuple[Layer, ...]:
     built = Built(model, lambda net, batch: net(batch))
     return layers_of(built, torch.zeros(samples, *shape), samples)
 
@@ -26,13 +26,13 @@ def test_a_small_net_by_hand() -> None:
         nn.Flatten(),
         nn.Linear(64, 5),
     )
-    assert layers(net, 3, 10, 10) == [
+    assert layers(net, 3, 10, 10) == (
         Layer("0.0", "Conv2d", (3 * 4 * 9 + 4) * 4, 4 * 8 * 8 * 4),
         Layer("0.1", "ReLU", 0, 4 * 8 * 8 * 4),
         Layer("0.2", "MaxPool2d", 0, 4 * 4 * 4 * 4),
         Layer("1", "Flatten", 0, 64 * 4),
         Layer("2", "Linear", (64 * 5 + 5) * 4, 5 * 4),
-    ]
+    )
 
 
 def test_sizes_are_those_of_one_sample() -> None:

@@ -15,7 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.own import OwnPlace, find_own, hint_for, is_place, skeleton, where_in
+from stepscope.workloads.code_place import is_place
+from stepscope.workloads.own import OwnPlace, find_own, hint_for, skeleton, where_in
+from stepscope.workloads.spec import Workload
 from stepscope.workloads.user_file import skeleton_of, training_line
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
@@ -184,7 +186,7 @@ def test_other_encodings_are_read(file: Callable[[str], str], tmp_path: Path) ->
     ],
 )
 def test_places_are_told_from_names(model: str, is_one: bool) -> None:
-    assert is_place(model) is is_one
+    assert is_place(model) is Workload(model).is_own is is_one
 
 
 @pytest.mark.parametrize("training", TRAININGS)

@@ -39,8 +39,11 @@ def test_the_rate_is_that_of_the_median_step_without_the_first() -> None:
     assert ProbeResult(10, "ok", step_s=(1.0, 0.0)).samples_per_second is None
 
 
-@pytest.mark.parametrize(("kind", "is_oom"), [("gpu_oom", 1), ("killed", 1), ("error", 0)])
-def test_what_is_killed_ran_out_of_memory_as_far_as_we_know(kind: str, is_oom: bool) -> None:
+@pytest.mark.parametrize(
+    ("kind", "is_oom"),
+    [("gpu_oom", True), ("host_oom", True), ("killed", False), ("error", False)],
+)
+def test_only_what_says_so_ran_out_of_memory(kind: str, is_oom: bool) -> None:
     assert ProbeResult(1, kind).is_oom == is_oom and not ProbeResult(1, kind).is_ok  # type: ignore[arg-type]
 
 

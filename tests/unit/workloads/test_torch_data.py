@@ -43,7 +43,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSCOPE_DATA", str(folder))
-        generated_cifar(60, 10).rename(folder / "cifar-100-python")
+        generated_cifar(60).rename(folder / "cifar-100-python")
     return folder
 
 

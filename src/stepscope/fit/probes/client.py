@@ -25,7 +25,7 @@ from stepscope.fit.probes import server
 from stepscope.fit.probes.contract import KillProbe, ProbeOutcome, StartProbe
 from stepscope.records.codec import dumps, loads
 from stepscope.sensors import procfs
-from stepscope.workloads.probing import BEAT, WAITS, Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import BEAT, WAITS, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
 
 _LAST_LINES = 12
@@ -100,13 +100,6 @@ class ForkedProbes:
                 trace = tuple(json.loads(trace_file.read_bytes()))
             outcomes.append(ProbeOutcome(request, tuple(results), trace))
         return outcomes
-
-    def layers(self) -> list[Layer]:
-        number = self._number + 1
-        self._send(StartProbe(number))
-        self._wait_for([number])
-        file = self._folder / f"{number}.json"
-        return loads(list[Layer], file.read_bytes()) if file.exists() else []
 
     def _send(self, message: StartProbe | KillProbe) -> None:
         self._number = max(self._number, message.number)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from stepscope.analysis.memory.caching_allocator import AllocationTrace
-from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,8 @@ class StartProbe:
     """From the client of forked probes to the process that holds the workload."""
 
     number: int
-    probe: ProbeRequest | None = None
-    """None: the layers of the model are to be told."""
-    beside: tuple[int, ...] = ()
+    probe: ProbeRequest
+    beside: tuple[int, ...]
     """The numbers of those that are started together."""
 
 
@@ -62,5 +61,3 @@ class Probes(Protocol):
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         """All of them at once where that is possible; the outcomes in their order."""
         ...
-
-    def layers(self) -> list[Layer]: ...

@@ -20,7 +20,7 @@ from stepscope.trials.limits.spec import Limits
 from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import CompletedTrial, run_repeats
 from stepscope.trials.state import machine_lock, machine_turn
-from stepscope.workloads.probing import Kind, Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import Kind, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
 
 _INTERVAL_S = 0.25
@@ -62,9 +62,6 @@ class TrialProbes:
 
     def __exit__(self, *_: object) -> None:
         shutil.rmtree(self._folder, ignore_errors=True)
-
-    def layers(self) -> list[Layer]:
-        return []
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         return [self._run(request) for request in requests]
@@ -115,7 +112,7 @@ def read_trial_probe(
     tried: CompletedTrial, workload: Workload, request: ProbeRequest
 ) -> tuple[ProbeOutcome, Subject]:
     """What a trial left, as far as it came."""
-    from stepscope.runs.trial import read_steps
+    from stepscope.runs.trial import read_json, read_steps
 
     paths, ending = tried.paths, tried.ending
     ranks = [

@@ -109,10 +109,7 @@ def _live(built: BuiltWorkload, place: Path, request: StartProbe) -> int:
         os.dup2(log, 2)
         os.close(log)
         faulthandler.enable()  # a crash in native code leaves its stack in the log
-        if request.probe is None:
-            replace_atomically(file, dumps(built.layers()))
-        else:
-            built.probe(request.probe, tell, file.with_suffix(".trace"), request.beside)
+        built.probe(request.probe, tell, file.with_suffix(".trace"), request.beside)
         code = 0
     except BaseException:
         traceback.print_exc()

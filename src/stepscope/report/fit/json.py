@@ -19,6 +19,7 @@ from stepscope.fit.answer import (
 )
 from stepscope.records.codec import to_json
 from stepscope.report.fit import sentences
+from stepscope.workloads.probing import ProbeResult
 
 FORMAT = 1
 # fmt: off
@@ -39,6 +40,7 @@ _LEFT_OUT: dict[type, tuple[str, ...]] = {
     Batch: ("failure_above", "attempts_above"),
     Composition: ("dominant", "peak", "data_bytes"),
     WhatIf: ("settings",),
+    ProbeResult: ("layers",),
 }
 # fmt: on
 

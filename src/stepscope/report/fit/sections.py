@@ -146,8 +146,11 @@ def _proof(fit: Fit) -> Iterator[str]:
         failed = [result for result in results if not result.is_ok]
         line = f"{batch:,} passed in {len(results) - len(failed)} of {len(results)}"
         if failed:
-            where = f" in {failed[0].phase}" if failed[0].phase else ""
-            line += f"; it failed{where}{': ' * bool(failed[0].message)}{failed[0].message}"
+            line += "; it failed"
+            if failed[0].phase:
+                line += f" in {failed[0].phase}"
+            if failed[0].message:
+                line += f": {failed[0].message}"
         retries = max(result.retries for result in results)
         yield line + (f"; up to {retries} allocator retries" if retries > 0 else "")
 
@@ -155,8 +158,8 @@ def _proof(fit: Fit) -> Iterator[str]:
 def _loader(loader: LoaderMemory) -> Iterator[str]:
     loading = "no workers"
     if loader.workers:
-        plural = "s" * (loader.workers != 1)
-        loading = f"{loader.workers} worker{plural} × {loader.prefetch} prefetched"
+        workers = "worker" if loader.workers == 1 else "workers"
+        loading = f"{loader.workers} {workers} × {loader.prefetch} prefetched"
     pinned = ", pinned" if loader.pinned else ""
     yield (
         f"{loading}{pinned}: up to {loader.in_flight} batches at once, "
@@ -183,8 +186,8 @@ def _linear(linear: Linear2019) -> Iterator[Section]:
         lines.append(f"{batch:,} with {kept}{of_all}")
     if linear.by_layers is not None:
         lines.append(f"{linear.by_layers:,} by the sizes of all layers (equation 4.1)")
-    note = sentences.linear_note(linear)
-    yield _section("The estimate of 2019 (linear2019)", None, [*lines, *([note] if note else [])])
+    lines += filter(None, [sentences.linear_note(linear)])
+    yield _section("The estimate of 2019 (linear2019)", None, lines)
     columns = (
         (Column("Layer", number=False), lambda layer: layer.name or "(the model)"),
         (Column("Kind", number=False, spare=1), lambda layer: layer.kind),

@@ -237,7 +237,8 @@ def _host_summary(fit: Fit) -> str:
     above = largest.failure_above
     if above:
         often = often_text(largest)
-        text += f"; {above.batch:,} {often}{': it ' * bool(often)}{_failed(above)}"
+        text += f"; {above.batch:,} {often}: it " if often else f"; {above.batch:,} "
+        text += _failed(above)
     if use and use.size != largest.size:
         return f"{text}. {use.size:,} is faster, and leaves more."
     return f"{text}."

@@ -167,14 +167,15 @@ def _facts(fit: Fit) -> Iterator[tuple[str, str]]:
         yield (
             "Global batch",
             f"{size * accumulate * ranks:,} ({size:,} × {accumulate} accumulated × {ranks} "
-            f"rank{'s' * (ranks != 1)})",
+            f"{'rank' if ranks == 1 else 'ranks'})",
         )
     for place, other in enumerate(fit.budget.other_processes):
         yield ("Also on the GPU" if place == 0 else ""), sentences.other_process_text(other)
     for place, note in enumerate(sentences.notes(fit)):
         yield ("Note" if place == 0 else ""), note
     effort = fit.effort
-    cost = f"{effort.probes} probe{'s' * (effort.probes != 1)} in {seconds_text(effort.seconds)}"
+    probes = "probe" if effort.probes == 1 else "probes"
+    cost = f"{effort.probes} {probes} in {seconds_text(effort.seconds)}"
     if effort.ooms:
         cost += f", {effort.ooms} of which ran out of memory in processes that were thrown away"
     yield "Cost", f"{cost}; nothing of yours was touched"

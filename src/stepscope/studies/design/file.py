@@ -26,7 +26,8 @@ from stepscope.studies.trial_spec import (
     level_text,
     make_spec,
 )
-from stepscope.workloads.own import find_own, is_place
+from stepscope.workloads.code_place import is_place, parse_place
+from stepscope.workloads.own import find_own
 from stepscope.workloads.spec import SETTINGS, nearest, setting_type
 
 KEYS = (
@@ -213,10 +214,9 @@ class _DesignReader:
         value = None
         try:
             value = nodes.value_of(node, is_text)
-            level = checked_level(name, value)
             if name == "model" and self._base is not None and is_place(str(value)):
                 _check_own(str(value), self._base)
-            yield level
+            yield checked_level(name, value)
         except nodes.NoValue as error:
             self._wrong(node, error.what, error.hint)
         except StepscopeError as error:
@@ -329,11 +329,10 @@ class _DesignReader:
 
 def _check_own(model: str, base: Path) -> None:
     """A user's function is looked for at once, without running its file."""
-    named = model.rpartition(":")[0] if ":" in model else model
-    is_file = named.endswith(".py") or "/" in named
+    place = parse_place(model)
     try:
-        here = Path(named).exists() and not (base / named).exists()
-        find_own(str(base / model) if is_file and not here else model)
+        here = Path(place.source).exists() and not (base / place.source).exists()
+        find_own(str(base / model) if place.is_file and not here else model)
     except (OSError, ValueError) as error:
         raise BadWorkload(f"{model!r} cannot be looked for: {error}") from None
 

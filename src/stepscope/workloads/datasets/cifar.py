@@ -1,8 +1,9 @@
 """CIFAR-100 in its "python version": the real files where they are, else the same format made up.
 
-cifar-100-python/train, test    pickles: data (rows of 3072 bytes: red, green, blue planes),
-                                fine_labels, coarse_labels, filenames, batch_label
-cifar-100-python/meta           pickle: the names of the classes
+cifar-100-python/train    a pickle: data (rows of 3072 bytes: red, green, blue planes), fine_labels,
+                          coarse_labels, filenames, batch_label
+
+The files `test` and `meta` beside it are not read, and not made up.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from stepscope.workloads.datasets.textures import Random, make_fields, mixed
 
 FOLDER = "cifar-100-python"
 CLASSES, GROUPS = 100, 20
-TRAIN_ROWS, TEST_ROWS = 50_000, 10_000
-_VERSION = 1
+ROWS = 50_000
+_VERSION, _SEED = 2, 0
 _SIDE = 32
 _ROW_BYTES = 3 * _SIDE * _SIDE
 _WANTED = f"It takes the folder {FOLDER} (of cifar-100-python.tar.gz, unpacked), or the one above"
-_README = """These files have the format of CIFAR-100 (python version) but are not CIFAR-100.
-stepscope generated them, to measure with. What is learnt from them means nothing.
+_README = """This file has the format of CIFAR-100 (python version) but is not CIFAR-100.
+stepscope generated it, to measure with. What is learnt from it means nothing.
 """
 
 
@@ -53,21 +54,17 @@ def find_cifar(given: str | None) -> Path | None:
     raise BadWorkload(f"There is no CIFAR-100 in {place}", _WANTED)
 
 
-def generated_cifar(
-    train_rows: int = TRAIN_ROWS, test_rows: int = TEST_ROWS, seed: int = 0
-) -> Path:
-    """A folder of made-up files, as large as the real ones."""
-    rows = train_rows + test_rows
-    name = f"cifar100-generated-v{_VERSION}-seed{seed}-{train_rows}+{test_rows}"
+def generated_cifar(rows: int = ROWS) -> Path:
+    """A folder with a made-up file, as large as the real one."""
+    name = f"cifar100-generated-v{_VERSION}-{rows}"
     what = "A generated data set in the format of CIFAR-100"
     recipe = Recipe(name, what, _VERSION, rows, rows * _ROW_BYTES)
-    made = reuse_or_make(recipe, lambda folder: _make(folder, train_rows, test_rows, seed))
-    return made / FOLDER
+    return reuse_or_make(recipe, lambda folder: _make(folder, rows)) / FOLDER
 
 
-def read_cifar(folder: Path, part: str = "train") -> Images:
-    """The rows of a part, or BadWorkload where the file is something else."""
-    path = folder / part
+def read_cifar(folder: Path) -> Images:
+    """The images to train with, or BadWorkload where the file is something else."""
+    path = folder / "train"
     try:
         with path.open("rb") as file:
             stored = _DataUnpickler(file, encoding="latin1").load()
@@ -99,37 +96,23 @@ class _DataUnpickler(pickle.Unpickler):
         return self._allowed[name]
 
 
-def _make(folder: Path, train_rows: int, test_rows: int, seed: int) -> None:
-    (folder / "README.txt").write_text(_README, encoding="utf-8")
-    inside = folder / FOLDER
-    inside.mkdir()
-    _dump(inside / "train", _batch("training batch 1 of 1", train_rows, seed, 3))
-    _dump(inside / "test", _batch("testing batch 1 of 1", test_rows, seed, 4))
-    names = {
-        "fine_label_names": [f"class_{number:02d}" for number in range(CLASSES)],
-        "coarse_label_names": [f"group_{number:02d}" for number in range(GROUPS)],
-    }
-    _dump(inside / "meta", names)
-
-
-def _batch(name: str, rows: int, seed: int, stream: int) -> dict[str, Any]:
+def _make(folder: Path, rows: int) -> None:
     """Pictures are small windows of a field, each in the colour of its class."""
-    random, fields = Random([seed, stream]), make_fields(seed)
+    random, fields = Random([_SEED, 3]), make_fields(_SEED)
     labels = np.arange(rows) % CLASSES
     field = mixed(fields.smooth[0], fields.rough[0], 96)[::4, ::4]
     windows = sliding_window_view(field, (_SIDE, _SIDE))
     tops, lefts = random.randint(len(windows), size=(2, rows), dtype=np.int32)
     light = windows[tops, lefts].reshape(rows, 1, -1) // 2
     colours = random.randint(128, size=(CLASSES, 3, 1), dtype=np.uint8)
-    return {
+    content = {
         "filenames": [f"generated_{number:06d}.png" for number in range(rows)],
-        "batch_label": name,
+        "batch_label": "training batch 1 of 1",
         "fine_labels": labels.tolist(),
         "coarse_labels": (labels * GROUPS // CLASSES).tolist(),
         "data": (light + colours[labels]).reshape(rows, _ROW_BYTES),
     }
-
-
-def _dump(path: Path, content: dict[str, Any]) -> None:
-    with path.open("wb") as file:
+    (folder / "README.txt").write_text(_README, encoding="utf-8")
+    (folder / FOLDER).mkdir()
+    with (folder / FOLDER / "train").open("wb") as file:
         pickle.dump(content, file, protocol=2)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from stepscope.errors import BadWorkload
-from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult, Subject
+from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.reporting import FailureKind, RankPlacement, RankReport
 from stepscope.workloads.spec import Workload, option_name, setting_default
 
@@ -69,10 +69,6 @@ class BuiltWorkload(Protocol):
         last. `trace` is where allocations go if they are asked for, `beside` are the numbers of
         the probes that were asked at the same time."""
 
-    def layers(self) -> list[Layer]:
-        """In a fork: the layers of the model."""
-        ...
-
 
 class Framework(Protocol):
     """An adapter. What it does not override is refused, or done as a plain library would."""
@@ -83,6 +79,7 @@ class Framework(Protocol):
 
     def load(self) -> None:
         """Import the framework; BadWorkload where it is not installed."""
+        return None
 
     def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
         """One rank's training: steps to `placement.steps` (a `StepLog`), facts to `report`."""

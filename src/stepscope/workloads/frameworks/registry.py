@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from stepscope.errors import BadWorkload
+from stepscope.workloads.code_place import parse_place
 
 if TYPE_CHECKING:
     from stepscope.workloads.frameworks.contract import Framework
@@ -28,9 +29,9 @@ FRAMEWORKS: dict[str, Callable[[], Framework]] = {"torch": _torch}
 
 def is_user_adapter(setting: str) -> bool:
     """Whether it has the form `FILE.py:NAME` or `package.module:NAME`."""
-    place, _, name = setting.partition(":")
-    is_module = "." in place and place.replace(".", "").isidentifier()
-    return (place.endswith(".py") or is_module) and (name or DEFAULT_NAME).isidentifier()
+    source, name = parse_place(setting)
+    is_module = "." in source and source.replace(".", "").isidentifier()
+    return (source.endswith(".py") or is_module) and (name or DEFAULT_NAME).isidentifier()
 
 
 def framework_name(setting: str) -> str:
@@ -42,10 +43,10 @@ def get_framework(setting: str) -> Framework:
     """The adapter. One of a user is imported: call it only in a process that trains."""
     if setting in FRAMEWORKS:
         return FRAMEWORKS[setting]()
-    place, _, name = setting.partition(":")
-    module_name = place
-    if place.endswith(".py"):
-        file = Path(place)
+    place = parse_place(setting)
+    module_name, name = place.source, place.name or DEFAULT_NAME
+    if place.is_file:
+        file = Path(place.source)
         if not file.is_file():
             raise BadWorkload(f"There is no file {file}", f"You are in {Path.cwd()}")
         sys.path.insert(0, str(file.resolve().parent))
@@ -58,10 +59,10 @@ def get_framework(setting: str) -> Framework:
                 f"There is no module {error.name} to train with", "Name its place in PYTHONPATH"
             ) from None
         raise
-    adapter: Framework | None = getattr(module, name or DEFAULT_NAME, None)
+    adapter: Framework | None = getattr(module, name, None)
     if adapter is None:
         raise BadWorkload(
-            f"There is no {name or DEFAULT_NAME} in {place}",
+            f"There is no {name} in {place.source}",
             "Name the object that is the adapter: --framework FILE.py:NAME",
         )
     return adapter

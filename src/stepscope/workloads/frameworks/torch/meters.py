@@ -24,7 +24,10 @@ _NOTHING = AllocatorStats(0, 0, 0, 0)
 
 
 class HostMeter:
-    """Memory and time where the CPU computes: the process has no allocator to request."""
+    """Memory and time of a process that computes on the CPU, which has no allocator to ask.
+
+    `fit` probes host memory by trials: this is what lets the probes of forks run without a GPU.
+    """
 
     def begin(self, request: ProbeRequest) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))

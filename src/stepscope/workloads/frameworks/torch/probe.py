@@ -15,6 +15,7 @@ import re
 import time
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -86,9 +87,6 @@ class HeldWorkload:
     ) -> None:
         _Probe(self, request, tell, trace, beside).run()
 
-    def layers(self) -> list[Layer]:
-        return layers_of(self.built, self.samples.on_host(2), 2)
-
 
 def warm_up() -> bool:
     """Import what every probe would: optimizers take all of the compiler with them. Whether forks
@@ -138,9 +136,13 @@ class _Probe:
     trace: Path
     beside: Sequence[int] = ()
     notes: list[str] = field(default_factory=list)
+    layers: tuple[Layer, ...] = ()
 
     def run(self) -> None:
         request, device = self.request, self.held.device
+        if request.layers:
+            with suppress(Exception):  # not every model can do without its device
+                self.layers = layers_of(self.held.built, self.held.samples.on_host(2), 2)
         self.meter = GpuMeter(device) if device.type == "cuda" else HostMeter()
         try:
             self.meter.begin(request)
@@ -211,7 +213,7 @@ class _Probe:
             self._tell_failure(result, error)
             return False
         parts = replace(result.parts, outside=self.meter.outside())
-        self._tell(replace(result, phase="", parts=parts))
+        self._tell(replace(result, phase="", parts=parts, layers=self.layers))
         return True
 
     def _step(self, size: int) -> tuple[float, Parts]:
@@ -269,7 +271,7 @@ def _leaves(model: nn.Module) -> dict[nn.Module, str]:
     return {module: name for name, module in model.named_modules() if not [*module.children()]}
 
 
-def layers_of(built: Built, batch: Any, samples: int) -> list[Layer]:
+def layers_of(built: Built, batch: Any, samples: int) -> tuple[Layer, ...]:
     """The layers that hold no others, in the order in which a batch goes through them.
 
     One that is used several times is counted as often, with its parameters once.
@@ -291,4 +293,4 @@ def layers_of(built: Built, batch: Any, samples: int) -> list[Layer]:
     finally:
         for hook in hooks:
             hook.remove()
-    return found
+    return tuple(found)
