@@ -112,7 +112,7 @@ def read_trial_probe(
     tried: CompletedTrial, workload: Workload, request: ProbeRequest
 ) -> tuple[ProbeOutcome, Subject]:
     """What a trial left, as far as it came."""
-    from stepscope.runs.trial import read_json, read_steps
+    from stepscope.runs.trial import read_steps
 
     paths, ending = tried.paths, tried.ending
     ranks = [
