@@ -29,8 +29,8 @@ def an_optimizer(cls: type[torch.optim.SGD] = torch.optim.SGD) -> torch.optim.SG
 
 @pytest.fixture
 def summary_of(tmp_path: Path) -> Iterator[Callable[[Callable[[], None]], Summary]]:
-    hook = finder.load_hook()
-    hook.attach_to_imported()
+    finder.load_hook()
+    finder.attach_to_imported()
 
     def watched(loop: Callable[[], None]) -> Summary:
         folder = tmp_path / loop.__name__

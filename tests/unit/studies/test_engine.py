@@ -63,7 +63,12 @@ def _write(job: Job, outcome: Outcome, reason: str) -> None:
         "format": 1,
         "clock": {"monotonic_ns": 0, "wall_ns": time.time_ns()},
         "watcher": {},
-        "ending": {"outcome": outcome.value, "reason": reason, "monotonic_ns": 1},
+        "ending": {
+            "outcome": outcome.value,
+            "reason": reason,
+            "evidence": {"message": reason},
+            "monotonic_ns": 1,
+        },
         "environment": {"cpu": {"logical": 2, "allowed": 2}},
         "workload": to_json(job.workload),
         "limits": {},
