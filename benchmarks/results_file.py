@@ -65,7 +65,10 @@ def write(
 def _command() -> str:
     """As it was typed, without where the machine keeps its files."""
     program, *words = sys.argv
-    hidden = ["DIR" if before == "--out" else word for before, word in pairwise(["", *words])]
+    hidden = [
+        "DIR" if before == "--out" or word.startswith("/") else word
+        for before, word in pairwise(["", *words])
+    ]
     return " ".join(["python", os.path.relpath(program), *hidden])
 
 
