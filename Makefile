@@ -13,8 +13,8 @@ PYTEST := $(BIN)/python -m pytest
 help: ## Show what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
 
-demo: $(VENV)/.core ## Train a small CNN under stepscope; leaves a summary and a report
-	$(BIN)/stepscope run --name demo -- $(BIN)/python examples/plain_loop/train.py --fraction 0.2 --epochs 5
+demo: $(VENV)/.core ## Find a planted bottleneck, fix it and compare
+	$(BIN)/python examples/demo/demo.py
 
 test: lint ## All checks and tests that need no GPU and little time
 	$(PYTEST) -n $(JOBS) --dist worksteal -m "not long and not gpu and not quiet"

@@ -1,11 +1,11 @@
-"""Whether a trial is as fast as the loop one would write by hand.
+"""Compare the throughput of a trial with that of a hand-written loop.
 
     python benchmarks/bare_loop.py [--pairs 5] [--steps 100] [--model resnet50] [--batch-size 256]
 
-The same model, numbers and batch, which stays on the device: once in a bare loop in a fresh process
-(nothing of ours in it), once as `stepscope trial --data resident`, in turns, with the order turned
-around each time. The bare loop is timed from the end of its warm-up to the end of its last step,
-the trial by what it prints. Goal: at least 98 % on a GPU.
+The same model is trained with the same batch, which stays on the device, in a bare loop in a fresh
+process without stepscope, and as `stepscope trial --data resident`. They alternate, and the order
+is reversed each time. The bare loop is timed from the end of its warm-up to the end of its last
+step; the trial reports its own throughput. Goal: at least 98 % on a GPU.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ print(json.dumps({"samples_per_second": steps * batch / (time.perf_counter() - b
 
 
 def bare(options: argparse.Namespace) -> float:
-    """Samples per second of a hand-written loop."""
+    """Return the samples per second of a hand-written loop."""
     numbers = [options.batch_size, options.warmup, options.steps, options.image_size]
     done = subprocess.run(
         [sys.executable, "-c", BARE, options.model, options.precision, *map(str, numbers)],
@@ -64,7 +64,7 @@ def bare(options: argparse.Namespace) -> float:
 
 
 def trial(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """What `stepscope trial` says of the same."""
+    """Return the result of `stepscope trial` for the same workload."""
     words = [
         "trial",
         options.model,
@@ -91,8 +91,8 @@ def trial(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    told: dict[str, Any] = json.loads(done.stdout)
-    return told
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
 
 
 def main() -> None:
@@ -106,18 +106,18 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--out", type=Path, default=results_file.RESULTS)
     options = parser.parse_args()
-    by_hand, tried, told = [], [], {}
-    with tempfile.TemporaryDirectory() as place:
+    bare_rates, trial_rates, result = [], [], {}
+    with tempfile.TemporaryDirectory() as folder:
         for pair in range(options.pairs):
-            for of_trial in (pair % 2 == 0, pair % 2 == 1):
-                if of_trial:
-                    told = trial(options, Path(place))
-                    tried.append(float(told["samples_per_second"]))
+            for is_trial in (pair % 2 == 0, pair % 2 == 1):
+                if is_trial:
+                    result = trial(options, Path(folder))
+                    trial_rates.append(float(result["samples_per_second"]))
                 else:
-                    by_hand.append(bare(options))
-            print(f"by hand {by_hand[-1]:,.0f}, trial {tried[-1]:,.0f} samples/s")
-    ratios = [t / b for t, b in zip(tried, by_hand, strict=True)]
-    share = statistics.mean(tried) / statistics.mean(by_hand)
+                    bare_rates.append(bare(options))
+            print(f"bare loop {bare_rates[-1]:,.0f}, trial {trial_rates[-1]:,.0f} samples/s")
+    ratios = [t / b for t, b in zip(trial_rates, bare_rates, strict=True)]
+    share = statistics.mean(trial_rates) / statistics.mean(bare_rates)
     print(
         f"the trial reaches {share:.1%} of the bare loop ({min(ratios):.1%} to {max(ratios):.1%})"
     )
@@ -125,9 +125,9 @@ def main() -> None:
         "model": options.model,
         "batch_size": options.batch_size,
         "precision": options.precision,
-        "device": told.get("device_name"),
-        "bare_samples_per_second": by_hand,
-        "trial_samples_per_second": tried,
+        "device": result.get("device_name"),
+        "bare_samples_per_second": bare_rates,
+        "trial_samples_per_second": trial_rates,
         "share": share,
         "shares_of_pairs": ratios,
     }

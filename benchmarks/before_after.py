@@ -1,8 +1,8 @@
-"""What two versions of stepscope cost, side by side: a change of structure must not make it slower.
+"""Compare the overhead of two versions of stepscope: refactoring must not make it slower.
 
     python benchmarks/before_after.py OLD [--rounds 5]
 
-OLD is another checkout. Both run the same commands in turn, in fresh processes of the same
+OLD is another checkout. Both run the same commands alternately, in fresh processes of the same
 interpreter. A figure is the median over the rounds; the ratio is the median of the ratios of each
 round, with its lowest and highest.
 """
@@ -24,7 +24,7 @@ from pathlib import Path
 import results_file
 
 ROOT = Path(__file__).resolve().parents[1]
-KEPT = ROOT / "tests" / "data" / "bottlenecks" / "recorded" / "cpu_slow_transform.tar.xz"
+RECORDED = ROOT / "tests" / "data" / "bottlenecks" / "recorded" / "cpu_slow_transform.tar.xz"
 TREE = """
 import multiprocessing, time
 def work(seconds):
@@ -50,11 +50,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each monitored command")
     options = parser.parse_args()
     checkouts = {"before": options.old.resolve(), "now": ROOT}
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        with tarfile.open(KEPT) as kept:
-            kept.extractall(folder / "kept", filter="data")
-        run = folder / "kept"
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        with tarfile.open(RECORDED) as archive:
+            archive.extractall(folder / "recorded", filter="data")
+        run = folder / "recorded"
         (folder / "design.yaml").write_text(DESIGN)
         programs: dict[str, Callable[[Path, Path], float]] = {
             "monitor: CPU ms per second, 9 processes at 10 Hz": (
@@ -66,28 +66,30 @@ def main() -> None:
             "run -- true: CPU s": (
                 lambda checkout, out: stepscope(checkout, "run", "-q", "--out", out, "--", "true")
             ),
-            "explain of a kept run: CPU s": (
+            "explain of a recorded run: CPU s": (
                 lambda checkout, out: stepscope(checkout, "explain", run)
             ),
-            "report of a kept run: CPU s": lambda checkout, out: stepscope(checkout, "report", run),
+            "report of a recorded run: CPU s": lambda checkout, out: stepscope(
+                checkout, "report", run
+            ),
             "trial: s beyond its process": trial_seconds,
             "study: s per trial beyond its process": (
                 lambda checkout, out: study_seconds(checkout, out, folder / "design.yaml")
             ),
         }
         measured: dict[str, dict[str, list[float]]] = {
-            what: {version: [] for version in checkouts} for what in programs
+            name: {version: [] for version in checkouts} for name in programs
         }
         for number in range(options.rounds):
-            for what, program in programs.items():
+            for name, program in programs.items():
                 order = list(checkouts) if number % 2 else list(reversed(checkouts))
                 for version in order:
                     with tempfile.TemporaryDirectory(dir=folder) as out:
-                        measured[what][version].append(program(checkouts[version], Path(out)))
-    figures = {what: compared(**each) for what, each in measured.items()}
-    for what, each in figures.items():
+                        measured[name][version].append(program(checkouts[version], Path(out)))
+    figures = {name: compared(**each) for name, each in measured.items()}
+    for name, each in figures.items():
         ratio = f"{each['ratio']:.2f} ({each['ratio_low']:.2f} to {each['ratio_high']:.2f})"
-        print(f"{what:52} {each['before']:8.3f} {each['now']:8.3f}   {ratio}")
+        print(f"{name:52} {each['before']:8.3f} {each['now']:8.3f}   {ratio}")
     print(f"written: {results_file.write('before_after', figures)}", file=sys.stderr)
 
 
@@ -103,16 +105,16 @@ def compared(before: list[float], now: list[float]) -> dict[str, float]:
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    made_up = checkout / "tests" / "data" / "studies"
+    planted = checkout / "tests" / "data" / "studies"
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, (checkout / "src", made_up))),
+        "PYTHONPATH": os.pathsep.join(map(str, (checkout / "src", planted))),
         "PLANTED_REAL_S": "0.2",
     }
 
 
 def cpu_seconds(checkout: Path, *words: str | Path) -> float:
-    """User and system time of a process and of all that it waited for."""
+    """Return the user and system time of a process and its children."""
     child = subprocess.Popen(
         [sys.executable, *map(str, words)],
         env=environment(checkout),
@@ -121,7 +123,7 @@ def cpu_seconds(checkout: Path, *words: str | Path) -> float:
     )
     _, status, usage = os.wait4(child.pid, 0)
     if status:
-        raise SystemExit(f"{checkout}: {words} ended with status {status}")
+        raise SystemExit(f"{checkout}: {words} exited with status {status}")
     return usage.ru_utime + usage.ru_stime
 
 
@@ -138,7 +140,7 @@ def monitor_ms(checkout: Path, out: Path, seconds: float) -> float:
         stdout=subprocess.PIPE,
         check=True,
     )
-    return 1000 * float(json.loads(done.stdout)["watcher"]["cores"])
+    return 1000 * float(json.loads(done.stdout)["monitor"]["cores"])
 
 
 def trial_seconds(checkout: Path, out: Path) -> float:
@@ -152,15 +154,15 @@ def study_seconds(checkout: Path, out: Path, design: Path) -> float:
 
 
 def _beyond_processes(checkout: Path, words: list[str], out: Path) -> float:
-    """Seconds per trial that are not the life of its process."""
-    began = time.monotonic()
+    """Return the seconds per trial outside of its process."""
+    started = time.monotonic()
     subprocess.run(
         [sys.executable, "-m", "stepscope", *words], env=environment(checkout), check=True
     )
-    wall = time.monotonic() - began
+    wall = time.monotonic() - started
     trials = [json.loads(path.read_text())["trial"] for path in out.rglob("run.json")]
-    lives: float = sum(trial["ended_ns"] - trial["spawned_ns"] for trial in trials) / 1e9
-    return (wall - lives) / len(trials)
+    inside: float = sum(trial["ended_ns"] - trial["spawned_ns"] for trial in trials) / 1e9
+    return (wall - inside) / len(trials)
 
 
 if __name__ == "__main__":

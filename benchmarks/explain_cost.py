@@ -1,11 +1,11 @@
-"""What `stepscope explain` costs of a day's run at 10 Hz: seconds, and memory at its peak.
+"""Time and peak memory of `stepscope explain` for a run of one day at 10 Hz.
 
     python benchmarks/explain_cost.py [--quick] [--reading-only]
 
-The day is synthetic: 864,000 samples, as many steps, and all that the hook and the loader's workers
-tell of them, five million records. Once the run ended, and all of its samples are packed; once it
-was killed, and the last were not. The whole command is timed in fresh processes, with all files in
-the page cache; `reading` is the part that reads the folder.
+The run is synthetic: 864,000 samples, 864,000 steps, and five million records of the hook and the
+loader workers. One run has ended and all of its samples are packed; the other was killed before the
+last samples were packed. The whole command is timed in fresh processes with all files in the page
+cache; `reading` is the part that reads the folder.
 """
 
 from __future__ import annotations
@@ -38,11 +38,11 @@ PROGRAMS = {
 
 
 def cost(program: list[str]) -> tuple[float, float]:
-    """Seconds and peak bytes of one process."""
-    began = time.monotonic()
+    """Return the seconds and peak bytes of one process."""
+    started = time.monotonic()
     child = subprocess.Popen([sys.executable, *program], stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
-    seconds = time.monotonic() - began
+    seconds = time.monotonic() - started
     child.returncode = os.waitstatus_to_exitcode(status)
     if child.returncode:
         raise SystemExit(f"{' '.join(program)} failed")
@@ -51,19 +51,19 @@ def cost(program: list[str]) -> tuple[float, float]:
 
 def figures_of(program: list[str], repeats: int) -> dict[str, Any]:
     cost(program)  # into the page cache
-    found = [cost(program) for _ in range(repeats)]
-    seconds = [each for each, _ in found]
+    costs = [cost(program) for _ in range(repeats)]
+    seconds = [each for each, _ in costs]
     return {
         "seconds_best": round(min(seconds), 2),
         "seconds_median": round(statistics.median(seconds), 2),
-        "peak_rss_mb": round(max(peak for _, peak in found) / 1e6),
+        "peak_rss_mib": round(max(peak for _, peak in costs) / (1 << 20)),
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="once each, for a look")
-    parser.add_argument("--reading-only", action="store_true", help="leave the command out")
+    parser.add_argument("--quick", action="store_true", help="one repeat, result not stored")
+    parser.add_argument("--reading-only", action="store_true", help="time only the reading")
     options = parser.parse_args()
     parts = ["reading"] if options.reading_only else list(PROGRAMS)
     figures: dict[str, Any] = {}
@@ -72,10 +72,10 @@ def main() -> None:
             folder = Path(name) / f"gpus{gpus}"
             make = [sys.executable, str(TESTS / "synthetic_day.py"), str(folder), str(gpus)]
             subprocess.run(make, check=True)
-            for ending in ("ended", "killed"):
+            for exit_status in ("ended", "killed"):
                 for part in parts:
-                    program = PROGRAMS[part](str(folder / ending))
-                    key = f"{part}_{ending}_{gpus}_gpus"
+                    program = PROGRAMS[part](str(folder / exit_status))
+                    key = f"{part}_{exit_status}_{gpus}_gpus"
                     figures[key] = figures_of(program, 1 if options.quick else 5)
                     print(key, json.dumps(figures[key]), flush=True)
     if not options.quick and not options.reading_only:

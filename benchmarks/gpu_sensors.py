@@ -1,10 +1,10 @@
-"""Do the GPU sensors tell the truth, what does each cost, and what does watching cost a training?
+"""Accuracy and cost of the GPU sensors, and slowdown of a monitored training.
 
-    python benchmarks/gpu_sensors.py [--quick] [--out DIR]        needs an NVIDIA GPU and PyTorch
+    python benchmarks/gpu_sensors.py [--quick] [--out DIR]        requires an NVIDIA GPU and PyTorch
 
-Known loads run under `stepscope run`, and what its samples say of each is put beside what was done:
-bytes copied each way, memory allocated, joules. The slow-down is that of a ResNet50 training that
-stops and continues its own watcher from block to block, so that both are measured in one process.
+Known loads run under `stepscope run`, and its samples are compared with the work: bytes copied in
+each direction, memory allocated, joules. The slowdown is measured with a ResNet50 training that
+stops and continues its own monitor from block to block, so that both are measured in one process.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ from stepscope.runs.reader import latest_run
 from stepscope.sensors.gpu.nvml import open_nvml
 from stepscope.sensors.gpu.pcie import PcieSensor
 from stepscope.sensors.gpu.registry import gpu_sensors
-from stepscope.sensors.gpu.sensors import GpuSensor, WatchedGpu
+from stepscope.sensors.gpu.sensors import GpuSensor, MonitoredGpu
 
 GIB = 1 << 30
 BLOCK_S = 3.0
 COLUMNS = {
-    "utilisation": "gpu_utilization",
+    "utilization": "gpu_utilization",
     "sm": "gpu_sm",
     "occupancy": "gpu_occupancy",
     "tensor": "gpu_tensor",
@@ -52,11 +52,11 @@ COLUMNS = {
 }
 
 
-# --- the loads, in the process that is watched -------------------------------------------------
+# --- the loads, in the monitored process --------------------------------------------------------
 
 
 def do_loads(seconds: float) -> None:
-    """Each load for some seconds, as a phase of its name; prints what was done in each."""
+    """Run each load for some seconds as a phase, and print its amount of work."""
     import torch
 
     torch.zeros(1, device="cuda")
@@ -73,7 +73,7 @@ def do_loads(seconds: float) -> None:
         "mixed": lambda s: _mixed(max(20.0, s)),
     }
     for name, load in loads.items():
-        time.sleep(2.0)  # what the load before had is given back, and seen to be
+        time.sleep(2.0)  # until the memory of the previous load is released and sampled
         with stepscope.phase(name):
             done = load(seconds)
         print(f"DONE {name} {done}", flush=True)
@@ -151,7 +151,7 @@ def _tiny_kernels(seconds: float) -> int:
 
 
 def _bursts_in(seconds: float) -> int:
-    """A GiB (some 20 ms) now and then, out of step with the sampling."""
+    """Copy 1 GiB (about 20 ms) at intervals that are not aligned with the samples."""
     host, device = _host_and_device()
     done = 0
     for _ in _until(max(seconds, 6.0)):
@@ -169,7 +169,7 @@ def _allocation(seconds: float) -> int:
 
 
 def _mixed(seconds: float) -> int:
-    """Heavy and light by turns: power that goes up and down."""
+    """Alternate between heavy and light load, so that the power varies."""
     for _ in _until(seconds):
         _matrix(0.7)
         _copy_inside(0.5)
@@ -177,12 +177,12 @@ def _mixed(seconds: float) -> int:
     return 0
 
 
-# --- what the samples say of them --------------------------------------------------------------
+# --- comparison with the samples -----------------------------------------------------------------
 
 
 def measure_loads(folder: Path, seconds: float) -> dict[str, Any]:
-    """Run the loads under watch; a row for each, and the comparisons that must hold."""
-    done = _watched(folder, "--loads", str(seconds))
+    """Run and monitor the loads; return a table and the comparisons."""
+    done = _monitored(folder, "--loads", str(seconds))
     amounts = {name: int(count) for name, count in re.findall(r"DONE (\w+) (\d+)", done)}
     data = open_run(latest_run(folder)).data
     (gpu,) = {entity for metric, entity in data.series if metric == "gpu_memory"}
@@ -205,33 +205,33 @@ def measure_loads(folder: Path, seconds: float) -> dict[str, Any]:
         "copies": {
             name: {
                 "done_gb": round(amounts[name] / 1e9, 2),
-                "seen_to_gpu": _part(received, spans[name], amounts[name]),
-                "seen_from_gpu": _part(sent, spans[name], amounts[name]),
+                "measured_to_gpu": _part(received, spans[name], amounts[name]),
+                "measured_from_gpu": _part(sent, spans[name], amounts[name]),
             }
             for name in ("copy_in", "copy_out", "bursts_in")
         },
-        "allocation": _allocation_seen(series, spans, amounts["allocation"]),
+        "allocation": _allocation_measured(series, spans, amounts["allocation"]),
         "energy": _energy(series),
     }
 
 
 def _level(series: Series, span: tuple[int, int]) -> float:
-    """The mean well inside a phase: NVML's own averages need a second to get there."""
+    """Return the mean inside a phase, without its start: NVML averages over up to a second."""
     inside = series.between(span[0] + int(1.2e9), span[1])
     return round(float(inside.value.mean()), 4) if len(inside) else float("nan")
 
 
 def _part(rate: Series, span: tuple[int, int], amount: int) -> float:
-    seen = integrate(rate, span[0] - int(0.2e9), span[1] + int(0.2e9)) or 0.0
-    return round(seen / amount, 4)
+    measured = integrate(rate, span[0] - int(0.2e9), span[1] + int(0.2e9)) or 0.0
+    return round(measured / amount, 4)
 
 
-def _allocation_seen(
+def _allocation_measured(
     series: dict[str, Series], spans: dict[str, tuple[int, int]], amount: int
 ) -> dict[str, Any]:
     begin, end = spans["allocation"]
     rise = {}
-    for key in ("gpu_memory", "gpu_memory_tree"):
+    for key in ("gpu_memory", "gpu_memory_run"):
         before = series[key].between(spans["bursts_in"][1], begin)
         during = series[key].between(begin, end)
         if len(before) and len(during):
@@ -240,7 +240,7 @@ def _allocation_seen(
 
 
 def _energy(series: dict[str, Series]) -> dict[str, Any]:
-    """Joules by the counter and by adding up power, over the windows of the counter."""
+    """Compare the energy counter with the integrated power, over the windows of the counter."""
     counter, power = series["gpu_energy"], series["gpu_power"]
     by_counter = by_power = seconds = 0.0
     for t, window, watts in zip(counter.t, counter.window, counter.value, strict=True):
@@ -262,7 +262,7 @@ def _energy(series: dict[str, Series]) -> dict[str, Any]:
     }
 
 
-def _watched(folder: Path, *arguments: str) -> str:
+def _monitored(folder: Path, *arguments: str) -> str:
     done = subprocess.run(
         [
             sys.executable,
@@ -284,13 +284,14 @@ def _watched(folder: Path, *arguments: str) -> str:
     return done.stdout
 
 
-# --- what reading costs ------------------------------------------------------------------------
+# --- cost of a reading ---------------------------------------------------------------------------
 
 
 def measure_costs(repeats: int) -> dict[str, Any]:
-    """CPU and wall time of a reading of each sensor, paced as in the watcher, idle and under load.
+    """Measure CPU and wall time per reading of each sensor, at the pace of the monitor, on an idle
+    and on a busy GPU.
 
-    PCIe counters and the blocking look are read too, though this GPU has something better.
+    Includes PCIe counters and the blocking PCIe sample, which this GPU does not need.
     """
     nvml = open_nvml()
     gpu = nvml.gpus[0]
@@ -298,7 +299,7 @@ def measure_costs(repeats: int) -> dict[str, Any]:
         sensor.name: sensor.read for sensor in gpu_sensors([gpu])
     }
     sensors["(PCIe byte counters)"] = gpu.pcie_count
-    sensors["(PCIe look, blocking)"] = gpu.pcie_look
+    sensors["(PCIe sample, blocking)"] = gpu.pcie_sample
     with _busy():
         busy = {name: _paced(read, repeats) for name, read in sensors.items()}
     idle = {name: _paced(read, repeats) for name, read in sensors.items()}
@@ -307,7 +308,7 @@ def measure_costs(repeats: int) -> dict[str, Any]:
         name: {
             **idle[name],
             "busy_cpu_ms": busy[name]["cpu_ms"],
-            "busy_longest_cpu_ms": busy[name]["longest_cpu_ms"],
+            "busy_max_cpu_ms": busy[name]["max_cpu_ms"],
             **_share(name, idle[name]),
         }
         for name in sensors
@@ -331,22 +332,22 @@ def _all_sensors() -> list[type[GpuSensor]]:
 def _paced(read: Callable[[], Any], repeats: int) -> dict[str, float]:
     cpu, wall = [], []
     for _ in range(repeats):
-        time.sleep(0.25)  # performance counters that are younger are not read again
+        time.sleep(0.25)  # performance counters are not read more often
         a, b = time.thread_time(), time.perf_counter()
         read()
         cpu.append(time.thread_time() - a)
         wall.append(time.perf_counter() - b)
     return {
         "cpu_ms": round(1e3 * statistics.mean(cpu), 3),
-        "longest_cpu_ms": round(1e3 * max(cpu), 3),
+        "max_cpu_ms": round(1e3 * max(cpu), 3),
         "wall_ms": round(1e3 * statistics.median(wall), 3),
-        "longest_wall_ms": round(1e3 * max(wall), 3),
+        "max_wall_ms": round(1e3 * max(wall), 3),
     }
 
 
 @contextlib.contextmanager
 def _busy() -> Iterator[None]:
-    """Another process that keeps the GPU at work."""
+    """Keep the GPU busy with another process."""
     load = subprocess.Popen([sys.executable, __file__, "--matrix"], stdout=subprocess.PIPE)
     assert load.stdout is not None
     load.stdout.readline()
@@ -357,11 +358,11 @@ def _busy() -> Iterator[None]:
         load.wait()
 
 
-def measure_pcie_ways(seconds: float) -> dict[str, Any]:
-    """The ways for GPUs without GPM, tried on one that has it: what they see of a steady copy."""
+def measure_pcie_methods(seconds: float) -> dict[str, Any]:
+    """Measure a steady copy with the PCIe method for GPUs without GPM."""
     nvml = open_nvml()
-    watched = WatchedGpu(nvml.gpus[0])
-    looks = PcieSensor([watched], only_look=True)
+    monitored = MonitoredGpu(nvml.gpus[0])
+    sampled = PcieSensor([monitored], sample_only=True)
     stop, done = threading.Event(), [0]
 
     def copy() -> None:
@@ -374,40 +375,40 @@ def measure_pcie_ways(seconds: float) -> dict[str, Any]:
     while not done[0]:
         time.sleep(0.1)
     time.sleep(2.5)
-    first, at = looks.read()[0].values, done[0]
+    first, at = sampled.read()[0].values, done[0]
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         time.sleep(0.2)
-        last, now = looks.read()[0].values, done[0]
+        last, now = sampled.read()[0].values, done[0]
     stop.set()
     thread.join()
-    looks.close()
+    sampled.close()
     nvml.close()
-    seen = {key: (last[key] or 0.0) - (first[key] or 0.0) for key in last}
+    measured = {key: (last[key] or 0.0) - (first[key] or 0.0) for key in last}
     return {
         "done_gb": round((now - at) / 1e9, 2),
-        "looks_to_gpu": round(seen["gpu_pcie_received"] / (now - at), 4),
-        "looks_from_gpu": round(seen["gpu_pcie_sent"] / (now - at), 4),
+        "sampled_to_gpu": round(measured["gpu_pcie_received"] / (now - at), 4),
+        "sampled_from_gpu": round(measured["gpu_pcie_sent"] / (now - at), 4),
     }
 
 
-# --- what watching costs a training ------------------------------------------------------------
+# --- slowdown of a monitored training ------------------------------------------------------------
 
 
 def train_in_blocks(seconds: float) -> None:
-    """ResNet50, bf16, batch 256, fed by eight workers; stops and continues its watcher by turns."""
+    """Train ResNet50 in bf16 with batch 256 and 8 workers, with and without the monitor in turn."""
     import torch
     from torchvision.models import resnet50
 
-    watcher, events = os.getppid(), os.environ["STEPSCOPE_EVENTS"]
+    monitor, events = os.getppid(), os.environ["STEPSCOPE_EVENTS"]
     hook: Any = sys.modules["_stepscope_events"]
     model = resnet50().cuda().to(memory_format=torch.channels_last)
     optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     loss = torch.nn.CrossEntropyLoss()
     labels = torch.randint(0, 1000, (256,), device="cuda")
-    pictures: Any = _Pictures()
+    dataset: Any = _Images()
     loader: Any = torch.utils.data.DataLoader(
-        pictures, 256, num_workers=8, pin_memory=True, persistent_workers=True
+        dataset, 256, num_workers=8, pin_memory=True, persistent_workers=True
     )
 
     def batches() -> Iterator[Any]:
@@ -417,82 +418,86 @@ def train_in_blocks(seconds: float) -> None:
     source = batches()
 
     def block(length: float) -> float:
-        steps, began = 0, time.perf_counter()
-        while time.perf_counter() - began < length:
+        steps, started = 0, time.perf_counter()
+        while time.perf_counter() - started < length:
             images = next(source).cuda(non_blocking=True).to(memory_format=torch.channels_last)
             with torch.autocast("cuda", torch.bfloat16):
-                found = loss(model(images.float() / 255), labels)
+                batch_loss = loss(model(images.float() / 255), labels)
             optimizer.zero_grad(set_to_none=True)
-            found.backward()
+            batch_loss.backward()
             optimizer.step()
             steps += 1
             if steps % 8 == 0:
                 torch.cuda.synchronize()
         torch.cuda.synchronize()
-        return steps / (time.perf_counter() - began)
+        return steps / (time.perf_counter() - started)
 
     block(12.0)
     rates: dict[bool, list[float]] = {True: [], False: []}
     cpu = {True: 0.0, False: 0.0}
-    began = time.monotonic()
-    while time.monotonic() < began + seconds:
-        for watched in (True, False) if len(rates[True]) % 2 else (False, True):
-            hook.report_to(events if watched else None)
-            os.kill(watcher, signal.SIGCONT if watched else signal.SIGSTOP)
-            before = _cpu_of(watcher)
-            rates[watched].append(block(BLOCK_S))
-            cpu[watched] += _cpu_of(watcher) - before
-    os.kill(watcher, signal.SIGCONT)
+    started = time.monotonic()
+    while time.monotonic() < started + seconds:
+        for monitored in (True, False) if len(rates[True]) % 2 else (False, True):
+            hook.report_to(events if monitored else None)
+            os.kill(monitor, signal.SIGCONT if monitored else signal.SIGSTOP)
+            before = _cpu_of(monitor)
+            rates[monitored].append(block(BLOCK_S))
+            cpu[monitored] += _cpu_of(monitor) - before
+    os.kill(monitor, signal.SIGCONT)
     hook.report_to(events)
-    before, at = _cpu_of(watcher), time.monotonic()
-    block(20.0)  # watched without a stop: what the watcher itself costs
-    share = (_cpu_of(watcher) - before) / (time.monotonic() - at)
+    before, at = _cpu_of(monitor), time.monotonic()
+    block(20.0)  # without stopping the monitor: its CPU usage
+    share = (_cpu_of(monitor) - before) / (time.monotonic() - at)
     print("RATES " + json.dumps([rates[True], rates[False], share]), flush=True)
 
 
-class _Pictures:
-    """Images that cost a worker little: 224 × 224 bytes times three, from one that is held."""
+class _Images:
+    """Images of 3 × 224 × 224 bytes that cost a worker little: always the same one."""
 
     def __init__(self) -> None:
         import torch
 
-        self._one = torch.randint(0, 256, (3, 224, 224), dtype=torch.uint8)
+        self._image = torch.randint(0, 256, (3, 224, 224), dtype=torch.uint8)
 
     def __len__(self) -> int:
         return 256 * 400
 
     def __getitem__(self, index: int) -> Any:
-        return self._one
+        return self._image
 
 
 def _cpu_of(pid: int) -> float:
     return time.clock_gettime(((~pid) << 3) | 2)
 
 
-def slow_down(folder: Path, seconds: float) -> dict[str, Any]:
-    done = _watched(folder, "--train", str(seconds))
-    found = re.search(r"RATES (.*)", done)
-    assert found
-    watched, alone, share = json.loads(found[1])
-    slower = [100 * (1 - w / a) for w, a in zip(watched, alone, strict=True)]
+def measure_slowdown(folder: Path, seconds: float) -> dict[str, Any]:
+    done = _monitored(folder, "--train", str(seconds))
+    match = re.search(r"RATES (.*)", done)
+    assert match
+    monitored, alone, share = json.loads(match[1])
+    slower = [100 * (1 - m / a) for m, a in zip(monitored, alone, strict=True)]
     run = open_run(latest_run(folder))
     return {
         "pairs": len(slower),
         "block_s": BLOCK_S,
         "images_per_second_alone": round(256 * statistics.mean(alone), 1),
-        "slow_down_percent": round(statistics.mean(slower), 3),
+        "slowdown_percent": round(statistics.mean(slower), 3),
         "standard_error_percent": round(statistics.stdev(slower) / len(slower) ** 0.5, 3),
         "median_percent": round(statistics.median(slower), 3),
-        "watcher_percent_of_a_core": round(100 * share, 3),
-        "watcher_rss_mb": round(run.summary().watcher["rss_bytes"] / 1e6, 1),
+        "monitor_percent_of_a_core": round(100 * share, 3),
+        "monitor_rss_mb": round(run.summary().monitor["rss_bytes"] / 1e6, 1),
         "sensor_costs": run.json["sensors"]["costs"],
     }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a look, in a third of the time")
-    parser.add_argument("--out", type=Path, default=results_file.RESULTS, help="for the result")
+    parser.add_argument(
+        "--quick", action="store_true", help="run a third of the time and do not save"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=results_file.RESULTS, help="folder for the result"
+    )
     parser.add_argument("--only", choices=("loads", "costs", "training", "pcie"))
     parser.add_argument("--loads", type=float, help=argparse.SUPPRESS)
     parser.add_argument("--train", type=float, help=argparse.SUPPRESS)
@@ -511,8 +516,8 @@ def main() -> None:
         parts: dict[str, Callable[[], dict[str, Any]]] = {
             "loads": lambda: measure_loads(folder / "loads", 4.0),
             "costs": lambda: measure_costs(max(8, int(15 * length))),
-            "pcie": lambda: measure_pcie_ways(5.0),
-            "training": lambda: slow_down(folder / "train", 60 * length),
+            "pcie": lambda: measure_pcie_methods(5.0),
+            "training": lambda: measure_slowdown(folder / "train", 60 * length),
         }
         chosen = [options.only] if options.only else list(parts)
         figures = {part: parts[part]() for part in chosen}

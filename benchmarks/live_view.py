@@ -1,9 +1,9 @@
-"""What `stepscope top` costs while it follows a run, in terminals of two sizes.
+"""CPU time and memory of `stepscope top` while it follows a run, in terminals of two sizes.
 
     python benchmarks/live_view.py [--quick]
 
-A run is watched at 10 Hz; `top` follows it in a pseudo-terminal of its own. Its CPU time is read
-from outside, after its imports. GPUs are those of the fake NVML of the tests.
+A run is monitored at 10 Hz; `top` follows it in a pseudo-terminal. Its CPU time is measured from
+outside, without its imports. GPUs are those of the fake NVML of the tests.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ import results_file
 ROOT = Path(__file__).parents[1]
 TRAIN = ROOT / "examples" / "plain_loop" / "train.py"
 STARTED_S = 12.0
-"""By then the training trains and `top` has drawn some frames."""
+"""Time until the training loop runs and `top` has drawn some frames."""
 
 
 def cpu_of(pid: int) -> float:
@@ -36,7 +36,7 @@ def cpu_of(pid: int) -> float:
 
 
 def follow(folder: Path, seconds: float, gpus: int, columns: int, lines: int) -> dict[str, Any]:
-    """A training with so many GPUs beside it, and the share of a core that following it takes."""
+    """Measure `top` on a training run with this many fake GPUs."""
     environment = dict(os.environ, OMP_NUM_THREADS="1")
     if gpus:
         environment["PYTHONPATH"] = str(ROOT / "tests" / "fakes")
@@ -62,20 +62,20 @@ def follow(folder: Path, seconds: float, gpus: int, columns: int, lines: int) ->
         stdout=subprocess.DEVNULL,
     )
     time.sleep(2.0)
-    ours, theirs = pty.openpty()
-    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+    master, slave = pty.openpty()
+    fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
     top = subprocess.Popen(
         [sys.executable, "-m", "stepscope", "top", str(folder)],
-        stdin=theirs,
-        stdout=theirs,
+        stdin=slave,
+        stdout=slave,
         env={**os.environ, "TERM": "xterm-256color"},
     )
     drawn = [0]
-    threading.Thread(target=_swallow, args=(ours, drawn), daemon=True).start()
+    threading.Thread(target=_drain, args=(master, drawn), daemon=True).start()
     time.sleep(STARTED_S)
-    cpu, began, before = cpu_of(top.pid), time.monotonic(), drawn[0]
+    cpu, started, before = cpu_of(top.pid), time.monotonic(), drawn[0]
     time.sleep(seconds)
-    share = (cpu_of(top.pid) - cpu) / (time.monotonic() - began)
+    share = (cpu_of(top.pid) - cpu) / (time.monotonic() - started)
     rss = int(Path(f"/proc/{top.pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
     assert drawn[0] > before, "nothing was drawn"
     for process in (top, run):
@@ -89,14 +89,14 @@ def follow(folder: Path, seconds: float, gpus: int, columns: int, lines: int) ->
     }
 
 
-def _swallow(descriptor: int, drawn: list[int]) -> None:
+def _drain(descriptor: int, drawn: list[int]) -> None:
     while True:
         drawn[0] += len(os.read(descriptor, 65536))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few seconds each, for a look")
+    parser.add_argument("--quick", action="store_true", help="a few seconds each")
     options = parser.parse_args()
     seconds = 5.0 if options.quick else 20.0
     with tempfile.TemporaryDirectory() as name:

@@ -1,9 +1,9 @@
-"""What watching costs: CPU per sample against psrecord, the whole watcher, the slow-down, the gaps.
+"""Measure the overhead of monitoring: CPU time per sample, CPU time of the monitor, slowdown, gaps.
 
     python benchmarks/monitor_cost.py [--quick]
 
-Everything is compared side by side in one run: psrecord and our process-tree sensor follow the same
-nine processes during the same seconds; the training loop runs watched and unwatched in alternating
+Everything is compared in one run: psrecord and the process-tree sensor of stepscope follow the same
+nine processes at the same time; the training loop runs with and without monitoring in alternating
 blocks of one process.
 """
 
@@ -30,7 +30,7 @@ from stepscope.sensors.tree import ProcessTree
 
 INTERVAL = 0.1
 BLOCK = 2.0
-"""Seconds. A watcher that was stopped has readings to catch up with: short blocks overstate it."""
+"""Seconds. A monitor that was stopped catches up with its readings: short blocks overstate it."""
 HERE = Path(__file__).parent
 STEPSCOPE = [sys.executable, "-m", "stepscope", "run", "-q", "--no-hook"]
 
@@ -56,16 +56,16 @@ def cpu_of(pid: int) -> float:
 def start_tree(folder: Path, seconds: float, busy: bool = False) -> subprocess.Popen[bytes]:
     script = folder / "tree.py"
     script.write_text(TREE)
-    kind = "busy" if busy else "calm"
+    kind = "busy" if busy else "idle"
     return subprocess.Popen([sys.executable, str(script), str(seconds), kind])
 
 
-def sample_like_us(pid: int, seconds: float) -> None:
-    """Our process-tree part alone, paced as in the watcher; prints CPU seconds and samples."""
+def sample_process_tree(pid: int, seconds: float) -> None:
+    """Run only the process-tree sensor, as in the monitor; print its CPU seconds and samples."""
     tree = ProcessTree(pid)
-    sensor = UsageSensor(tree, born_here=False)
+    sensor = UsageSensor(tree, started_here=False)
     time.sleep(1.0)
-    samples, began = 0, time.process_time()
+    samples, started = 0, time.process_time()
     planned = time.monotonic()
     end = planned + seconds
     while planned < end:
@@ -73,11 +73,11 @@ def sample_like_us(pid: int, seconds: float) -> None:
         samples += 1
         planned += INTERVAL
         time.sleep(max(0.0, planned - time.monotonic()))
-    print(json.dumps([time.process_time() - began, samples, len(tree.processes)]))
+    print(json.dumps([time.process_time() - started, samples, len(tree.processes)]))
 
 
 def tree_part(folder: Path, seconds: float) -> dict[str, Any]:
-    """psrecord --include-children and our sensor, on the same tree, at the same time."""
+    """Compare psrecord --include-children with the sensor, on the same tree, at the same time."""
     tree = start_tree(folder, seconds + 6)
     time.sleep(1.5)
     log = folder / "psrecord.txt"
@@ -97,7 +97,7 @@ def tree_part(folder: Path, seconds: float) -> dict[str, Any]:
         ],
         stdout=subprocess.DEVNULL,
     )
-    ours = subprocess.Popen(
+    sensor = subprocess.Popen(
         [sys.executable, __file__, "--sample", str(tree.pid), str(seconds)], stdout=subprocess.PIPE
     )
     time.sleep(2.0)
@@ -105,24 +105,24 @@ def tree_part(folder: Path, seconds: float) -> dict[str, Any]:
     time.sleep(seconds - 1.5)
     lines = len(log.read_text().splitlines()) - lines
     cpu = cpu_of(psrecord.pid) - cpu
-    our_cpu, our_samples, processes = json.loads(ours.communicate()[0])
+    sensor_cpu, samples, processes = json.loads(sensor.communicate()[0])
     psrecord.wait()
     tree.wait()
-    theirs_ms, ours_ms = 1e3 * cpu / lines, 1e3 * our_cpu / our_samples
+    psrecord_ms, sensor_ms = 1e3 * cpu / lines, 1e3 * sensor_cpu / samples
     return {
         "processes": processes,
-        "psrecord_ms_per_sample": round(theirs_ms, 3),
-        "stepscope_ms_per_sample": round(ours_ms, 3),
-        "times_less": round(theirs_ms / ours_ms, 1),
+        "psrecord_ms_per_sample": round(psrecord_ms, 3),
+        "stepscope_ms_per_sample": round(sensor_ms, 3),
+        "times_less": round(psrecord_ms / sensor_ms, 1),
     }
 
 
-def watch_tree(folder: Path, seconds: float, busy: bool, interval: float) -> dict[str, Any]:
-    """The whole watcher on nine processes: its share of a core, seen from outside, and its gaps."""
+def monitor_tree(folder: Path, seconds: float, busy: bool, interval: float) -> dict[str, Any]:
+    """Measure the monitor of nine processes: its share of a core, and the gaps between samples."""
     script = folder / "tree.py"
     script.write_text(TREE)
     runs = folder / f"runs{time.monotonic_ns()}"
-    watcher = subprocess.Popen(
+    monitor = subprocess.Popen(
         [
             *STEPSCOPE,
             "--interval",
@@ -133,14 +133,14 @@ def watch_tree(folder: Path, seconds: float, busy: bool, interval: float) -> dic
             sys.executable,
             str(script),
             str(seconds + 2),
-            "busy" if busy else "calm",
+            "busy" if busy else "idle",
         ]
     )
     time.sleep(2.0)
-    cpu, began = cpu_of(watcher.pid), time.monotonic()
+    cpu, started = cpu_of(monitor.pid), time.monotonic()
     time.sleep(seconds - 1.5)
-    cpu, seconds = cpu_of(watcher.pid) - cpu, time.monotonic() - began
-    watcher.wait()
+    cpu, seconds = cpu_of(monitor.pid) - cpu, time.monotonic() - started
+    monitor.wait()
     run = open_run(latest_run(runs))
     times = run.data.of("rss").t
     gaps = [(b - a) / 1e9 for a, b in zip(times[:-1], times[1:], strict=True)]
@@ -150,14 +150,14 @@ def watch_tree(folder: Path, seconds: float, busy: bool, interval: float) -> dic
         "longest_gap_s": round(max(gaps), 4),
         "longest_gap_in_intervals": round(max(gaps) / interval, 2),
         "samples": len(times),
-        "rss_mb": round(run.summary().watcher["rss_bytes"] / 1e6, 1),
+        "rss_mib": round(run.summary().monitor["rss_bytes"] / 2**20, 1),
     }
 
 
 def train_in_blocks(seconds: float) -> None:
-    """A training loop that stops and continues its watcher from block to block; prints steps/s.
+    """Run a training loop that stops and continues its monitor between blocks; print steps/s.
 
-    The loop is the paper's small CNN at batch 32, with PyTorch on all cores, as in the demo.
+    The loop trains the small CNN of the paper with batch size 32 and PyTorch on all cores.
     """
     import torch
     from torch.utils.data import DataLoader
@@ -165,7 +165,7 @@ def train_in_blocks(seconds: float) -> None:
     sys.path.insert(0, str(HERE.parent / "examples" / "plain_loop"))
     from train import small_cnn, synthetic_images
 
-    watcher, events = os.getppid(), os.environ["STEPSCOPE_EVENTS"]
+    monitor, events = os.getppid(), os.environ["STEPSCOPE_EVENTS"]
     hook: Any = sys.modules["_stepscope_events"]
     loader = DataLoader(synthetic_images(6_000), 32, shuffle=True)
     model = small_cnn()
@@ -179,8 +179,8 @@ def train_in_blocks(seconds: float) -> None:
     source = batches()
 
     def block(length: float) -> float:
-        steps, began = 0, time.perf_counter()
-        while (spent := time.perf_counter() - began) < length:
+        steps, started = 0, time.perf_counter()
+        while (spent := time.perf_counter() - started) < length:
             images, labels = next(source)
             optimizer.zero_grad()
             loss(model(images), labels).backward()
@@ -192,17 +192,17 @@ def train_in_blocks(seconds: float) -> None:
     rates: dict[bool, list[float]] = {True: [], False: []}
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        # Watched first in one pair, unwatched first in the next: a drift cancels.
-        for watched in (True, False) if len(rates[True]) % 2 else (False, True):
-            hook.report_to(events if watched else None)
-            os.kill(watcher, signal.SIGCONT if watched else signal.SIGSTOP)
-            rates[watched].append(block(BLOCK))
-    os.kill(watcher, signal.SIGCONT)
+        # With monitoring first in one pair, without first in the next: drift cancels out.
+        for monitored in (True, False) if len(rates[True]) % 2 else (False, True):
+            hook.report_to(events if monitored else None)
+            os.kill(monitor, signal.SIGCONT if monitored else signal.SIGSTOP)
+            rates[monitored].append(block(BLOCK))
+    os.kill(monitor, signal.SIGCONT)
     print("RATES " + json.dumps([rates[True], rates[False]]), flush=True)
 
 
-def slow_down(folder: Path, seconds: float) -> dict[str, Any]:
-    """How much slower the loop is watched than unwatched, from pairs of blocks in one process."""
+def slowdown(folder: Path, seconds: float) -> dict[str, Any]:
+    """Measure the slowdown of the loop by monitoring, from pairs of blocks in one process."""
     done = subprocess.run(
         [
             sys.executable,
@@ -222,16 +222,16 @@ def slow_down(folder: Path, seconds: float) -> dict[str, Any]:
         text=True,
         check=True,
     )
-    found = re.search(r"RATES (.*)", done.stdout)
-    assert found
-    watched, alone = json.loads(found[1])
-    slower = sorted(100 * (1 - w / a) for w, a in zip(watched, alone, strict=True))
+    match = re.search(r"RATES (.*)", done.stdout)
+    assert match
+    monitored, alone = json.loads(match[1])
+    slower = sorted(100 * (1 - w / a) for w, a in zip(monitored, alone, strict=True))
     error = statistics.stdev(slower) / len(slower) ** 0.5
     cut = len(slower) // 10
     return {
         "pairs": len(slower),
         "steps_per_second_alone": round(statistics.mean(alone), 1),
-        "slow_down_percent": round(statistics.mean(slower), 3),
+        "slowdown_percent": round(statistics.mean(slower), 3),
         "standard_error_percent": round(error, 3),
         "median_percent": round(statistics.median(slower), 3),
         "trimmed_mean_percent": round(statistics.mean(slower[cut : len(slower) - cut]), 3),
@@ -240,12 +240,14 @@ def slow_down(folder: Path, seconds: float) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a tenth of the time, for a look")
+    parser.add_argument(
+        "--quick", action="store_true", help="a tenth of the time, for a quick check"
+    )
     parser.add_argument("--sample", nargs=2, help=argparse.SUPPRESS)
     parser.add_argument("--train", type=float, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.sample:
-        return sample_like_us(int(options.sample[0]), float(options.sample[1]))
+        return sample_process_tree(int(options.sample[0]), float(options.sample[1]))
     if options.train:
         return train_in_blocks(options.train)
     length = 0.1 if options.quick else 1.0
@@ -253,10 +255,10 @@ def main() -> None:
         folder = Path(name)
         figures = {
             "tree_part": tree_part(folder, max(6, 30 * length)),
-            "whole_watcher_10hz": watch_tree(folder, max(6, 30 * length), False, 0.1),
-            "both_cores_busy_10hz": watch_tree(folder, max(6, 30 * length), True, 0.1),
-            "whole_watcher_50hz": watch_tree(folder, max(6, 20 * length), False, 0.02),
-            "training": slow_down(folder, max(20, 240 * length)),
+            "monitor_10hz": monitor_tree(folder, max(6, 30 * length), False, 0.1),
+            "both_cores_busy_10hz": monitor_tree(folder, max(6, 30 * length), True, 0.1),
+            "monitor_50hz": monitor_tree(folder, max(6, 20 * length), False, 0.02),
+            "training": slowdown(folder, max(20, 240 * length)),
         }
     print(json.dumps(figures, indent=1))
     if not options.quick:

@@ -1,4 +1,4 @@
-"""Writes a benchmark's figures with machine, versions, date and command."""
+"""Write the figures of a benchmark with the machine, versions, date and command."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ def write(
     folder: Path = RESULTS,
     measured_on: dict[str, Any] | None = None,
 ) -> Path:
-    """`<folder>/<date>_<name>_<cores>c.json`, by default in `results/`.
+    """Write `<folder>/<date>_<name>_<cores>c.json`, by default in `results/`.
 
-    `measured_on` is the environment of the machine that measured, where it is not this one.
+    `measured_on` is the environment of the measured machine, if it is not this one.
     """
     here = to_json(environment_record([], Path.cwd(), None))
     environment = measured_on or here
@@ -52,7 +52,7 @@ def write(
             "cgroup": (environment.get("cgroup") or {}).get("version"),
             "gpus": environment.get("gpus"),
         },
-        "versions": _of(measured_on) if measured_on else _versions(),
+        "versions": _versions_of(measured_on) if measured_on else _versions(),
         "git": (here.get("git") or {}).get("commit"),
         "figures": figures,
     }
@@ -63,7 +63,7 @@ def write(
 
 
 def _command() -> str:
-    """As it was typed, without where the machine keeps its files."""
+    """Return the command line without the paths of this machine."""
     program, *words = sys.argv
     hidden = [
         "DIR" if before == "--out" or word.startswith("/") else word
@@ -72,17 +72,17 @@ def _command() -> str:
     return " ".join(["python", os.path.relpath(program), *hidden])
 
 
-def _of(environment: dict[str, Any]) -> dict[str, str]:
-    """The versions of where it was measured."""
+def _versions_of(environment: dict[str, Any]) -> dict[str, str]:
+    """Return the versions in the environment of another machine."""
     python = (environment.get("python") or {}).get("version")
     return {"python": str(python), **(environment.get("versions") or {})}
 
 
 def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
+    versions = {"python": platform.python_version()}
     for package in PACKAGES:
         try:
-            found[package] = version(package)
-        except Exception:  # not installed here
+            versions[package] = version(package)
+        except Exception:  # not installed
             continue
-    return found
+    return versions

@@ -1,9 +1,9 @@
-"""Measure the structure of the source: size, folders, helpers, duplicates, parsers, samples read.
+"""Measure the structure of the source: size, folders, helpers, duplicates, parsers, sample reads.
 
     python benchmarks/structure.py                      this checkout
-    python benchmarks/structure.py --before OLD/src     this checkout beside another one
+    python benchmarks/structure.py --before OLD/src     this checkout compared with another one
 
-The figures describe code, they do not judge it: read the code as well.
+The figures describe the code; they do not replace reading it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def main() -> None:
 
 
 def measure(source: Path) -> dict[str, Any]:
-    """The figures of a source folder."""
+    """Return the figures of a source folder."""
     texts = {path: path.read_text(encoding="utf-8") for path in sorted(source.rglob("*.py"))}
     trees = {path: ast.parse(text) for path, text in texts.items()}
     functions = [node for tree in trees.values() for node in _functions(tree)]
@@ -71,7 +71,7 @@ def measure(source: Path) -> dict[str, Any]:
             if isinstance(node, ast.ClassDef):
                 classes[node.name].append(path)
     helpers = [uses for tree in trees.values() for uses in _helper_uses(tree)]
-    whole = "\n".join(texts.values())
+    source_text = "\n".join(texts.values())
     return {
         "lines": sum(text.count("\n") for text in texts.values()),
         "files": len(texts),
@@ -86,8 +86,8 @@ def measure(source: Path) -> dict[str, Any]:
             name: sum(bool(re.search(pattern, text)) for text in texts.values())
             for name, pattern in PROC_FILES.items()
         },
-        "dict_str_any": whole.count("dict[str, Any]"),
-        "fmt_skip": len(re.findall(r"# fmt: (?:skip|off)", whole)),
+        "dict_str_any": source_text.count("dict[str, Any]"),
+        "fmt_skip": len(re.findall(r"# fmt: (?:skip|off)", source_text)),
         "branches_on_texts": sorted(
             f"{path.relative_to(source)}:{line}"
             for path, tree in trees.items()
@@ -104,7 +104,7 @@ def _functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _helper_uses(tree: ast.AST) -> Iterator[int]:
-    """How often each private function of a module is referred to in it."""
+    """Yield the number of references to each private function in its module."""
     uses: Counter[str] = Counter()
     for node in ast.walk(tree):
         if isinstance(node, ast.Name):
@@ -117,7 +117,7 @@ def _helper_uses(tree: ast.AST) -> Iterator[int]:
 
 
 def _branches_on_texts(tree: ast.AST) -> Iterator[int]:
-    """Lines that compare with, or look for, a text of two words or more."""
+    """Yield the lines that compare with, or search for, a text of two words or more."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Compare):
             texts = [node.left, *node.comparators]
@@ -133,7 +133,7 @@ def _branches_on_texts(tree: ast.AST) -> Iterator[int]:
 
 
 def _readings(source: Path) -> int:
-    """How often `trial` reads the same file of samples before it has shown the result."""
+    """Return how often `trial` reads the same sample file before it prints the result."""
     with tempfile.TemporaryDirectory() as folder:
         subprocess.run(
             [sys.executable, "-c", COUNTED_TRIAL, folder],

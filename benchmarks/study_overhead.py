@@ -1,13 +1,13 @@
-"""What a study costs beyond its trials, and whether ten thousand of them are still handled at once.
+"""Measures the overhead of a study per trial, and the speed of commands with 10,000 trials.
 
-    python benchmarks/study_overhead.py [--trials 60] [--rounds 3] [--finished 10000] [--tries 7]
+    python benchmarks/study_overhead.py [--trials 60] [--rounds 3] [--finished 10000] [--repeats 7]
 
-First a study of trials that train nothing is run through the command line, some times over. Its
-wall time, less the life of the trials' processes, is what the study costs: starting the command,
-preparing, watching, cleaning up, measuring, deciding what is next, and the report at the end.
+First, a study of trials that train nothing runs several times through the command line. Its wall
+time minus the run time of the trials' processes is the overhead: start of the command, preparation,
+monitoring, cleanup, measurement, planning, and the report at the end.
 
-Then a study of ten thousand trials is made that are all finished, and `plan`, `show` and `run`
-(which finds nothing to do) are timed, each in fresh processes, in turn.
+Then a study with ten thousand finished trials is written, and `plan`, `show` and `run` (which has
+nothing to do) are timed in turn, each in a fresh process.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ import results_file
 from stepscope.records import Outcome
 from stepscope.studies.folder import Ledger, claim
 from stepscope.studies.results import Attempt, Result
-from stepscope.studies.run import write_down
+from stepscope.studies.run import write_study_files
 from stepscope.studies.study import Study
 from stepscope.studies.trial_spec import TrialSpec
 
@@ -63,7 +63,7 @@ def main() -> None:
         os.environ.update(_environment(folder))
         rounds = [_round(folder / f"round{n}", options.trials) for n in range(options.rounds)]
         figures: dict[str, Any] = {"overhead": _summed(rounds, options.trials)}
-        figures["large"] = _large(folder / "large", options.finished, options.tries)
+        figures["large"] = _large(folder / "large", options.finished, options.repeats)
     _show(figures)
     print(f"written: {results_file.write('study_overhead', figures)}")
 
@@ -72,8 +72,8 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--trials", type=int, default=60)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--finished", type=int, default=10_000, help="in steps of 5000")
-    parser.add_argument("--tries", type=int, default=7)
+    parser.add_argument("--finished", type=int, default=10_000, help="multiple of 5000")
+    parser.add_argument("--repeats", type=int, default=7)
     return parser.parse_args()
 
 
@@ -84,22 +84,22 @@ def _environment(folder: Path) -> dict[str, str]:
 
 
 def _round(folder: Path, trials: int) -> dict[str, float]:
-    """One study; seconds per trial that are not the life of its processes, or not the trial."""
+    """Run one study; return its seconds per trial outside of the processes and of the trials."""
     folder.mkdir()
     design = folder / "small.yaml"
     design.write_text(SMALL.format(levels=", ".join(map(str, range(1, trials + 1)))))
-    began = time.monotonic()
+    started = time.monotonic()
     subprocess.run([*STUDY, "run", str(design), "--out", str(folder), "-q"], check=True)
-    wall = time.monotonic() - began
-    told = [json.loads(p.read_text())["trial"] for p in folder.glob("small/*/*/run.json")]
-    lives = sum(t["ended_ns"] - t["spawned_ns"] for t in told) / 1e9
-    whole = sum(t["cleaned_ns"] - t["started_ns"] for t in told) / 1e9
+    wall = time.monotonic() - started
+    facts = [json.loads(p.read_text())["trial"] for p in folder.glob("small/*/*/run.json")]
+    processes = sum(t["ended_ns"] - t["spawned_ns"] for t in facts) / 1e9
+    whole = sum(t["cleaned_ns"] - t["started_ns"] for t in facts) / 1e9
     return {
-        "trials": len(told),
+        "trials": len(facts),
         "wall_s": wall,
-        "life_s_per_trial": lives / len(told),
-        "beyond_processes_s_per_trial": (wall - lives) / len(told),
-        "beyond_trial_s_per_trial": (wall - whole) / len(told),
+        "life_s_per_trial": processes / len(facts),
+        "beyond_processes_s_per_trial": (wall - processes) / len(facts),
+        "beyond_trial_s_per_trial": (wall - whole) / len(facts),
     }
 
 
@@ -114,7 +114,7 @@ def _summed(rounds: list[dict[str, float]], trials: int) -> dict[str, Any]:
     }
 
 
-def _large(folder: Path, finished: int, tries: int) -> dict[str, Any]:
+def _large(folder: Path, finished: int, repeats: int) -> dict[str, Any]:
     design = folder / "large.yaml"
     folder.mkdir()
     design.write_text(LARGE.format(repeats=max(1, finished // 5000)))
@@ -125,11 +125,11 @@ def _large(folder: Path, finished: int, tries: int) -> dict[str, Any]:
         "resume": ["run", str(design), "--out", str(folder), "-q"],
     }
     seconds: dict[str, list[float]] = {name: [] for name in commands}
-    for _ in range(tries):
+    for _ in range(repeats):
         for name, words in commands.items():
-            began = time.monotonic()
+            started = time.monotonic()
             subprocess.run([*STUDY, *words], check=True, stdout=subprocess.DEVNULL)
-            seconds[name].append(time.monotonic() - began)
+            seconds[name].append(time.monotonic() - started)
     medians = {name: statistics.median(each) for name, each in seconds.items()}
     return {
         "trials": trials,
@@ -141,24 +141,24 @@ def _large(folder: Path, finished: int, tries: int) -> dict[str, Any]:
 
 
 def _finish(study: Study) -> int:
-    """Write a study as if all its trials had been run, sentinels and all."""
+    """Write a study as if all trials, including reference trials, had finished."""
     study.paths.folder.mkdir(parents=True)
-    write_down(study, [])
-    ledger, chance = Ledger(study.paths), random.Random(6)
-    sentinel = study.scan().reference
-    assert sentinel is not None
+    write_study_files(study, [])
+    ledger, generator = Ledger(study.paths), random.Random(6)
+    reference = study.scan().reference
+    assert reference is not None
     facts = _facts()
     for number, (spec, repeat) in enumerate(study.grid.order):
         block, place = divmod(number, study.design.block)
         if not place:
-            _write(study, ledger, sentinel, "s", block + 1, block + 1, 0.0, facts, number)
-        noise = 0.03 * chance.gauss(0, 1)
+            _write(study, ledger, reference, "s", block + 1, block + 1, 0.0, facts, number)
+        noise = 0.03 * generator.gauss(0, 1)
         _write(study, ledger, spec, "r", repeat, block + 1, noise, facts, number)
     return study.grid.planned
 
 
 def _facts() -> str:
-    """The run.json of a real trial: how large it is matters to who reads many."""
+    """Return the run.json of a real trial, because its size affects the reading time."""
     with tempfile.TemporaryDirectory() as name:
         words = ["trial", "cnn", "--framework", "made_up.loop", "--data", "random", "-q"]
         subprocess.run(
@@ -178,7 +178,7 @@ def _write(
     facts: str,
     number: int,
 ) -> None:
-    attempt = Attempt(spec.key, "sentinel" if letter == "s" else "trial", repeat, 1)
+    attempt = Attempt(spec.key, "reference" if letter == "s" else "trial", repeat, 1)
     claim(study.paths, attempt, spec.settings)
     folder = study.paths.run(attempt.place)
     folder.mkdir()
@@ -195,8 +195,8 @@ def _write(
         "host_memory_peak": 1e9 + 1e6 * workload.batch_size,
         "gpu_memory_peak": 2e9 + 1e6 * workload.batch_size,
         "joules_per_sample": 0.1 * math.exp(noise),
-        "spread_cv": 0.03,
-        "spread_dof": 10.0,
+        "noise_cv": 0.03,
+        "noise_dof": 10.0,
     }
     ledger.add(
         Result(
@@ -207,7 +207,7 @@ def _write(
             1,
             block,
             Outcome.OK,
-            began=1e9 + 10 * number,
+            started=1e9 + 10 * number,
             seconds=9.0,
             values=values,
             low=0.95 * rate,
@@ -220,9 +220,11 @@ def _write(
 def _show(figures: dict[str, Any]) -> None:
     over, large = figures["overhead"], figures["large"]
     for each in over["rounds"]:
+        beyond_processes = each["beyond_processes_s_per_trial"]
+        beyond_trial = each["beyond_trial_s_per_trial"]
         print(
-            f"{each['trials']:.0f} trials: {each['beyond_processes_s_per_trial']:.3f} s per trial "
-            f"beyond its processes, {each['beyond_trial_s_per_trial']:.3f} s beyond the trial"
+            f"{each['trials']:.0f} trials: {beyond_processes:.3f} s per trial outside of its "
+            f"processes, {beyond_trial:.3f} s outside of the trial"
         )
     print(f"goal: below {over['goal_s_per_trial']} s: {'reached' if over['reached'] else 'MISSED'}")
     for name, median in large["median_s"].items():

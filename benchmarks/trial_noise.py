@@ -1,11 +1,12 @@
-"""Whether the interval printed for one trial is true, and what a trial costs beyond its steps.
+"""Coverage of the confidence interval of a trial, and the overhead of a trial.
 
     python benchmarks/trial_noise.py [--trials 12] [--learn 6] [--seconds 4] [--quick]
 
-The spread between processes is learnt first, from repeats, in a state folder of its own. Then every
-configuration is tried again and again in fresh processes, in turn, through the command line. Each
-printed interval is held against the mean of the other trials of the same: it should cover it in at
-least 85 % of cases. Beside it stands what an interval from the steps of one process alone covers.
+First, the noise between processes is measured from repeats, in a separate state folder. Then every
+configuration is run in turn, in fresh processes and through the command line. Each printed interval
+is compared with the mean of the other trials of the same configuration, and should cover it in at
+least 85 % of cases. For comparison, the coverage of an interval from the steps of one process only
+is printed as well.
 """
 
 from __future__ import annotations
@@ -40,28 +41,28 @@ OVERHEADS = (
     "build",
     "first_step",
     "warmup",
-    "closing",
+    "shutdown",
     "other",
     "cleanup",
 )
 
 
 class Bench:
-    """Runs `stepscope trial` in a folder and with a memory of its own."""
+    """Runs `stepscope trial` with separate run and state folders."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self._folder = folder
         self._seconds = seconds
 
-    def trial(self, words: Sequence[str], *more: str) -> dict[str, Any]:
-        """What one command says of its trial, or trials, as JSON."""
+    def trial(self, arguments: Sequence[str], *more: str) -> dict[str, Any]:
+        """Return the JSON of one command."""
         done = subprocess.run(
             [
                 sys.executable,
                 "-m",
                 "stepscope",
                 "trial",
-                *words,
+                *arguments,
                 "--seconds",
                 str(self._seconds),
                 "--out",
@@ -75,18 +76,18 @@ class Bench:
             text=True,
             check=True,
         )
-        told: dict[str, Any] = json.loads(done.stdout)
-        return told
+        result: dict[str, Any] = json.loads(done.stdout)
+        return result
 
 
-def others_mean(rates: Sequence[float], one: int) -> float:
-    return statistics.mean(rate for place, rate in enumerate(rates) if place != one)
+def mean_of_others(rates: Sequence[float], excluded: int) -> float:
+    return statistics.mean(rate for index, rate in enumerate(rates) if index != excluded)
 
 
 def covered(trials: Sequence[Trial], interval: Callable[[Trial], tuple[float, float]]) -> int:
-    """How many intervals hold the mean of the other trials."""
+    """Return how many intervals cover the mean of the other trials."""
     rates = [trial["samples_per_second"] for trial in trials]
-    means = [others_mean(rates, place) for place in range(len(rates))]
+    means = [mean_of_others(rates, index) for index in range(len(rates))]
     pairs = zip(map(interval, trials), means, strict=True)
     return sum(low <= mean <= high for (low, high), mean in pairs)
 
@@ -96,9 +97,9 @@ def printed(trial: Trial) -> tuple[float, float]:
 
 
 def naive(trial: Trial) -> tuple[float, float]:
-    """What a tool would print that has never seen a second process."""
+    """Return an interval from the steps of one process only."""
     rate = trial["samples_per_second"]
-    half = rate * trial["within_process"] * students_t(19)
+    half = rate * trial["step_standard_error"] * students_t(19)
     return rate - half, rate + half
 
 
@@ -114,7 +115,7 @@ def figures_of(trials: Sequence[Trial]) -> dict[str, Any]:
         "cv_percent": round(100 * statistics.stdev(rates) / statistics.mean(rates), 2),
         "half_width_percent": round(100 * statistics.median(widths), 2),
         "within_percent": round(
-            100 * statistics.median(trial["within_process"] for trial in trials), 3
+            100 * statistics.median(trial["step_standard_error"] for trial in trials), 3
         ),
         "covered": covered(trials, printed),
         "covered_naively": covered(trials, naive),
@@ -122,28 +123,28 @@ def figures_of(trials: Sequence[Trial]) -> dict[str, Any]:
         "warmup_steps": statistics.median(trial["warmup_steps"] for trial in trials),
         "overhead_seconds": {
             part: round(statistics.median(seconds), 3)
-            for part, told in costs.items()
-            if (seconds := [each for each in told if each is not None])
+            for part, values in costs.items()
+            if (seconds := [each for each in values if each is not None])
         },
     }
 
 
 def measure(bench: Bench, trials: int, learn: int) -> dict[str, Any]:
-    """Learn from repeats of all configurations, then try each in turn."""
-    for words in CONFIGURATIONS.values():
-        bench.trial(words, "--repeat", str(learn))
-    tried: dict[str, list[Trial]] = {name: [] for name in CONFIGURATIONS}
+    """Measure the noise from repeats of all configurations, then run each configuration in turn."""
+    for arguments in CONFIGURATIONS.values():
+        bench.trial(arguments, "--repeat", str(learn))
+    results: dict[str, list[Trial]] = {name: [] for name in CONFIGURATIONS}
     for _ in range(trials):
-        for name, words in CONFIGURATIONS.items():
-            tried[name].append(bench.trial(words))
-    by_name = {name: figures_of(found) for name, found in tried.items()}
-    last = tried["cnn"][-1]
+        for name, arguments in CONFIGURATIONS.items():
+            results[name].append(bench.trial(arguments))
+    by_name = {name: figures_of(trials_of) for name, trials_of in results.items()}
+    last = results["cnn"][-1]
     cases = sum(each["trials"] for each in by_name.values())
     hits, naive_hits = (
         sum(each[key] for each in by_name.values()) for key in ("covered", "covered_naively")
     )
     return {
-        "spread": {key: last[f"between_{key}"] for key in ("processes", "dof", "source", "trials")},
+        "noise": {key: last[f"noise_{key}"] for key in ("cv", "dof", "source", "trials")},
         "covered_percent": round(100 * hits / cases, 1),
         "covered_naively_percent": round(100 * naive_hits / cases, 1),
         "goal_percent": 100 * GOAL,
@@ -152,20 +153,22 @@ def measure(bench: Bench, trials: int, learn: int) -> dict[str, Any]:
 
 
 def show(figures: dict[str, Any]) -> None:
-    spread = figures["spread"]
-    print(f"spread {spread['processes']:.1%}, {spread['source']} from {spread['trials']} trials\n")
+    noise = figures["noise"]
+    print(f"noise {noise['cv']:.1%}, {noise['source']} from {noise['trials']} trials\n")
     print(f"{'':<18}{'samples/s':>10}{'cv %':>7}{'± %':>7}{'covered':>10}{'naive':>9}")
     for name, each in figures["configurations"].items():
-        hits, misled = (f"{each[key]}/{each['trials']}" for key in ("covered", "covered_naively"))
+        hits, naive_hits = (
+            f"{each[key]}/{each['trials']}" for key in ("covered", "covered_naively")
+        )
         print(
             f"{name:<18}{each['samples_per_second']:>10,.0f}{each['cv_percent']:>7.1f}"
-            f"{each['half_width_percent']:>7.1f}{hits:>10}{misled:>9}"
+            f"{each['half_width_percent']:>7.1f}{hits:>10}{naive_hits:>9}"
         )
     print(
         f"\ncovered {figures['covered_percent']} % (goal {figures['goal_percent']:.0f} %), "
-        f"by steps alone {figures['covered_naively_percent']} %\n"
+        f"from steps only {figures['covered_naively_percent']} %\n"
     )
-    print("median seconds beyond the measured steps")
+    print("median seconds outside the measured steps")
     for name, each in figures["configurations"].items():
         parts = ", ".join(f"{part} {s:.2f}" for part, s in each["overhead_seconds"].items())
         print(f"{name:<18}{parts}")
@@ -173,10 +176,10 @@ def show(figures: dict[str, Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--trials", type=int, default=12, help="of each configuration")
-    parser.add_argument("--learn", type=int, default=6, help="repeats of each to learn from")
-    parser.add_argument("--seconds", type=float, default=4.0, help="of training in each")
-    parser.add_argument("--quick", action="store_true", help="a few short ones, for a look")
+    parser.add_argument("--trials", type=int, default=12, help="trials per configuration")
+    parser.add_argument("--learn", type=int, default=6, help="repeats to measure the noise")
+    parser.add_argument("--seconds", type=float, default=4.0, help="training time per trial")
+    parser.add_argument("--quick", action="store_true", help="few short trials, result not stored")
     options = parser.parse_args()
     if options.quick:
         options.trials, options.learn, options.seconds = 3, 2, 1.0

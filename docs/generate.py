@@ -9,6 +9,7 @@ a page is written by hand and stays as it is.
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import sys
@@ -22,6 +23,7 @@ from pkgutil import iter_modules
 from typing import Any
 
 import typer.main
+from messages import collect
 
 import stepscope.sensors
 from stepscope.analysis.bottleneck.causes import CAUSES
@@ -32,16 +34,14 @@ from stepscope.errors import StepscopeError
 from stepscope.metrics import DERIVED, Metric, Scope, of_scope
 from stepscope.records import Outcome
 from stepscope.report.bottleneck import json as bottleneck_json
+from stepscope.report.bottleneck.messages import CAUSE_TEXTS
 from stepscope.report.bottleneck.view import quantity_text
-from stepscope.report.bottleneck.words import CAUSE_WORDS
 from stepscope.report.trial import json as trial_json
 from stepscope.sensors.contract import Sensor
 from stepscope.workloads.spec import SETTINGS, Setting, setting_default, setting_type
 
 DOCS = Path(__file__).parent
-PAGES = tuple(
-    DOCS / f"{name}.md" for name in ("measurement", "cli", "trials", "workloads", "explain")
-)
+PAGES = sorted(page for page in DOCS.glob("*.md") if "<!-- generated: " in page.read_text("utf-8"))
 
 METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
 PLAIN_CODES = (
@@ -171,7 +171,7 @@ def causes() -> str:
         ("cause", "shown as", "meaning"),
         (
             (f"`{key}`", words.title, f"{_HEALTHY.get(CAUSES[key].kind, '')}{words.meaning}")
-            for key, words in CAUSE_WORDS.items()
+            for key, words in CAUSE_TEXTS.items()
         ),
     )
 
@@ -210,6 +210,15 @@ def proofs() -> str:
     return table(head, rows)
 
 
+def messages() -> str:
+    """Every message template with its file and line, by file."""
+    parts = []
+    for file, found in itertools.groupby(collect(), key=lambda message: message.file):
+        lines = "\n".join(f"{message.line:>4}  {message.text}" for message in found)
+        parts.append(f"## {file}\n\n```text\n{lines}\n```")
+    return "\n\n".join(parts)
+
+
 def plain_keys(keys: Iterable[tuple[str, str]]) -> str:
     """A row for every key of a JSON object."""
     return table(("key", "content"), ((f"`{key}`", meaning) for key, meaning in keys))
@@ -228,6 +237,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "causes": causes,
     "thresholds": thresholds,
     "proofs": proofs,
+    "messages": messages,
     "explained-keys": lambda: plain_keys(bottleneck_json.KEYS),
     "finding-keys": lambda: plain_keys(
         (key, meaning) for key, _, meaning in bottleneck_json.FINDING_KEYS
@@ -287,7 +297,7 @@ def _cell(text: str) -> str:
 
 
 def _command(name: str, command: Any) -> str:
-    parameters = [p for p in command.params if "--help" not in p.opts]
+    parameters = [p for p in command.params if "--help" not in p.opts and not p.hidden]
     arguments = [p for p in parameters if p.param_type_name == "argument"]
     options = [p for p in parameters if p.param_type_name == "option"]
     usage = " ".join(["stepscope", name, "[OPTIONS]", *(_argument_name(a) for a in arguments)])

@@ -1,4 +1,4 @@
-"""Runs the real command line in real processes."""
+"""Fixtures that run the command line in real processes."""
 
 from __future__ import annotations
 
@@ -17,14 +17,16 @@ from hypothesis import settings
 
 from stepscope.opened_run import OpenedRun, open_run
 
-# A busy machine is no finding, and a change is judged by the same cases every time: `make
-# test-long` looks for new ones, to be kept as an `@example`.
+# Deadlines would fail on a busy machine, and every run uses the same examples. `make
+# test-long` searches for new ones, to be kept as an `@example`.
 settings.register_profile("stepscope", deadline=None, derandomize=True)
 settings.register_profile("search", deadline=None, max_examples=1500)
 settings.load_profile("stepscope")
-# Hundreds of interpreters are started: none of them shall compile the package again.
+# Hundreds of interpreters are started: they must not compile the package again.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where tests run behind a shell
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # it is ignored in background jobs of a shell
 
 STEPSCOPE = [sys.executable, "-m", "stepscope"]
 SCRIPTS = Path(__file__).parent / "data" / "scripts"
@@ -32,7 +34,7 @@ SCRIPTS = Path(__file__).parent / "data" / "scripts"
 
 @dataclass(frozen=True)
 class Finished:
-    """A `stepscope run` that ended: what it printed, its code, and the run it left."""
+    """A finished `stepscope run`: its exit code, its output, and its run."""
 
     code: int
     out: str
@@ -47,7 +49,7 @@ class Finished:
 
 @pytest.fixture
 def watch(tmp_path: Path) -> Callable[..., Finished]:
-    """Watch a command: `watch("python", "script.py", options=["--quiet"])`."""
+    """Run a command under `stepscope run`: `watch("python", "script.py", options=["--quiet"])`."""
 
     def start(*command: str, options: list[str] | None = None, **popen: Any) -> Finished:
         runs = tmp_path / "runs"
@@ -68,7 +70,7 @@ def watch(tmp_path: Path) -> Callable[..., Finished]:
 
 @pytest.fixture
 def python_file(tmp_path: Path) -> Callable[[str], str]:
-    """A script in a folder of its own, so that nothing of ours lies beside it."""
+    """Write a script to a separate folder, so that it cannot import files of the tests."""
 
     def write(text: str) -> str:
         folder = tmp_path / "script"
@@ -81,24 +83,24 @@ def python_file(tmp_path: Path) -> Callable[[str], str]:
 
 
 @pytest.fixture(autouse=True)
-def _unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The tests may themselves run under stepscope: what they start must not report there."""
+def _unmonitored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests may run under stepscope: processes that they start must not report to it."""
     for variable in [name for name in os.environ if name.startswith("STEPSCOPE_")]:
         monkeypatch.delenv(variable)
 
 
 @pytest.fixture(autouse=True)
-def _listening() -> Iterator[None]:
-    """What a test does to our own signals is not passed on to what the next one starts."""
+def _restore_sigint() -> Iterator[None]:
+    """Restore the SIGINT handler, which processes of the next test would inherit."""
     before = signal.getsignal(signal.SIGINT)
     yield
-    if before is not None:  # none of Python's
+    if before is not None:  # not a Python handler
         signal.signal(signal.SIGINT, before)
 
 
 @dataclass(frozen=True)
 class Tried:
-    """A `stepscope trial` that ended: its code, what it printed, and what it left."""
+    """A finished `stepscope trial`: its exit code, its output, and its run folders."""
 
     code: int
     out: str
@@ -107,7 +109,7 @@ class Tried:
 
     @property
     def told(self) -> dict[str, Any]:
-        """The one trial of `--json`."""
+        """The output of `--json` for one trial."""
         return dict(json.loads(self.out))
 
     @property
@@ -122,7 +124,7 @@ class Tried:
 
 @pytest.fixture
 def trial(tmp_path: Path) -> Callable[..., Tried]:
-    """Try a workload: `trial("cnn", "--steps", "8")`. What is learnt and made stays in the test."""
+    """Run a trial: `trial("cnn", "--steps", "8")`. Its noise and data stay in the test folder."""
 
     def start(*arguments: str, before: Sequence[str] = (), **popen: Any) -> Tried:
         runs = tmp_path / "runs"
@@ -170,7 +172,7 @@ def workload():
 
 @pytest.fixture
 def own(tmp_path: Path) -> Callable[..., str]:
-    """A user's workload that does something at some place: `own(step="os.abort()")`."""
+    """Write a custom workload with code in some place: `own(step="os.abort()")`."""
 
     def write(item: str = "", step: str = "", begin: str = "") -> str:
         path = tmp_path / "own.py"

@@ -1,8 +1,8 @@
-"""NVML without a GPU: the functions that stepscope calls, playing back what a real one said.
+"""A fake NVML that replays recordings of a real GPU, for the functions that stepscope calls.
 
-A scenario says which GPUs there are, which recorded load each of them is under, and what goes wrong
-with it and when. Constants, errors and structures are those of the real package. The suite in
-`tests/contract/` holds this fake and the real library to the same rules.
+A scenario defines the GPUs, the recorded load of each, and its errors over time. Constants, errors
+and structures come from the real package. The suite in `tests/contract/` tests this fake and the
+real library.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from types import ModuleType, SimpleNamespace
 from typing import Any
 
 STAND_IN = Path(__file__).parent / "fakes"
-"""Where a `pynvml` is that leads here: put before all others on PYTHONPATH, it is the one found."""
+"""The folder of a `pynvml` module that imports this fake, for the front of PYTHONPATH."""
 RECORDINGS = Path(__file__).parent / "data" / "nvml"
 SCENARIO_VARIABLE = "FAKE_NVML"
-"""A scenario as JSON, for processes that import this in place of the real package."""
+"""A scenario as JSON, for processes that import this fake instead of the real package."""
 
 ONE_H200: dict[str, Any] = {"gpus": [{}]}
 TWO_GPUS: dict[str, Any] = {"gpus": [{"load": "matmul"}, {"load": "idle"}]}
@@ -30,19 +30,19 @@ MIG: dict[str, Any] = {"gpus": [{"slices": 2, "load": "matmul"}]}
 BEFORE_HOPPER: dict[str, Any] = {
     "gpus": [{"gpm": False, "name": "Tesla T4", "pcie": [3, 16], "load": "tiny"}]
 }
-LOOKS_ONLY: dict[str, Any] = {
+SAMPLES_ONLY: dict[str, Any] = {
     "gpus": [{"gpm": False, "name": "NVIDIA A100", "pcie": [4, 16], "load": "h2d"}]
 }
 
 SAMPLE_US = 166_667
-"""How often the driver looks which process is running."""
+"""Period of the driver's samples of running processes."""
 
 
 @cache
 def real() -> ModuleType:
-    """The real package, even where this fake stands before it on the path."""
-    others = [p for p in sys.path if Path(p or ".").resolve() != STAND_IN]
-    found = PathFinder.find_spec("pynvml", others)
+    """Return the real package, even if this fake precedes it on the path."""
+    paths = [p for p in sys.path if Path(p or ".").resolve() != STAND_IN]
+    found = PathFinder.find_spec("pynvml", paths)
     assert found is not None and found.origin is not None
     spec = importlib.util.spec_from_file_location("_real_pynvml", found.origin)
     assert spec is not None and spec.loader is not None
@@ -58,13 +58,13 @@ def recording(name: str) -> dict[str, Any]:
 
 
 class FakeGpu:
-    """A device, or a slice of one: `row` is what was recorded at this point of its load."""
+    """A GPU or MIG slice. `row` is the current row of its recorded load."""
 
     def __init__(self, index: int, spec: dict[str, Any], of: FakeGpu | None = None) -> None:
-        told = recording(spec.get("recording", "h200"))
+        recorded = recording(spec.get("recording", "h200"))
         self.spec, self.of, self.index = spec, of, index
-        self.rows = told["loads"][spec.get("load", "matmul")][1:]  # the first saw what was before
-        self.facts = {**told["gpu"], **spec}
+        self.rows = recorded["loads"][spec.get("load", "matmul")][1:]  # the first row precedes it
+        self.facts = {**recorded["gpu"], **spec}
         kind = "MIG" if of else "GPU"
         self.uuid = spec.get("uuid", f"{kind}-{index:08x}-0000-0000-0000-{len(spec):012x}")
         self.slices: list[FakeGpu] = []
@@ -75,7 +75,7 @@ class FakeGpu:
         return time.monotonic() - self.began
 
     def row(self) -> dict[str, Any]:
-        """The recording, again and again; counters go on growing from one time to the next."""
+        """Return the current row; the recording repeats while counters keep growing."""
         span = self.rows[-1]["t"] - self.rows[0]["t"]
         rounds, within = divmod(self.seconds, span)
         place = min(int(within / span * len(self.rows)), len(self.rows) - 1)
@@ -87,8 +87,8 @@ class FakeGpu:
         )
         return row
 
-    def refusal(self, function: str) -> int:
-        """The return code of a function that is to fail now, else 0."""
+    def error_code(self, function: str) -> int:
+        """Return the error code of a function that fails at this time, else 0."""
         errors = self.spec.get("errors", {})
         for name in (function, "*"):
             if name in errors:
@@ -99,10 +99,10 @@ class FakeGpu:
 
 
 class FakeNvml:
-    """Stands in for the module `pynvml`."""
+    """A replacement for the module `pynvml`."""
 
     def __getattribute__(self, name: str) -> Any:
-        """Names that an old version of the package would not know."""
+        """Hide names that an old version of the package does not have."""
         if not name.startswith("_") and name in object.__getattribute__(self, "__dict__").get(
             "scenario", {}
         ).get("unknown", ()):
@@ -199,11 +199,11 @@ class FakeNvml:
         return [SimpleNamespace(pid=p["pid"], usedGpuMemory=p["bytes"]) for p in now]
 
     def nvmlDeviceGetProcessUtilization(self, gpu: FakeGpu, after_us: int) -> list[Any]:
-        """Of every process with a figure `sm`: a sample for each time that the driver looked."""
+        """Return the driver's samples of every process that has a value `sm`."""
         self._whole(gpu, "nvmlDeviceGetProcessUtilization")
         now_us = time.time_ns() // 1000
         began_us = now_us - int(gpu.seconds * 1e6)
-        samples = [SimpleNamespace(pid=0, timeStamp=0, smUtil=0xFFFFFFFF)]  # an unfilled place
+        samples = [SimpleNamespace(pid=0, timeStamp=0, smUtil=0xFFFFFFFF)]  # an unset entry
         for process in gpu.spec.get("processes", []):
             since_us = max(began_us + int(process.get("after", -5.0) * 1e6), after_us)
             samples += [
@@ -225,7 +225,7 @@ class FakeNvml:
             real().NVML_FI_DEV_PCIE_COUNT_RX_BYTES: int(self._rate(gpu, 21) * gpu.seconds),
             real().NVML_FI_DEV_PCIE_COUNT_TX_BYTES: int(self._rate(gpu, 20) * gpu.seconds),
         }
-        refused = gpu.refusal(f"field {field}")
+        refused = gpu.error_code(f"field {field}")
         value = known.get(field, 0) % (1 << 32)
         return SimpleNamespace(
             fieldId=field,
@@ -235,7 +235,7 @@ class FakeNvml:
         )
 
     def _rate(self, gpu: FakeGpu, metric: int) -> float:
-        """Mean bytes/s of a load, for counters that are made up from it."""
+        """Return the mean bytes/s of a load, for synthetic counters."""
         values = [row["gpm"][str(metric)] for row in gpu.rows]
         return sum(values) / len(values) * (1 << 20)
 
@@ -297,16 +297,16 @@ class FakeNvml:
             raise real().NVMLError(real().NVML_ERROR_INVALID_ARGUMENT)
         values = _performance(self._row(gpu, "nvmlGpmMetricsGet"))
         for slot in request.metrics[: request.numMetrics]:
-            slot.nvmlReturn = gpu.refusal(f"gpm {slot.metricId}")
+            slot.nvmlReturn = gpu.error_code(f"gpm {slot.metricId}")
             slot.value = values[str(slot.metricId)]
         return request
 
     def _checked(self, gpu: FakeGpu, function: str) -> FakeGpu:
-        assert self.open, "asked before nvmlInit or after nvmlShutdown"
+        assert self.open, "called before nvmlInit or after nvmlShutdown"
         nap = gpu.spec.get("naps", {}).get(function)
         if nap and gpu.seconds >= nap["after"]:
             time.sleep(nap["seconds"])
-        code = gpu.refusal(function) or (gpu.of.refusal(function) if gpu.of else 0)
+        code = gpu.error_code(function) or (gpu.of.error_code(function) if gpu.of else 0)
         if code:
             raise real().NVMLError(code)
         return gpu
@@ -315,7 +315,7 @@ class FakeNvml:
         return self._checked(gpu, function).row()
 
     def _whole(self, gpu: FakeGpu, function: str) -> dict[str, Any]:
-        """A question that only a whole GPU answers."""
+        """Return the row of a whole GPU; a MIG slice does not support the query."""
         row = self._row(gpu, function)
         if gpu.of is not None:
             raise real().NVMLError(real().NVML_ERROR_NOT_SUPPORTED)
@@ -323,11 +323,11 @@ class FakeNvml:
 
 
 def _performance(row: dict[str, Any]) -> dict[str, float]:
-    """GPM's answers; a recording without "graphics" gets it from what ran at the time."""
+    """Return the GPM values; derive "graphics" for recordings that lack it."""
     return {"1": float(row["gpu"]) if row["gpm"]["2"] else 0.0, **row["gpm"]}
 
 
 def from_environment() -> FakeNvml:
-    """The fake of the scenario that the environment tells."""
-    told = os.environ.get(SCENARIO_VARIABLE)
-    return FakeNvml(json.loads(told) if told else ONE_H200)
+    """Create the fake for the scenario in the environment."""
+    scenario = os.environ.get(SCENARIO_VARIABLE)
+    return FakeNvml(json.loads(scenario) if scenario else ONE_H200)

@@ -1,4 +1,4 @@
-"""The sensors of GPUs, of the fake NVML and of the real one, for suites that hold both to rules."""
+"""GPU sensors on the fake and on the real NVML, for tests that run on both."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from stepscope.sensors.gpu import pcie, processes, sensors
 from stepscope.sensors.gpu.nvml import Nvml, open_nvml
 from stepscope.sensors.gpu.pcie import PcieSensor
 from stepscope.sensors.gpu.registry import gpu_sensors
-from stepscope.sensors.gpu.sensors import GpuSensor, WatchedGpu
+from stepscope.sensors.gpu.sensors import GpuSensor, MonitoredGpu
 
 NAMES = (
     "gpu activity",
     "gpu power",
     "gpu memory",
-    "gpu utilisation",
+    "gpu utilization",
     "gpu processes",
-    "gpu others",
+    "gpu other processes",
     "gpu state",
     "gpu energy",
     "gpu errors",
@@ -31,7 +31,7 @@ NOT_SUPPORTED, NO_PERMISSION, LOST = 3, 4, 15
 
 
 class Clock:
-    """Stands in for the module `time`: it goes on when somebody sleeps, and only then."""
+    """Replaces the module `time`: time passes only in `sleep`."""
 
     def __init__(self) -> None:
         self.now_s = 1_000.0
@@ -47,7 +47,7 @@ class Clock:
 
     @classmethod
     def of_gpus(cls, monkeypatch: pytest.MonkeyPatch) -> Clock:
-        """The time of the fake NVML and of the sensors that read it."""
+        """Replace the clock of the fake NVML and of the sensors that read it."""
         clock = cls()
         for module in (fake_nvml, pcie, processes, sensors):
             monkeypatch.setattr(module, "time", clock)
@@ -59,18 +59,17 @@ def fake_library(scenario: dict[str, Any] = fake_nvml.ONE_H200) -> Nvml:
 
 
 def refusing(code: int, **more: Any) -> dict[str, Any]:
-    """A scenario of one GPU that can be found but refuses all questions that are asked of it
-    again and again."""
+    """A scenario with one GPU on which all periodic queries fail."""
     once = ("HandleByIndex", "UUID", "Name", "PciInfo", "EnforcedPowerLimit")
     errors = {f"nvmlDeviceGet{name}": {"code": 0} for name in once}
     return {"gpus": [{"gpm": False, "errors": {**errors, "*": {"code": code, **more}}}]}
 
 
 def sensor_of(library: Nvml, name: str) -> GpuSensor:
-    """One sensor by its name; PCIe by both of its ways."""
+    """Return a sensor by name; for PCIe with either method."""
     if name.startswith("gpu pcie"):
-        gpus = [WatchedGpu(gpu) for gpu in library.gpus if gpu.facts.mig_of is None]
-        return PcieSensor(gpus, only_look=name == "gpu pcie, looks")
+        gpus = [MonitoredGpu(gpu) for gpu in library.gpus if gpu.facts.mig_of is None]
+        return PcieSensor(gpus, sample_only=name == "gpu pcie, sampled")
     return next(sensor for sensor in gpu_sensors(library.gpus) if sensor.name == name)
 
 
@@ -88,6 +87,6 @@ def real_sensor(name: str) -> GpuSensor:
 
 
 def recorded_mean(load: str, metric: int) -> float:
-    """Of one of GPM's metrics while a load was recorded, in NVML's unit."""
+    """Return the mean of a GPM metric in a recorded load, in NVML's unit."""
     rows = fake_nvml.recording("h200")["loads"][load]
     return sum(row["gpm"][str(metric)] for row in rows[1:]) / (len(rows) - 1)

@@ -1,4 +1,4 @@
-"""The scripts with planted causes, how they are run, and how a run of one is kept for the tests."""
+"""The scripts with planted bottlenecks: how to run them, and how to record a run for the tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Any
 
 FOLDER = Path(__file__).parent / "data" / "bottlenecks"
 RECORDED = FOLDER / "recorded"
-"""A run of each script, as `benchmarks/explain.py --record` keeps them."""
+"""A run of each script, recorded by `benchmarks/explain.py --record`."""
 THIEF = FOLDER / "thief.py"
 
 _KEPT_ENVIRONMENT = ("cpu", "memory", "gpus", "driver", "cgroup", "os")
@@ -30,7 +30,7 @@ _SPEED = re.compile(r"^samples/s: ([\d.]+)", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Planted:
-    """A script, and the one thing that is wrong with it."""
+    """A script and its planted bottleneck."""
 
     name: str
     path: Path
@@ -40,25 +40,25 @@ class Planted:
     ranks: int = 1
 
     def command(self, *, fixed: bool, seconds: float | None = None) -> list[str]:
-        """How its user would start it."""
+        """Return the command line of the script."""
         python = [sys.executable]
         if self.ranks > 1:
             python += ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
             python += [str(self.ranks)]
-        words = ["--fixed"] if fixed else []
+        options = ["--fixed"] if fixed else []
         if seconds is not None:
-            words += ["--seconds", str(seconds)]
-        return [*python, str(self.path), *words]
+            options += ["--seconds", str(seconds)]
+        return [*python, str(self.path), *options]
 
     @contextlib.contextmanager
-    def disturbed(self, fixed: bool, seconds: float) -> Iterator[None]:
-        """While something outside of the script takes what it needs, where that is the cause."""
+    def interference(self, fixed: bool, seconds: float) -> Iterator[None]:
+        """Run the process that competes with the script, if that is its bottleneck."""
         if self.thief is None or fixed:
             yield
             return
         count = ["2"] if self.thief == "cpu" else []
-        words = [f"--{self.thief}", *count, "--seconds", str(seconds + 60)]
-        thief = subprocess.Popen([sys.executable, str(THIEF), *words], start_new_session=True)
+        options = [f"--{self.thief}", *count, "--seconds", str(seconds + 60)]
+        thief = subprocess.Popen([sys.executable, str(THIEF), *options], start_new_session=True)
         try:
             time.sleep(8.0 if self.thief == "gpu" else 1.0)
             yield
@@ -69,42 +69,42 @@ class Planted:
 
 
 def planted_scripts(device: str | None = None) -> list[Planted]:
-    """All of them, by name; what each says of itself is read, not run."""
-    found = []
+    """Return all scripts, by name; their constants are parsed, not run."""
+    scripts = []
     for path in sorted(FOLDER.glob("*pu_*.py")):
-        said = _constants(path)
-        if device in (None, said["DEVICE"]):
-            found.append(
+        constants = _constants(path)
+        if device in (None, constants["DEVICE"]):
+            scripts.append(
                 Planted(
                     path.stem,
                     path,
-                    said["CAUSE"],
-                    said["DEVICE"],
-                    said.get("NEEDS_THIEF"),
-                    said.get("RANKS", 1),
+                    constants["CAUSE"],
+                    constants["DEVICE"],
+                    constants.get("NEEDS_THIEF"),
+                    constants.get("RANKS", 1),
                 )
             )
-    return found
+    return scripts
 
 
 def speed_of(output: str) -> float | None:
-    """Samples per second as the script printed them; of ranks, of all together."""
-    found = [float(text) for text in _SPEED.findall(output)]
-    return sum(found) if found else None
+    """Return the samples per second that the script printed, summed over its ranks."""
+    speeds = [float(text) for text in _SPEED.findall(output)]
+    return sum(speeds) if speeds else None
 
 
 def _constants(path: Path) -> dict[str, Any]:
-    """What a module assigns to names in capitals, where it is a literal."""
-    found = {}
+    """Return the literals that a module assigns to names."""
+    constants = {}
     for node in ast.parse(path.read_text()).body:
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             with contextlib.suppress(ValueError):
-                found[node.targets[0].id] = ast.literal_eval(node.value)
-    return found
+                constants[node.targets[0].id] = ast.literal_eval(node.value)
+    return constants
 
 
 def keep(run: Path, archive: Path) -> None:
-    """Pack a run folder, without what it tells of the machine's folders."""
+    """Archive a run folder without paths of the machine."""
     facts = json.loads((run / "run.json").read_text())
     archive.parent.mkdir(parents=True, exist_ok=True)
     with tarfile.open(archive, "w:xz", preset=9) as packed:
@@ -116,7 +116,7 @@ def keep(run: Path, archive: Path) -> None:
 
 
 def unpack(archive: Path, into: Path) -> Path:
-    """The run folder again."""
+    """Extract an archived run folder."""
     folder = into / archive.name.partition(".")[0]
     with tarfile.open(archive) as packed:
         packed.extractall(folder, filter="data")
@@ -126,13 +126,13 @@ def unpack(archive: Path, into: Path) -> Path:
 def _without_paths(facts: Mapping[str, Any]) -> dict[str, Any]:
     environment = facts.get("environment") or {}
     command = [Path(word).name if "/" in word else word for word in facts.get("command") or []]
-    told = {
+    kept = {
         **facts,
         "command": command,
         "cwd": "/home/user",
         "environment": {k: environment[k] for k in _KEPT_ENVIRONMENT if k in environment},
     }
-    plain: dict[str, Any] = json.loads(_GROUP.sub("/sys/fs/cgroup", json.dumps(told)))
+    plain: dict[str, Any] = json.loads(_GROUP.sub("/sys/fs/cgroup", json.dumps(kept)))
     return plain
 
 

@@ -1,4 +1,4 @@
-"""Runners of trials that are dead, and processes of trials, for the tests of cleaning up."""
+"""Exited runners and trial processes, for the tests of the clean-up."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stepscope.sensors import procfs
 from stepscope.trials.processes import trial_processes
 
 PYTHON = [sys.executable, "-I", "-S", "-c"]
-"""The quickest interpreter there is; `SOURCE` leads it to our modules."""
+"""An interpreter that starts quickly; add `SOURCE` to its path for our modules."""
 SOURCE = str(Path(stepscope.__file__).parents[1])
 
 SLEEPS = "import time; print('ready', flush=True); time.sleep(60)"
-DEAF = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
+IGNORES_SIGTERM = f"import signal; signal.signal(signal.SIGTERM, signal.SIG_IGN); {SLEEPS}"
 
 
-def dead_runner() -> str:
-    """The name of a runner that has just ended."""
+def exited_runner() -> str:
+    """Return the name of a runner that has just exited."""
     code = (
         "import sys; sys.path.append(sys.argv[1]); "
         "from stepscope.trials.processes import trial_processes; "
@@ -38,7 +38,7 @@ def dead_runner() -> str:
 
 
 def hide_from_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Trials of other tests run at the same time, and end all strays that they find: those of this
-    test seem to be of another machine to them."""
+    """Make processes of this test look like those of another machine. Otherwise concurrent trials
+    of other tests would end its stale processes."""
     home = secrets.token_hex(4)
     monkeypatch.setattr(procfs, "pid_home", lambda: home)

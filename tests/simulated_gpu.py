@@ -1,12 +1,13 @@
-"""A GPU that is not there: probes answered by replaying made-up trainings through the model of the
-caching allocator. What `fit` finds can then be held against every batch, tried one by one."""
+"""A simulated GPU: it answers probes by replaying synthetic trainings through the allocator model.
+
+The result of `fit` can then be compared with a brute-force search over all batches."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from stepscope.analysis.memory.caching_allocator import AllocationTrace, replay, scratch
+from stepscope.analysis.memory.caching_allocator import AllocationTrace, replay, workspaces
 from stepscope.analysis.memory.model import Parts
 from stepscope.fit.probes.contract import ProbeOutcome
 from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
@@ -17,7 +18,7 @@ GiB = 1 << 30
 
 @dataclass
 class Net:
-    """A chain of layers: weights, activations per sample, workspace per sample of its kernels."""
+    """A chain of layers: weights, and activations and kernel workspace per sample."""
 
     weights: Sequence[int] = (8 * MiB, 20 * MiB, 64 * MiB, 16 * MiB)
     activations: Sequence[int] = (3 * MiB, 5 * MiB, 2 * MiB, 1 * MiB)
@@ -66,22 +67,22 @@ class Net:
 
 @dataclass
 class SimulatedGpu:
-    """Runs probes like `ForkedProbes`, and keeps the requests."""
+    """Runs probes like `ForkedProbes` and records the requests."""
 
     net: Net
     total: int = 80 * GiB
     samples: int | None = None
     rate: Callable[[int], float] = lambda batch: 1000.0
     error_at: int | None = None
-    """From which batch on a step fails for another reason than memory."""
+    """Batch from which on a step fails for another reason than memory."""
     flaky: dict[int, list[bool]] = field(default_factory=dict)
-    """Batches that pass or fail by a list of their own, one after the other."""
+    """Scripted results of a batch, one per probe."""
     kills: dict[int, int] = field(default_factory=dict)
-    """How often a probe of a batch is still to be killed."""
+    """Number of probes of a batch that are still to be killed."""
     requests: list[ProbeRequest] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.subject = Subject("cuda", "a made-up GPU", 1, self.net.inputs, self.samples)
+        self.subject = Subject("cuda", "simulated GPU", 1, self.net.inputs, self.samples)
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
         self.requests += requests
@@ -89,9 +90,9 @@ class SimulatedGpu:
 
     def passes(self, batch: int, cap: int) -> bool:
         trace = self.net.trace(batch)
-        return replay(trace, cap, scratch(trace)).fits
+        return replay(trace, cap, workspaces(trace)).fits
 
-    def is_smooth(self, batch: int, cap: int) -> bool:
+    def is_retry_free(self, batch: int, cap: int) -> bool:
         return replay(self.net.trace(batch), cap).reserved_peak <= cap and (
             replay(self.net.trace(batch), cap).retries == 0
         )
@@ -111,36 +112,36 @@ class SimulatedGpu:
             return ProbeResult(batch, "error", "step 1", message="shapes do not match")
         if self.kills.get(batch):
             self.kills[batch] -= 1
-            return ProbeResult(batch, "killed", message="it was killed")
+            return ProbeResult(batch, "killed", message="the process was killed")
         trace = self.net.trace(batch)
         cap = min(request.cap or self.total, self.total)
-        ran = replay(trace, cap, scratch(trace))
-        fits = self.flaky[batch].pop(0) if self.flaky.get(batch) else ran.fits
-        steps = request.steps + (request.again if request.cycle else 0)
+        replayed = replay(trace, cap, workspaces(trace))
+        fits = self.flaky[batch].pop(0) if self.flaky.get(batch) else replayed.fits
+        steps = request.steps + (request.steps_after if request.cycle else 0)
         if not fits:
             return ProbeResult(
                 batch,
                 "gpu_oom",
                 "step 1",
-                ran.allocated_peak,
-                ran.reserved_peak,
-                ran.retries,
+                replayed.allocated_peak,
+                replayed.reserved_peak,
+                replayed.retries,
                 1,
-                missing=ran.missing,
+                shortfall_bytes=replayed.shortfall,
             )
-        slow = 0.6 if ran.skipped else 1.0
+        slowdown = 0.6 if replayed.skipped else 1.0
         weights = sum(self.net.weights)
         return ProbeResult(
             batch,
             "ok",
             "",
-            ran.allocated_peak,
-            ran.reserved_peak,
-            ran.retries,
+            replayed.allocated_peak,
+            replayed.reserved_peak,
+            replayed.retries,
             0,
-            (batch / self.rate(batch) / slow,) * steps,
+            (batch / self.rate(batch) / slowdown,) * steps,
             tuple(weights * 2 + self.net.leaks * n for n in range(steps)),
-            (ran.reserved_peak,) * steps,
+            (replayed.reserved_peak,) * steps,
             parts=Parts(
                 weights,
                 weights,

@@ -1,4 +1,4 @@
-"""Runs studies of planted trials: real processes that train nothing, by the formula of a test."""
+"""Runs studies of planted trials: real processes whose throughput is a formula of the test."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ STUDY = [sys.executable, "-m", "stepscope", "study"]
 
 
 def planted_environment(folder: Path, **planted: str | float) -> dict[str, str]:
-    """The environment of a study whose trials are planted: `formula="100 * cpus"`, `oom=…`."""
-    said = {f"PLANTED_{name.upper()}": str(value) for name, value in planted.items()}
+    """Return the environment for planted trials: `formula="100 * cpus"`, `oom=…`."""
+    variables = {f"PLANTED_{name.upper()}": str(value) for name, value in planted.items()}
     path = os.pathsep.join(filter(None, [str(PLANTED), os.environ.get("PYTHONPATH")]))
     return {
         **os.environ,
@@ -22,12 +22,12 @@ def planted_environment(folder: Path, **planted: str | float) -> dict[str, str]:
         "STEPSCOPE_DATA": str(folder / "data"),
         "PYTHONPATH": path,
         "PLANTED_REAL_S": "0.02",
-        **said,
+        **variables,
     }
 
 
 def design(folder: Path, text: str, name: str = "planted") -> Path:
-    """A design file of planted trials; `text` is what comes after its workload."""
+    """Write a design of planted trials; `text` follows the workload."""
     file = folder / f"{name}.yaml"
     fixed = "workload: cnn\nfixed: {framework: made_up.loop, data: random}\n"
     file.write_text(text if "workload:" in text or "model:" in text else fixed + text)
@@ -37,7 +37,7 @@ def design(folder: Path, text: str, name: str = "planted") -> Path:
 def study(
     command: str, *arguments: str | Path, env: dict[str, str], **popen: Any
 ) -> subprocess.CompletedProcess[str]:
-    """`stepscope study …` to its end."""
+    """Run `stepscope study …` and wait for it."""
     return subprocess.run(
         [*STUDY, command, *map(str, arguments)],
         env=env,

@@ -1,4 +1,4 @@
-"""Writes run folders of runs that never were, through the writers that real runs use."""
+"""Writes folders of synthetic runs with the writers of real runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ MAIN_PID = 4100
 
 OK: dict[str, Any] = {
     "outcome": "ok",
-    "reason": "the command ended by itself with exit code 0",
+    "reason": "exit code 0",
     "exit_code": 0,
     "signal": None,
     "evidence": {},
@@ -44,7 +44,7 @@ RUNNING: dict[str, Any] = {"outcome": "running", "reason": ""}
 
 @dataclass(frozen=True)
 class Plan:
-    """What the synthetic run is like."""
+    """The properties of a synthetic run."""
 
     name: str = "resnet18-cifar"
     command: tuple[str, ...] = ("python", "train.py", "--batch-size", "128", "--workers", "2")
@@ -52,21 +52,21 @@ class Plan:
     hertz: float = 10.0
     epochs: int = 4
     batches: int = 50
-    """Batches in an epoch."""
+    """Batches per epoch."""
     workers: int = 2
     allowed: float | None = 4.0
     memory_limit: float | None = 4e9
     gpus: int = 0
     """GPUs that the run trains on."""
     idle_gpus: int = 0
-    """Further ones, which it leaves alone."""
+    """Additional, idle GPUs."""
     gpm: bool = True
-    """Whether the GPUs tell what their units do (Hopper and later)."""
+    """Whether the GPUs have performance counters (Hopper and later)."""
     allocator: bool = True
-    """Whether PyTorch's allocator tells what it holds."""
-    ending: dict[str, Any] = field(default_factory=lambda: OK)
+    """Whether PyTorch's allocator reports its memory."""
+    exit_status: dict[str, Any] = field(default_factory=lambda: OK)
     facts: dict[str, Any] = field(default_factory=dict)
-    """What replaces the facts below."""
+    """Replaces entries of the default facts."""
     seed: int = 1
 
     @property
@@ -79,11 +79,11 @@ class Plan:
 
     @property
     def evaluation_seconds(self) -> float:
-        """The last part of each epoch's time is an evaluation."""
+        """Duration of the evaluation at the end of each epoch."""
         return self.epoch_seconds * 0.12
 
     def activity(self, at: float) -> tuple[float, int]:
-        """How busy the run is (0 outside epochs, less in evaluations), and its epoch or -1."""
+        """Return the load (0 outside epochs, lower in evaluations) and the epoch, or -1."""
         since = at - self.start_up
         if since < 0 or since >= self.epochs * self.epoch_seconds:
             return 0.0, -1
@@ -95,7 +95,7 @@ class Plan:
 
 
 def write_run(folder: Path, plan: Plan | None = None) -> RunPaths:
-    """A run that was watched to its end, with samples, batches, steps and evaluations."""
+    """Write a run that was monitored to its end, with samples, batches, steps and evaluations."""
     plan = plan or Plan()
     paths = RunPaths(folder)
     paths.events.mkdir(parents=True)
@@ -107,7 +107,7 @@ def write_run(folder: Path, plan: Plan | None = None) -> RunPaths:
 
 
 def write_empty_run(folder: Path) -> RunPaths:
-    """A run whose command ended before anything was read."""
+    """Write a run whose command ended before the first sample."""
     paths = RunPaths(folder)
     paths.events.mkdir(parents=True)
     write_json(paths.run_json, facts_of(Plan(seconds=0.02, epochs=0)))
@@ -115,8 +115,8 @@ def write_empty_run(folder: Path) -> RunPaths:
 
 
 def write_cut_off_run(folder: Path, plan: Plan | None = None) -> RunPaths:
-    """A run whose machine went down: no ending, and the last bytes of every file torn."""
-    paths = write_run(folder, replace(plan or Plan(), ending=RUNNING))
+    """Write a run whose machine went down: no exit status, and every file truncated."""
+    paths = write_run(folder, replace(plan or Plan(), exit_status=RUNNING))
     streams = [paths.live_stream(scope) for scope in SCOPES]
     for path in (*streams, *paths.events.glob("*.bin")):
         data = path.read_bytes()
@@ -126,22 +126,22 @@ def write_cut_off_run(folder: Path, plan: Plan | None = None) -> RunPaths:
 
 
 def cpus_allowed(cpus: float | None) -> RunFacts:
-    """The facts of a run that may use so many CPUs, and of which nothing else is known."""
+    """Return facts that contain only the number of allowed CPUs."""
     return RunFacts(environment=Environment(cpu=CpuFacts(allowed=cpus)))
 
 
 def facts_of(plan: Plan) -> dict[str, Any]:
-    """The facts of `run.json`."""
-    ending = dict(plan.ending)
-    if ending["outcome"] != "running":
-        ending["monotonic_ns"] = BEGIN_NS + int(plan.seconds * 1e9)
+    """Return the content of `run.json`."""
+    exit_status = dict(plan.exit_status)
+    if exit_status["outcome"] != "running":
+        exit_status["monotonic_ns"] = BEGIN_NS + int(plan.seconds * 1e9)
     facts: dict[str, Any] = {
         "format": FORMAT,
         "name": plan.name,
         "command": list(plan.command),
         "clock": {"monotonic_ns": BEGIN_NS, "wall_ns": WALL_NS},
-        "watcher": {"pid": 4000, "started_ticks": 1, "boot_id": "gone", "host": "node-7"},
-        "ending": ending,
+        "monitor": {"pid": 4000, "started_ticks": 1, "boot_id": "gone", "host": "node-7"},
+        "exit_status": exit_status,
         "environment": {
             "cpu": {"allowed": plan.allowed, "model": "Intel Xeon Platinum 8480+"},
             "memory": {"total": 16_000_000_000},
@@ -157,7 +157,6 @@ def facts_of(plan: Plan) -> dict[str, Any]:
         },
         "hook": {
             "attached": ["DataLoader", "optimizer"],
-            "message": "hook: DataLoader, optimizer",
             "frameworks": {"torch": "2.14.1"},
         },
         "interval_s": 1 / plan.hertz,
@@ -169,9 +168,9 @@ def facts_of(plan: Plan) -> dict[str, Any]:
 
 
 def _write_samples(paths: RunPaths, plan: Plan) -> None:
-    """All streams; what was rolled on the way is packed, as capture does."""
+    """Write all streams; rolled segments are packed, as in a real run."""
     writers = process, host, gpu = tuple(StreamWriter(paths, scope) for scope in SCOPES)
-    of_gpus = list(gpu_rows(plan))[::-1]
+    pending = list(gpu_rows(plan))[::-1]
     random = np.random.default_rng(plan.seed)
     window, every = 1 / plan.hertz, max(1, round(plan.hertz))
     for number in range(1, int(plan.seconds * plan.hertz) + 1):
@@ -180,10 +179,10 @@ def _write_samples(paths: RunPaths, plan: Plan) -> None:
         for entity, values in _process_rows(plan, at, random, with_pss=number % (2 * every) == 0):
             process.append(t_ns, window, entity, values)
         if number % (2 * every) == 0:
-            for entity, values in _waits_for_cpus(plan, at):
+            for entity, values in _cpu_waits(plan, at):
                 process.append(t_ns, 2 * window * every, entity, values)
-        while of_gpus and of_gpus[-1][0] <= at:
-            when, over, entity, values = of_gpus.pop()
+        while pending and pending[-1][0] <= at:
+            when, over, entity, values = pending.pop()
             gpu.append(BEGIN_NS + int(when * 1e9), over, entity, values)
         if number % every == 0:
             for entity, values in _host_rows(plan, at, random):
@@ -220,13 +219,13 @@ def _process_rows(
         }
         parts["worker"] = (plan.workers, worker)
     for role, (count, values) in parts.items():
-        yield Entity(role), _whole_row(values, count, with_pss)
+        yield Entity(role), _complete_row(values, count, with_pss)
     total = {key: sum(values[key] for _, values in parts.values()) for key in main}
-    yield Entity("tree"), _whole_row(total, sum(count for count, _ in parts.values()), with_pss)
+    yield Entity("tree"), _complete_row(total, sum(count for count, _ in parts.values()), with_pss)
     yield Entity("main", MAIN_PID), {"cpu": main["cpu"], "rss": main["rss"]}
 
 
-def _whole_row(values: dict[str, float], count: int, with_pss: bool) -> dict[str, float | None]:
+def _complete_row(values: dict[str, float], count: int, with_pss: bool) -> dict[str, float | None]:
     shared = 0.45e9 * (count - 1)
     return {
         **values,
@@ -237,7 +236,7 @@ def _whole_row(values: dict[str, float], count: int, with_pss: bool) -> dict[str
     }
 
 
-def _waits_for_cpus(plan: Plan, at: float) -> Iterator[tuple[Entity, dict[str, float | None]]]:
+def _cpu_waits(plan: Plan, at: float) -> Iterator[tuple[Entity, dict[str, float | None]]]:
     busy, _ = plan.activity(at)
     waits = {"main": 0.01 + 0.03 * busy, "worker": 0.05 * plan.workers * busy}
     if not busy:
@@ -270,11 +269,11 @@ def _host_rows(
     )
     yield Entity("net:4026532001"), {"net_received": 1e5, "net_sent": 1e5}
     yield Entity("shm"), {"shm_used": 0.2e9 * busy, "shm_size": 8e9}
-    yield Entity("watcher"), {"watcher_cpu": 0.006, "watcher_rss": 48e6, "watcher_late": 0.002}
+    yield Entity("monitor"), {"monitor_cpu": 0.006, "monitor_rss": 48e6, "monitor_late": 0.002}
 
 
 _ATTACHED = ("DataLoader", "optimizer")
-_MADE_AT = {
+_CREATED_AT = {
     1: "train.py:41\ttrain_loader = DataLoader(train_set, batch_size=128, num_workers=workers)",
     2: "train.py:42\ttest_loader = DataLoader(test_set, batch_size=128, num_workers=workers)",
 }
@@ -285,15 +284,15 @@ _PLACES = {
     "train.py:54\tloss.backward()\ttorch/autograd/graph.py:run\tengine(\tbackward": 0.45,
     "train.py:55\toptimizer.step()\ttorch/optim/sgd.py:step\tsgd(\toptimizer": 0.10,
 }
-"""Where the training thread is found, and in which share of the looks."""
-_LOOKS_TOLD_EVERY = 2.0
+"""Locations of the training thread, with their share of the stack samples."""
+_STACKS_EVERY = 2.0
 _DEVICE_TIMED_EVERY = 0.25
 _SETTINGS = json.dumps({"threads": 4, "optimizer": "SGD", "dtype": "float32", "device": "cpu"})
 
 
 @dataclass(frozen=True)
 class _Pass:
-    """One pass over a loader; `wait` is the share of the time spent waiting for batches."""
+    """One pass over a loader; `wait` is the data wait as a share of the time."""
 
     begin: float
     seconds: float
@@ -304,7 +303,7 @@ class _Pass:
 
     @property
     def each(self) -> float:
-        """Seconds from batch to batch."""
+        """Seconds between batches."""
         return self.seconds / (self.batches + 1)
 
     @property
@@ -324,19 +323,19 @@ def _passes(plan: Plan) -> Iterator[_Pass]:
 
 
 def _write_events(paths: RunPaths, plan: Plan) -> None:
-    """What the hook would have told of the training process."""
+    """Write the events of the training process."""
     uuids = [gpu_uuid(index) for index in range(plan.gpus if plan.allocator else 0)]
-    found = [*_told_once(plan, uuids), *_looks(plan)]
+    found = [*_setup_events(plan, uuids), *_stack_samples(plan)]
     for each in _passes(plan):
-        found += _seen(plan, each)
+        found += _pass_events(plan, each)
         if not plan.workers:
             found += _prepared(plan, each)
-    texts = (*_ATTACHED, *_MADE_AT.values(), *_PLACES, _SETTINGS, *uuids)
+    texts = (*_ATTACHED, *_CREATED_AT.values(), *_PLACES, _SETTINGS, *uuids)
     _write_file(paths.events / f"{MAIN_PID}.bin", texts, found)
 
 
 def write_workers(paths: RunPaths, plan: Plan) -> None:
-    """What the workers of the loaders would have told, in the file that they share."""
+    """Write the events of the loader workers, in their common file."""
     found = []
     for each in _passes(plan):
         begins = np.full(plan.workers, each.begin)
@@ -346,7 +345,7 @@ def write_workers(paths: RunPaths, plan: Plan) -> None:
 
 
 def _write_file(path: Path, texts: Iterable[str], records: Iterable[Records]) -> None:
-    """The start of a process, the texts that it uses, and its records in the order of time."""
+    """Write the start of a process, its texts, and its records in order of time."""
     start = _records(0, events.START, number=1, a=-1, b=0x030B07F0)
     names = b"".join(events.name_records(text) for text in texts)
     found = np.concatenate(list(records))
@@ -354,29 +353,29 @@ def _write_file(path: Path, texts: Iterable[str], records: Iterable[Records]) ->
     path.write_bytes(start.tobytes() + names + found.tobytes())
 
 
-def _told_once(plan: Plan, uuids: Iterable[str]) -> Iterator[Records]:
+def _setup_events(plan: Plan, uuids: Iterable[str]) -> Iterator[Records]:
     for what in _ATTACHED:
         yield _records(0.1, events.ATTACHED, a=events.name_id(what))
     for index, uuid in enumerate(uuids):
         yield _records(0.6 * plan.start_up, events.GPU, number=index, a=events.name_id(uuid))
     settings = plan.workers | 2 << 16 if plan.workers else 0
-    for loader, line in _MADE_AT.items():
+    for loader, line in _CREATED_AT.items():
         at = 0.9 * plan.start_up
         yield _records(at, events.LOADER, number=loader, a=settings, b=128)
         yield _records(at, events.LOADER_MADE, number=loader, a=events.name_id(line))
     yield _records(plan.start_up, events.SETTINGS, a=events.name_id(_SETTINGS))
 
 
-def _looks(plan: Plan) -> Iterator[Records]:
+def _stack_samples(plan: Plan) -> Iterator[Records]:
     end = plan.start_up + plan.epochs * plan.epoch_seconds
-    at = np.arange(plan.start_up, end - _LOOKS_TOLD_EVERY, _LOOKS_TOLD_EVERY) + _LOOKS_TOLD_EVERY
+    at = np.arange(plan.start_up, end - _STACKS_EVERY, _STACKS_EVERY) + _STACKS_EVERY
     for text, share in _PLACES.items():
-        microseconds = int(share * _LOOKS_TOLD_EVERY * 1e6)
+        microseconds = int(share * _STACKS_EVERY * 1e6)
         yield _records(at, events.WHERE, a=events.name_id(text), b=microseconds)
 
 
-def _seen(plan: Plan, each: _Pass) -> Iterator[Records]:
-    """Batches and steps of a pass, and what the device took for some of them."""
+def _pass_events(plan: Plan, each: _Pass) -> Iterator[Records]:
+    """Yield the batches and steps of a pass, and the GPU time of some steps."""
     waited, loader = int(each.each * each.wait * 1e9), each.loader
     yield _records(each.begin, events.LOADER_BEGIN, number=loader, a=waited, b=each.batches)
     yield _records(each.arrivals, events.BATCH, number=loader, a=waited, b=128)
@@ -388,13 +387,13 @@ def _seen(plan: Plan, each: _Pass) -> Iterator[Records]:
     yield from allocations(plan, each.begin, each.seconds, _records)
     if plan.gpus:
         timed = steps[:: math.ceil(_DEVICE_TIMED_EVERY / each.each)]
-        took, queued = int(0.55e9 * each.each), int(0.3e9 * each.each)
+        duration, queued = int(0.55e9 * each.each), int(0.3e9 * each.each)
         ahead = np.arange(len(timed)) % 3 == 0
-        yield _records(timed, events.DEVICE_STEP, flags=ahead, a=took, b=queued)
+        yield _records(timed, events.DEVICE_STEP, flags=ahead, a=duration, b=queued)
 
 
 def _prepared(plan: Plan, each: _Pass) -> Iterator[Records]:
-    """How long each batch of a pass took to prepare."""
+    """Yield the preparation time of each batch of a pass."""
     random = np.random.default_rng(int(each.begin * 1000) + plan.seed)
     own = each.each * max(1, plan.workers) * 1e9 * (1 + 0.1 * random.uniform(size=each.batches))
     at = each.arrivals - 0.3 * each.each
@@ -405,7 +404,7 @@ def _prepared(plan: Plan, each: _Pass) -> Iterator[Records]:
 
 
 def _records(at: npt.ArrayLike, kind: int, **fields: npt.ArrayLike) -> Records:
-    """Records at these seconds of the run."""
+    """Return records at these times, in seconds since the start of the run."""
     seconds = np.atleast_1d(np.asarray(at, np.float64))
     found = np.zeros(len(seconds), RECORD)
     found["t"] = BEGIN_NS + (seconds * 1e9).astype(np.int64)

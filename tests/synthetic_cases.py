@@ -1,5 +1,4 @@
-"""Trainings that never were, as an explanation takes them: exact, so that results can be told by
-hand."""
+"""Synthetic trainings as input for `explain`: exact, so that results can be computed by hand."""
 
 from __future__ import annotations
 
@@ -31,7 +30,7 @@ from stepscope.records.facts import CpuFacts, Environment, HookFacts, MemoryFact
 BEGIN_NS = 5_000_000_000_000
 A_GPU = Gpu("GPU-1", "GPU 0", "NVIDIA H200", memory_bytes=150e9)
 TRAINS, EVALUATES = 1, 2
-"""The numbers of the two loaders."""
+"""Numbers of the two loaders."""
 
 FORWARD = StackLocation("train.py:20", "model(x)", part="forward")
 BACKWARD = StackLocation("train.py:21", "loss.backward()", part="backward")
@@ -44,41 +43,38 @@ LOADING = StackLocation("train.py:18", "for x, y in loader", part="loader")
 OTHER = StackLocation("train.py:25", "x = x + 1")
 
 Value = float | Callable[[Floats], Floats]
-"""What is read all of the time, or a function of the seconds since the beginning."""
+"""A constant reading, or a function of the seconds since the start."""
 Table = Mapping[tuple[str, str], Value]
 Parts = tuple[float, float, float]
-"""Seconds for one batch: by the clock, of CPU, ready but without a CPU."""
+"""Seconds per batch: wall time, CPU time, and time ready to run but without a CPU."""
 
 
 @dataclass(frozen=True)
 class Training:
-    """One process that trains. Seconds everywhere; of `steps` + 1 steps the first begins it all."""
+    """One training process; times in seconds. It takes `steps` + 1 steps, the first as start."""
 
     steps: int = 200
-    step: float = 0.1
-    """How long each takes, the wait included."""
+    step: float = 0.1  # duration, including the wait
     wait: float = 0.0
-    lengths: Sequence[float] = ()
-    """Of each step, where they differ."""
+    lengths: Sequence[float] = ()  # durations of the steps, if they differ
     waits: Sequence[float] = ()
     epoch: int | None = None
-    """Steps in each pass over the loader; all of them where it is None."""
+    """Steps per pass over the loader; None for a single pass."""
     startup: float = 0.0
-    """Beyond the usual, until the first batch of each pass."""
+    """Additional wait for the first batch of each pass."""
     evaluates: tuple[int, float] | None = None
-    """Every so many steps, for so long."""
+    """Interval in steps, and duration."""
     batch: int = 64
     workers: int = 4
     samples: Parts | None = (0.02, 0.018, 0.0)
     collation: Parts = (0.001, 0.001, 0.0)
-    looks: Mapping[StackLocation, float] = field(default_factory=dict)
-    """Shares of the time."""
+    stacks: Mapping[StackLocation, float] = field(default_factory=dict)
+    """Locations of the training thread, with their shares of the time."""
     device: Parts | None = None
-    """From batch to end on the device, to queue it, and in which share of steps all was queued."""
+    """Seconds on the device per step, seconds to queue a step, share of steps queued ahead."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     rank: int | None = None
-    by: str = "optimizer"
-    """Who tells of steps: the "optimizer", "marks", or the "loader" alone."""
+    step_source: str = "optimizer"  # or "marks" or "loader"
 
 
 def observed(
@@ -91,27 +87,28 @@ def observed(
     seconds: float = 20.0,
     hook: str = "",
 ) -> RunData:
-    """What is known of a run of these processes; of `seconds` where there are none."""
-    ran = [_Ran(training) for training in trainings]
-    end = max((each.end for each in ran), default=seconds)
-    of_gpu = {(metric, A_GPU.uuid): value for metric, value in (gpu or {}).items()}
-    table = {**(series or {}), **of_gpu}
+    """Return the data of a run of these processes; without processes it lasts `seconds`."""
+    simulated = [_Simulated(training) for training in trainings]
+    end = max((each.end for each in simulated), default=seconds)
+    gpu_table = {(metric, A_GPU.uuid): value for metric, value in (gpu or {}).items()}
+    table = {**(series or {}), **gpu_table}
     return RunData(
         series={key: _series(key[0], value, end) for key, value in table.items()},
-        timelines=[each.timeline for each in ran],
+        timelines=[each.timeline for each in simulated],
         begin_ns=BEGIN_NS,
         end_ns=ns(end),
         facts=RunFacts(
             environment=Environment(
                 cpu=CpuFacts(logical=cpus, allowed=allowed), memory=MemoryFacts(memory_bytes)
             ),
-            hook=HookFacts(hook),
+            hook=HookFacts(reason=hook),
         ),
         gpus=(A_GPU,) if gpu else (),
-        trainers=tuple(each.trainer for each in ran),
-        preparation=_together(each.work(each.training.samples) for each in ran),
-        collation=_together(
-            each.work(each.training.collation if each.training.samples else None) for each in ran
+        trainers=tuple(each.trainer for each in simulated),
+        preparation=_merged(each.timing(each.training.samples) for each in simulated),
+        collation=_merged(
+            each.timing(each.training.collation if each.training.samples else None)
+            for each in simulated
         ),
     )
 
@@ -119,7 +116,8 @@ def observed(
 def cores(
     used: float, main: float | None = None, wait: float = 0.0, host: float | None = None
 ) -> dict[tuple[str, str], Value]:
-    """The cores that a run uses: all its processes, the training one, and those without a core."""
+    """Return the cores used by the run and by its training process, threads waiting for a core,
+    and the cores used on the host."""
     return {
         ("cpu", "tree"): used,
         ("cpu", "main"): used if main is None else main,
@@ -128,10 +126,10 @@ def cores(
     }
 
 
-def on_gpu(**different: Value) -> dict[str, Value]:
-    """A GPU that is busy with large matrices in bf16, but for what is `different`."""
+def on_gpu(**changes: Value) -> dict[str, Value]:
+    """Return the metrics of a GPU that is busy with large matrices in bf16, with `changes`."""
     return {
-        "gpu_memory_tree": 10e9,
+        "gpu_memory_run": 10e9,
         "gpu_memory": 11e9,
         "gpu_utilization": 0.99,
         "gpu_active": 0.95,
@@ -139,12 +137,12 @@ def on_gpu(**different: Value) -> dict[str, Value]:
         "gpu_tensor": 0.5,
         "gpu_fp32": 0.1,
         "gpu_dram": 0.4,
-        "gpu_others": 0.0,
+        "gpu_other_processes": 0.0,
         "gpu_pcie_received": 1e8,
-        "gpu_slowed_power": 0.0,
-        "gpu_slowed_heat": 0.0,
+        "gpu_throttled_power": 0.0,
+        "gpu_throttled_thermal": 0.0,
         "gpu_sm_clock": 1500.0,
-        **different,
+        **changes,
     }
 
 
@@ -155,8 +153,8 @@ COMPUTES = {FORWARD: 0.6, BACKWARD: 0.4}
 HALF_IDLE: dict[str, Any] = {"gpu_active": 0.5, "gpu_sm": 0.4}
 
 
-def on_cpu(training: Training | None = None, more: Table | None = None, **of_run: Any) -> RunData:
-    return observed(training or Training(), series={**BUSY, **(more or {})}, **of_run)
+def on_cpu(training: Training | None = None, more: Table | None = None, **run: Any) -> RunData:
+    return observed(training or Training(), series={**BUSY, **(more or {})}, **run)
 
 
 def waits_for(wait: float, series: Table | None = None, **loader: Any) -> RunData:
@@ -164,24 +162,24 @@ def waits_for(wait: float, series: Table | None = None, **loader: Any) -> RunDat
 
 
 def on_device(
-    looks: Mapping[StackLocation, float] = COMPUTES,
+    stacks: Mapping[StackLocation, float] = COMPUTES,
     ahead: float = 0.0,
     training: Any = None,
     **gpu: Any,
 ) -> RunData:
-    """The device takes 90 of the 100 ms of a step, from batch to end."""
-    one = Training(looks=looks, device=(0.09, 0.05, ahead), **(training or {}))
+    """Return a run in which a step takes 100 ms, 90 of them on the device."""
+    one = Training(stacks=stacks, device=(0.09, 0.05, ahead), **(training or {}))
     return observed(one, series=IDLE, gpu=on_gpu(**gpu))
 
 
 def two_ranks(one: Mapping[StackLocation, float], other: Mapping[StackLocation, float]) -> RunData:
-    """Two processes that step together."""
-    trainings = (Training(rank=0, looks=one), Training(rank=1, looks=other))
+    """Return a run of two ranks with different stack samples."""
+    trainings = (Training(rank=0, stacks=one), Training(rank=1, stacks=other))
     return observed(*trainings, series={**BUSY, ("loopback", "net:1"): 1e8})
 
 
-def without_steps(gpu: Any = None, more: Table | None = None, **of_run: Any) -> RunData:
-    return observed(series={**IDLE, **(more or {})}, gpu=gpu, **of_run)
+def without_steps(gpu: Any = None, more: Table | None = None, **run: Any) -> RunData:
+    return observed(series={**IDLE, **(more or {})}, gpu=gpu, **run)
 
 
 def growing(rate: float, begin: float = 2e9) -> Any:
@@ -193,7 +191,7 @@ def slowing(last: float) -> RunData:
 
 
 def ns(seconds: float) -> int:
-    """On the clock of the run."""
+    """Return a time on the clock of the run."""
     return BEGIN_NS + _ns(seconds)
 
 
@@ -201,8 +199,8 @@ def _ns(seconds: float) -> int:
     return round(seconds * 1e9)
 
 
-class _Ran:
-    """A training as it ran: when its batches came and its steps ended, to the nanosecond."""
+class _Simulated:
+    """The events of a training: when batches arrive and steps end, to the nanosecond."""
 
     def __init__(self, training: Training) -> None:
         self.training = training
@@ -219,10 +217,10 @@ class _Ran:
         for step in range(count):
             first = step % epoch == 0
             if first:
-                self._tell(events.LOADER_BEGIN, now, TRAINS, 0, epoch)
+                self._record(events.LOADER_BEGIN, now, TRAINS, 0, epoch)
             now = self._step(step, now, _ns(self.training.startup) if first else 0)
             if (step + 1) % epoch == 0:
-                self._tell(events.LOADER_END, now, TRAINS)
+                self._record(events.LOADER_END, now, TRAINS)
 
     def _step(self, step: int, now: int, startup: int) -> int:
         training = self.training
@@ -230,31 +228,31 @@ class _Ran:
         wait = startup + _ns(training.waits[step] if training.waits else training.wait)
         if training.evaluates and step and step % training.evaluates[0] == 0:
             now = self._evaluate(now, _ns(training.evaluates[1]))
-        self._tell(events.BATCH, now + wait, TRAINS, wait, training.batch)
+        self._record(events.BATCH, now + wait, TRAINS, wait, training.batch)
         self._batches.append(now + wait)
         now += startup + length
-        if training.by == "optimizer":
-            self._tell(events.STEP, now, 9, 1)
+        if training.step_source == "optimizer":
+            self._record(events.STEP, now, 9, 1)
         self._steps.append(now)
-        self._tell_device(now, step)
+        self._record_device_step(now, step)
         return now
 
     def _evaluate(self, begin: int, length: int) -> int:
-        self._tell(events.LOADER_BEGIN, begin, EVALUATES, 0, 2)
+        self._record(events.LOADER_BEGIN, begin, EVALUATES, 0, 2)
         for batch in (1, 2):
-            self._tell(events.BATCH, begin + length * batch // 3, EVALUATES, 0, 64)
-        self._tell(events.LOADER_END, begin + length, EVALUATES)
+            self._record(events.BATCH, begin + length * batch // 3, EVALUATES, 0, 64)
+        self._record(events.LOADER_END, begin + length, EVALUATES)
         return begin + length
 
-    def _tell_device(self, now: int, step: int) -> None:
+    def _record_device_step(self, now: int, step: int) -> None:
         if self.training.device:
             span, queueing, ahead = self.training.device
             count = self.training.steps + 1
             flags = events.HOST_AHEAD if step < round(ahead * count) else 0
             self._records.append((now, events.DEVICE_STEP, flags, 0, _ns(span), _ns(queueing)))
 
-    def _tell(self, kind: int, at: int, number: int, a: int = 0, b: int = 0) -> None:
-        self._records.append((at, kind, 0, number, a, b))
+    def _record(self, kind: int, t: int, number: int, a: int = 0, b: int = 0) -> None:
+        self._records.append((t, kind, 0, number, a, b))
 
     def _of(self, kind: int) -> Records:
         return np.array(sorted(r for r in self._records if r[1] == kind), NO_RECORDS.dtype)
@@ -269,7 +267,7 @@ class _Ran:
             self._of(events.BATCH),
             self._of(events.LOADER_END),
             self._of(events.STEP),
-            marks if self.training.by == "marks" else (),
+            marks if self.training.step_source == "marks" else (),
         )
 
     @property
@@ -288,45 +286,45 @@ class _Ran:
             self.timeline,
             {TRAINS: loader},
             self._of(events.DEVICE_STEP),
-            self._looks(),
+            self._stack_samples(),
             TrainerSettings(**training.settings),
         )
 
-    def _looks(self) -> StackSamples:
-        """Told every half of a second, as shares of it."""
-        places = list(self.training.looks)
-        if not places:
+    def _stack_samples(self) -> StackSamples:
+        """Return stack samples that are reported every half second."""
+        locations = list(self.training.stacks)
+        if not locations:
             return NO_STACK_SAMPLES
-        told = np.arange(0.5, self.end, 0.5)
-        index = np.tile(np.arange(len(places)), len(told))
-        shares = np.array([self.training.looks[place] for place in places])
-        times = np.repeat([ns(t) for t in told], len(places)).astype(np.int64)
-        return StackSamples(times, index, np.tile(0.5 * shares, len(told)), places)
+        reports = np.arange(0.5, self.end, 0.5)
+        index = np.tile(np.arange(len(locations)), len(reports))
+        shares = np.array([self.training.stacks[location] for location in locations])
+        times = np.repeat([ns(t) for t in reports], len(locations)).astype(np.int64)
+        return StackSamples(times, index, np.tile(0.5 * shares, len(reports)), locations)
 
-    def work(self, parts: Parts | None) -> BatchTiming:
+    def timing(self, parts: Parts | None) -> BatchTiming:
         if parts is None:
             return NO_BATCH_TIMING
         t = np.array(self._batches, np.int64)
         return BatchTiming(t, *(np.full(len(t), each) for each in parts))
 
 
-def _together(works: Iterable[BatchTiming]) -> BatchTiming:
-    found = [work for work in works if len(work)]
-    if not found:
+def _merged(timings: Iterable[BatchTiming]) -> BatchTiming:
+    known = [timing for timing in timings if len(timing)]
+    if not known:
         return NO_BATCH_TIMING
-    order = np.argsort(np.concatenate([work.t for work in found]), kind="stable")
+    order = np.argsort(np.concatenate([timing.t for timing in known]), kind="stable")
     return BatchTiming(
         *(
-            np.concatenate([getattr(work, name) for work in found])[order]
+            np.concatenate([getattr(timing, name) for timing in known])[order]
             for name in ("t", "wall", "cpu", "without_cpu")
         )
     )
 
 
 def _series(metric: str, value: Value, end: float) -> Series:
-    """Read ten times a second."""
+    """Return a series that is sampled ten times per second."""
     seconds = np.arange(0.1, end + 0.1, 0.1)
     values = value(seconds) if callable(value) else np.full(len(seconds), value)
     window = 0.1 if is_counter(metric) else 0.0
-    times = np.array([ns(at) for at in seconds], np.int64)
+    times = np.array([ns(t) for t in seconds], np.int64)
     return Series(times, np.full(len(seconds), window), np.asarray(values, np.float64))

@@ -1,4 +1,4 @@
-"""Diagnoses of runs that never were: what a person would see, and whatever else could be drawn."""
+"""Synthetic diagnoses: realistic ones, and strategies for arbitrary ones."""
 
 from __future__ import annotations
 
@@ -27,31 +27,32 @@ WORKERS = Finding(
     variant="few",
     reasons=("wait_measured",),
     evidence=(
-        Evidence("data_wait", 0.62, "share", "input_wait", 0.1, "loader"),
+        Evidence("data_wait", 0.62, "share", "data_wait", 0.1, "loader"),
         Evidence("batch_preparation", 0.183, "s", None, None, "workers"),
-        Evidence("step_besides", 0.070, "s", None, None, "steps"),
+        Evidence("step_without_wait", 0.070, "s", None, None, "steps"),
         Evidence("cores_idle", 6.9, "cores", "idle_cores", 0.5, "/proc"),
     ),
     recommendations=(
         Recommendation("enough_workers", "workers", 3, LOADER),
         Recommendation(
-            "collate_without_loops",
+            "vectorize_collation",
             location=CodeLocation("data.py:17", "return [pad(each) for each in samples]"),
         ),
         Recommendation("keep_workers", "persistent", True),
     ),
 )
 WORKERS_SUMMARY = (
-    "Training waits for data 62 % of the time: 1 worker cannot keep up, while 6.9 cores are idle."
+    "Training waits for data 62 % of the time: 1 loader worker cannot keep up while 6.9 cores are "
+    "idle."
 )
 COPIES = Finding(
-    cause="transfer",
+    cause="gpu.transfer",
     confidence="medium",
     speedup_bound=1.09,
     values={"copied": 150e6},
     variant="unpinned",
     evidence=(
-        Evidence("kernels_ran", 0.92, "share", "gpu_busy", 0.85, "GPM"),
+        Evidence("kernel_time", 0.92, "share", "gpu_busy", 0.85, "GPM"),
         Evidence("pcie_received", 3.1e9, "bytes/s", "copy_rate", 10e9, "GPM"),
         Evidence("copying", 0.08, "share", "copy_share", 0.05, "stack samples"),
     ),
@@ -75,18 +76,18 @@ COMPUTE = Finding(
     speedup_bound=1.0,
     healthy=True,
     evidence=(
-        Evidence("kernels_ran", 0.97, "share", "gpu_busy", 0.85, "GPM"),
+        Evidence("kernel_time", 0.97, "share", "gpu_busy", 0.85, "GPM"),
         Evidence("sm_active", 0.9, "share", "gpu_filled", 0.5, "GPM"),
         Evidence("tensor_cores", 0.61, "share", None, None, "GPM"),
     ),
 )
-CPU_ALONE = Finding(
-    cause="io.bound",
+STORAGE = Finding(
+    cause="io.wait",
     confidence="low",
     speedup_bound=None,
     variant="resources",
     reasons=("no_steps",),
-    evidence=(Evidence("io_pressure", 0.96, "share", "input_wait_sure", 0.2, "PSI"),),
+    evidence=(Evidence("io_pressure", 0.96, "share", "data_wait_high", 0.2, "PSI"),),
     recommendations=(Recommendation("mark_steps"),),
 )
 
@@ -105,9 +106,9 @@ HEALTHY = Diagnosis(
     end_s=61.3,
 )
 WEAK = Diagnosis(
-    findings=(CPU_ALONE,),
+    findings=(STORAGE,),
     next=None,
-    basis=Basis(seconds=54.0, steps=None, hook="hook: off, as asked"),
+    basis=Basis(seconds=54.0, steps=None, hook="disabled"),
     begin_s=6.0,
     end_s=60.0,
 )
@@ -116,7 +117,7 @@ _TEXTS = st.text(max_size=100)
 _NUMBERS = st.floats(-1e30, 1e30) | st.sampled_from((math.nan, math.inf, -math.inf))
 _EVIDENCE = st.builds(
     EvidenceRow,
-    what=_TEXTS,
+    name=_TEXTS,
     value=_NUMBERS,
     unit=st.sampled_from(UNITS) | _TEXTS,
     threshold=st.none() | _TEXTS,
@@ -137,9 +138,9 @@ _FINDINGS = st.builds(
         st.builds(
             RecommendationView,
             change=_TEXTS,
-            why=_TEXTS,
-            where=st.none() | _TEXTS,
-            line=st.none() | _TEXTS,
+            reason=_TEXTS,
+            location=st.none() | _TEXTS,
+            code=st.none() | _TEXTS,
         ),
         max_size=2,
     ).map(tuple),
@@ -151,6 +152,6 @@ views = st.builds(
     basis=_TEXTS,
     begin_s=_NUMBERS,
     end_s=_NUMBERS,
-    weak=st.booleans(),
+    without_steps=st.booleans(),
 )
-"""Whatever could have to be drawn."""
+"""Arbitrary diagnoses."""

@@ -1,4 +1,4 @@
-"""What the GPUs of a synthetic run would have told: facts, samples, the allocator's figures."""
+"""The GPUs of a synthetic run: facts, samples and allocator events."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 Values = dict[str, float | None]
 Row = tuple[float, float | None, Entity, Values]
-"""When, over how many seconds, of which GPU, what."""
+"""Time, window in seconds, GPU and values."""
 
 GPM_SHARES = (
     "gpu_active",
@@ -30,10 +30,10 @@ GPM_SHARES = (
     "gpu_dram",
 )
 COUNTER_OVER_READINGS = 1.03
-"""How much more the energy counter tells than the power readings do."""
+"""Ratio of the energy counter to the power readings."""
 ENERGY_EVERY = 10.0
 _ALLOCATOR_EVERY = 0.15
-"""The first step after a tenth of a second."""
+"""The allocator reports at the first step after 0.1 s."""
 
 
 def gpu_uuid(index: int) -> str:
@@ -41,7 +41,7 @@ def gpu_uuid(index: int) -> str:
 
 
 def gpu_facts(plan: Plan) -> list[dict[str, Any]]:
-    """What `run.json` has of the GPUs."""
+    """The GPUs in `run.json`."""
     model, memory, watts = ("NVIDIA H200", 150.75e9, 700.0)
     if not plan.gpm:
         model, memory, watts = ("NVIDIA A100-SXM4-80GB", 85.9e9, 400.0)
@@ -65,16 +65,16 @@ def gpu_facts(plan: Plan) -> list[dict[str, Any]]:
 def missing_gpu_metrics(plan: Plan) -> dict[str, str]:
     if plan.gpm or not plan.gpus:
         return {}
-    reason = "GPU 0: it has no performance counters (GPM came with Hopper)"
+    reason = "GPU 0: no performance counters (GPM requires Hopper)"
     return dict.fromkeys((*GPM_SHARES, "gpu_nvlink_received", "gpu_nvlink_sent"), reason)
 
 
 def gpu_rows(plan: Plan) -> Iterator[Row]:
-    """What each sensor reads of each GPU at its own pace, in the order of time."""
+    """Yield the readings of all sensors and GPUs, in order of time."""
     random = np.random.default_rng(plan.seed + 1)
-    found = []
-    for place, (period, read) in enumerate(_sensors(plan)):
-        # The first reading comes at once, the last when the command has ended.
+    rows = []
+    for position, (period, read) in enumerate(_sensors(plan)):
+        # The first reading is at the start of the run, the last at its end.
         ticks = [*np.arange(0.0, plan.seconds - period / 2, period).tolist(), plan.seconds]
         for before, at in zip([None, *ticks], ticks, strict=False):
             over = None if before is None else at - before
@@ -82,48 +82,48 @@ def gpu_rows(plan: Plan) -> Iterator[Row]:
                 values = read(plan, at, index, float(random.normal()))
                 if over is None:
                     values = {k: v for k, v in values.items() if not is_counter(k)}
-                found.append((at, place, over, Entity(gpu_uuid(index)), values))
-    found.sort(key=lambda row: row[:2])
-    for at, _, over, entity, values in found:
+                rows.append((at, position, over, Entity(gpu_uuid(index)), values))
+    rows.sort(key=lambda row: row[:2])
+    for at, _, over, entity, values in rows:
         yield at, over, entity, values
 
 
 def allocations(
     plan: Plan, begin: float, seconds: float, records: Callable[..., Records]
 ) -> Iterator[Records]:
-    """What the allocator tells at the ends of some steps; of its peaks only the news."""
+    """Yield the allocator events at the end of some steps; peaks only when they grow."""
     count = max(20, int(seconds / _ALLOCATOR_EVERY))
     at = np.linspace(begin, begin + seconds, count + 1)[1:]
     reserved = np.array([int(_reserved(plan, moment)) for moment in at.tolist()])
     new = np.flatnonzero(np.diff(reserved, prepend=-1))
-    held, most = (0.3 * reserved).astype(np.int64), (0.93 * reserved[new]).astype(np.int64)
+    allocated, peak = (0.3 * reserved).astype(np.int64), (0.93 * reserved[new]).astype(np.int64)
     for index in range(plan.gpus if plan.allocator else 0):
-        yield records(at, events.GPU_MEMORY, number=index, a=held, b=reserved)
-        yield records(at[new], events.GPU_PEAK, number=index, a=most, b=reserved[new])
+        yield records(at, events.GPU_MEMORY, number=index, a=allocated, b=reserved)
+        yield records(at[new], events.GPU_PEAK, number=index, a=peak, b=reserved[new])
         yield records(at[new], events.GPU_RETRIES, number=index)
 
 
 Read = Callable[["Plan", float, int, float], Values]
-"""Of a plan, at a time, of which GPU, with some noise."""
+"""Plan, time, GPU index and noise to values."""
 
 
 def _sensors(plan: Plan) -> list[tuple[float, Read]]:
-    """Seconds between readings, and what is read."""
+    """Return the sensors: seconds between readings, and the function that reads."""
     return [
         (0.2, _activity) if plan.gpm else (0.2, _pcie),
         (0.2, _power),
         (0.2, _memory),
-        (0.5, _utilisation),
+        (0.5, _utilization),
         (1.0, _processes),
         (1.0, _state),
         (ENERGY_EVERY, _energy),
         (30.0, _errors),
-        (2.0, _others),
+        (2.0, _other_processes),
     ]
 
 
 def _busy(plan: Plan, at: float, index: int) -> float:
-    """How much of a GPU is busy: it waits for data in the first epoch, an idle one does nothing."""
+    """Return the activity of a GPU: lower in the first epoch, which waits for data."""
     if index >= plan.gpus:
         return 0.0
     busy, epoch = plan.activity(at)
@@ -161,7 +161,7 @@ def _power(plan: Plan, at: float, index: int, noise: float) -> Values:
 
 
 def _energy(plan: Plan, at: float, index: int, noise: float) -> Values:
-    """The mean power since the last reading, as the counter has it."""
+    """Mean power since the last reading, from the energy counter."""
     before = max(0.0, (math.ceil(at / ENERGY_EVERY - 1e-9) - 1) * ENERGY_EVERY)
     watts = [_watts(plan, moment, index) for moment in np.linspace(before, at, 101).tolist()]
     return {"gpu_energy": COUNTER_OVER_READINGS * float(np.mean(watts))}
@@ -172,18 +172,18 @@ def _memory(plan: Plan, at: float, index: int, noise: float) -> Values:
 
 
 def _processes(plan: Plan, at: float, index: int, noise: float) -> Values:
-    return {"gpu_memory_tree": _own_memory(plan, at, index)}
+    return {"gpu_memory_run": _own_memory(plan, at, index)}
 
 
 def _own_memory(plan: Plan, at: float, index: int) -> float:
-    """A CUDA context once the model is made, then what the allocator holds."""
+    """A CUDA context once the model exists, then also the reserved memory."""
     if index >= plan.gpus or at < 0.6 * plan.start_up:
         return 0.0
     return 0.5e9 + _reserved(plan, at)
 
 
 def _reserved(plan: Plan, at: float) -> float:
-    """Grows in the first steps, and a little with every epoch."""
+    """Reserved memory: grows in the first steps, and slightly with every epoch."""
     since = at - plan.start_up
     if since < 0:
         return 0.4e9
@@ -191,7 +191,7 @@ def _reserved(plan: Plan, at: float) -> float:
     return 31.5e9 * min(1.0, 0.3 + since / (0.1 * plan.seconds)) + 0.8e9 * epoch
 
 
-def _utilisation(plan: Plan, at: float, index: int, noise: float) -> Values:
+def _utilization(plan: Plan, at: float, index: int, noise: float) -> Values:
     busy = _busy(plan, at, index)
     share = min(1.0, 0.97 + 0.01 * noise) if busy else 0.0
     return {"gpu_utilization": share, "gpu_memory_controller": 0.6 * busy}
@@ -203,14 +203,14 @@ def _state(plan: Plan, at: float, index: int, noise: float) -> Values:
         "gpu_sm_clock": 1980.0 if busy else 345.0,
         "gpu_memory_clock": 3201.0,
         "gpu_temperature": 33.0 + (30.0 * at / plan.seconds if index < plan.gpus else 0.0),
-        "gpu_slowed_power": float(busy > 0.6 and noise > 1),
-        "gpu_slowed_heat": 0.0,
-        "gpu_slowed_other": 0.0,
+        "gpu_throttled_power": float(busy > 0.6 and noise > 1),
+        "gpu_throttled_thermal": 0.0,
+        "gpu_throttled_other": 0.0,
     }
 
 
-def _others(plan: Plan, at: float, index: int, noise: float) -> Values:
-    return {"gpu_others": 0.0}
+def _other_processes(plan: Plan, at: float, index: int, noise: float) -> Values:
+    return {"gpu_other_processes": 0.0}
 
 
 def _errors(plan: Plan, at: float, index: int, noise: float) -> Values:

@@ -1,4 +1,4 @@
-"""Studies that never ran: whole ones, as their folder would tell them, analysed for real."""
+"""Synthetic studies: views of made-up results, with the real analysis."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
-from stepscope.analysis.study.analyse import analyse
+from stepscope.analysis.study.analyze import analyze
 from stepscope.analysis.study.records import Factor, Level, Observation
 from stepscope.records import Outcome
 from stepscope.report.study.view import BlockLine, StudyView
@@ -28,7 +28,7 @@ FACTORS = {
     "workers": (0, 1, 2, 4),
     "cpus": (1.0, 2.0, 4.0),
 }
-BEGAN = 1_700_000_000.0
+STARTED = 1_700_000_000.0
 
 
 def factors_of(levels: Mapping[str, Sequence[Level]]) -> tuple[Factor, ...]:
@@ -43,14 +43,14 @@ def design_of(name: str, levels: Mapping[str, Sequence[Level]], repeats: int = 3
 
 
 def rate_of(levels: Mapping[str, Level]) -> float:
-    """A training whose loader needs about three CPUs, and that a larger batch helps a little."""
+    """Return the throughput of a training that needs about three CPUs to load data."""
     number = {
         name: float(value) for name, value in levels.items() if isinstance(value, int | float)
     }
     cpus, batch = number.get("cpus", 2.0), number.get("batch_size", 32.0)
-    hands = min(cpus, 1.0 + number.get("workers", 0.0) * 0.8)
+    busy_cpus = min(cpus, 1.0 + number.get("workers", 0.0) * 0.8)
     model = 400.0 if levels.get("model", "cnn") == "cnn" else 90.0
-    return model * math.pow(min(hands, 2.8), 0.8) * math.pow(batch / 32, 0.06)
+    return model * math.pow(min(busy_cpus, 2.8), 0.8) * math.pow(batch / 32, 0.06)
 
 
 def values_of(levels: Mapping[str, Level], noise: float, gpu: bool) -> dict[str, float]:
@@ -86,7 +86,7 @@ def result_of(
         1,
         block,
         Outcome.OK,
-        began=BEGAN + 9.0 * repeat + 70.0 * block,
+        started=STARTED + 9.0 * repeat + 70.0 * block,
         seconds=8.2,
         values=values,
         low=values["samples_per_second"] * 0.95,
@@ -96,7 +96,7 @@ def result_of(
 
 
 def out_of_memory(result: Result) -> Result:
-    reason = "killed: it needed more than the 4 GiB it was given"
+    reason = "killed: the memory limit of 4 GiB was exceeded"
     return replace(
         result, outcome=Outcome.HOST_OOM, reason=reason, values={}, low=None, high=None, cause=""
     )
@@ -112,16 +112,17 @@ def observations_of(results: Sequence[Result], names: Sequence[str]) -> list[Obs
 
 
 def view_of_results(
-    design: Design, folder: Path, results: Sequence[Result], **more: Any
+    design: Design, folder: Path, results: Sequence[Result], **fields: Any
 ) -> StudyView:
-    """A study with these results, all of which count, analysed."""
+    """Return a study with these results, all of which count."""
     names = [factor.name for factor in design.factors]
-    known: dict[str, Any] = {
+    defaults: dict[str, Any] = {
         "planned": len(results),
         "skipped": (),
-        "pending": 0,
+        "remaining": 0,
+        "reruns": 0,
         "blocks": (),
-        "spent_s": 600.0,
+        "elapsed_s": 600.0,
     }
     counted = [each for each in results if each.is_trial and each.is_result]
     return StudyView(
@@ -131,8 +132,8 @@ def view_of_results(
         design=design,
         results=results,
         counted=counted,
-        analysis=analyse(observations_of(counted, names), design.factors),
-        **(known | more),
+        analysis=analyze(observations_of(counted, names), design.factors),
+        **(defaults | fields),
     )
 
 
@@ -154,32 +155,34 @@ def grid(
 def usual_study(
     folder: Path, name: str = "cnn-on-two-cores", gpu: bool = False, running: bool = False
 ) -> StudyView:
-    """Two models, batches, workers and CPUs: an OOM, combinations skipped, a disturbed block."""
+    """Four factors, with OOMs, skipped combinations, a flagged block and a lost attempt."""
     design = design_of(name, FACTORS)
     results = grid(design, random.Random(6), gpu, keep=lambda s: s["workers"] <= s["cpus"])
     results = [
-        out_of_memory(each) if _is_too_much(each) else each for each in results if not _left(each)
+        out_of_memory(each) if _is_too_large(each) else each
+        for each in results
+        if not _is_skipped(each)
     ]
     lost = replace(results[7], outcome=Outcome.LOST, reason="the machine went down", values={})
     results[7] = replace(results[7], attempt=2)
     skipped = [SkippedPoint(levels, "workers > cpus (line 9)") for levels in too_many_workers()]
-    much: dict[str, Level] = {"model": "vit", "batch_size": 512, "workers": 4, "cpus": 4.0}
-    ran_out = "needs more memory than vit, batch_size 512, workers 2, which ran out of it"
-    skipped.append(SkippedPoint(much, ran_out))
+    too_large: dict[str, Level] = {"model": "vit", "batch_size": 512, "workers": 4, "cpus": 4.0}
+    reason = "gpu_oom already with vit, batch_size 512, workers 2"
+    skipped.append(SkippedPoint(too_large, reason))
     now = StudyProgress(
-        4711, BEGAN, "vit, batch_size 32, workers 2, cpus 2", phase="training", share=0.4
+        4711, STARTED, "vit, batch_size 32, workers 2, cpus 2", phase="training", share=0.4
     )
     return view_of_results(
         design,
         folder,
         [*results, lost],
         planned=len(results) + 2 * running,
-        pending=2 * running,
-        left_s=240.0 if running else None,
+        remaining=2 * running,
+        remaining_s=240.0 if running else None,
         skipped=skipped,
         blocks=blocks_of(len(results) // 8 + 1, flagged={5}),
         running=now if running else None,
-        remarks=("1 line of the ledger could not be read, and was made again",),
+        remarks=("1 line of the ledger was not readable and was restored",),
     )
 
 
@@ -192,13 +195,13 @@ def too_many_workers() -> list[Mapping[str, Level]]:
     ]
 
 
-def _is_too_much(result: Result) -> bool:
+def _is_too_large(result: Result) -> bool:
     settings = result.settings
     is_large = settings["model"] == "vit" and settings.get("batch_size") == 512
     return is_large and settings.get("workers") == 2
 
 
-def _left(result: Result) -> bool:
+def _is_skipped(result: Result) -> bool:
     settings = result.settings
     return (settings["model"], settings.get("batch_size"), settings.get("workers")) == (
         "vit",
@@ -209,16 +212,19 @@ def _left(result: Result) -> bool:
 
 def blocks_of(count: int, flagged: set[int]) -> tuple[BlockLine, ...]:
     rng = random.Random(1)
-    reason = "its sentinel was 21 % slower than usual", "others used 1.4 CPUs meanwhile"
+    reasons = (
+        "the reference trial ran at 79 % of its median throughput (400 samples/s)",
+        "other processes used 1.4 of 2 cores in 3 of 8 trials",
+    )
     return tuple(
         BlockLine(
             number,
             8,
             400 * (0.79 if number in flagged else 1.0) * math.exp(rng.gauss(0, 0.012)),
             number in flagged,
-            reason if number in flagged else (),
+            reasons if number in flagged else (),
             number in flagged,
-            BEGAN + 70 * number,
+            STARTED + 70 * number,
         )
         for number in range(1, count + 1)
     )
@@ -226,7 +232,9 @@ def blocks_of(count: int, flagged: set[int]) -> tuple[BlockLine, ...]:
 
 def empty_study(folder: Path) -> StudyView:
     design = design_of("empty", FACTORS)
-    return view_of_results(design, folder, [], planned=60, pending=60, left_s=1500.0, spent_s=0.0)
+    return view_of_results(
+        design, folder, [], planned=60, remaining=60, remaining_s=1500.0, elapsed_s=0.0
+    )
 
 
 def only_out_of_memory(folder: Path) -> StudyView:
@@ -272,7 +280,7 @@ def many_trials(folder: Path, trials: int = 10_000) -> StudyView:
 
 
 def nasty_study(folder: Path) -> StudyView:
-    """With texts that are code to a browser, and markup to a terminal."""
+    """A study whose texts contain HTML and terminal markup."""
     view = usual_study(folder, name=f"{NASTY} {BRACKETS}")
     blocks = [replace(block, reasons=(NASTY, BRACKETS), flagged=True) for block in view.blocks]
     results = [replace(each, cause=f"{BRACKETS} {NASTY}") for each in view.results]

@@ -1,4 +1,4 @@
-"""Traces of allocations of all the sizes that an allocator treats differently."""
+"""Random allocation traces with all the sizes that the allocator treats differently."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ SIZES = st.one_of(
 
 
 @st.composite
-def traces(draw: st.DrawFn, longest: int = 60) -> AllocationTrace:
+def traces(draw: st.DrawFn, max_events: int = 60) -> AllocationTrace:
     events: list[int] = []
     held: list[int] = []
     made = 0
     for releases, pick, size in draw(
         st.lists(
             st.tuples(st.booleans(), st.integers(0, 1000), SIZES),
-            max_size=longest,
-            min_size=draw(st.integers(0, longest // 2)),
+            max_size=max_events,
+            min_size=draw(st.integers(0, max_events // 2)),
         )
     ):
         if releases and held:

@@ -1,4 +1,4 @@
-"""Writes run folders of trials that never were, as the runner and its processes leave them."""
+"""Writes run folders of synthetic trials, like the runner and its processes."""
 
 from __future__ import annotations
 
@@ -29,39 +29,35 @@ CNN = Workload("cnn", data="jpeg", batch_size=32, workers=2)
 
 
 def even_steps(count: int, seconds: float = 0.05, noise: float = 0.01) -> list[float]:
-    """Lengths of steps that differ a little."""
+    """Return lengths of steps with a little noise."""
     random = np.random.default_rng(count)
     return [float(seconds * np.exp(noise * each)) for each in random.normal(size=count)]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """What the synthetic trial is like. `steps` are the lengths of all but the first."""
+    """A synthetic trial. `steps` are the lengths of all steps but the first."""
 
     workload: Workload = CNN
     steps: Sequence[float] = field(default_factory=lambda: even_steps(200))
-    wait: float = 0.2
-    """Part of a step that the host waits for its data."""
+    wait: float = 0.2  # share of a step that the host waits for data
     gpus: int = 0
-    cpus: float = 4.0
-    """Of the machine; with two, others leave it too few."""
-    ending: dict[str, Any] = field(default_factory=lambda: OK)
-    spread: dict[str, Any] | None = field(default_factory=lambda: dict(ASSUMED))
+    cpus: float = 4.0  # of the machine; with 2, there is interference
+    exit_status: dict[str, Any] = field(default_factory=lambda: OK)
+    noise: dict[str, Any] | None = field(default_factory=lambda: dict(ASSUMED))
     limits: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
-    """What replaces facts under `trial`."""
+    facts: dict[str, Any] = field(default_factory=dict)  # overrides for `trial` in run.json
     steps_per_epoch: int = 1875
-    rank_facts: Callable[[int], dict[str, Any]] = lambda rank: {}
-    """What replaces what a rank says of itself."""
+    rank_facts: Callable[[int], dict[str, Any]] = lambda rank: {}  # overrides for `rank*.json`
 
     @property
     def seconds(self) -> float:
-        """From the runner's start to the end of the trial's processes."""
+        """Time from the start of the runner to the end of the processes."""
         return BEFORE_STEPS_S + FIRST_STEP_S + sum(self.steps) + CLOSING_S + OTHER_S
 
 
 def write_trial(folder: Path, trial: Trial | None = None) -> RunPaths:
-    """A trial with samples of its watcher, steps and what its ranks say of themselves."""
+    """Write a trial with samples of its monitor, steps and facts of its ranks."""
     trial = trial or Trial()
     plan = synthetic.Plan(
         name=trial.workload.short_name,
@@ -72,28 +68,28 @@ def write_trial(folder: Path, trial: Trial | None = None) -> RunPaths:
         workers=trial.workload.workers,
         gpus=trial.gpus,
         allowed=trial.cpus,
-        ending=trial.ending,
+        exit_status=trial.exit_status,
         facts=_facts(trial),
     )
     paths = synthetic.write_run(folder, plan)
     paths.trial.mkdir()
     for rank in range(trial.workload.ranks):
         _write_steps(paths.trial_steps(rank), trial, late_ns=rank * 1000)
-        told = {**_told(trial, rank), **trial.rank_facts(rank)}
-        paths.trial_rank(rank).write_text(json.dumps(told))
+        facts = {**_rank_facts(trial, rank), **trial.rank_facts(rank)}
+        paths.trial_rank(rank).write_text(json.dumps(facts))
     return paths
 
 
 def write_lost_trial(folder: Path, trial: Trial | None = None) -> RunPaths:
-    """A trial whose runner was killed, long ago."""
-    paths = write_trial(folder, replace(trial or Trial(), ending=RUNNING))
+    """Write a trial whose runner was killed long ago."""
+    paths = write_trial(folder, replace(trial or Trial(), exit_status=RUNNING))
     for stream in folder.glob("*.arrows"):
         os.utime(stream, (0, 0))
     return paths
 
 
 def write_repeats(parent: Path, trial: Trial, rates: Sequence[float]) -> list[Path]:
-    """Repeats that run so many times as fast as the trial."""
+    """Write repeats with these rates relative to the trial."""
     folders = []
     for number, rate in enumerate(rates, 1):
         facts = {"repeat": number, "repeats": len(rates)}
@@ -111,13 +107,13 @@ def _facts(trial: Trial) -> dict[str, Any]:
         "trial": {
             "repeat": 1,
             "repeats": 1,
-            "spread": trial.spread,
+            "noise": trial.noise,
             "command": ["stepscope", "trial", trial.workload.model, "--workers", "2"],
             "started_ns": BEGIN_NS,
             "spawned_ns": BEGIN_NS + int(START_S * S),
             "ended_ns": ended,
             "cleaned_ns": ended + int(CLEANUP_S * S),
-            "left": [],
+            "leftovers": [],
             **trial.facts,
         },
     }
@@ -128,12 +124,12 @@ def _write_steps(path: Path, trial: Trial, late_ns: int) -> None:
     end = BEGIN_NS + int((BEFORE_STEPS_S + FIRST_STEP_S) * S) + late_ns
     for number, seconds in enumerate([FIRST_STEP_S, *trial.steps]):
         end += int(seconds * S) if number else 0
-        waited, copied = int(seconds * trial.wait * S), int(seconds * 0.05 * S)
-        log.add(Step(end, number, waited, copied, int(seconds * S) - waited - copied, waited))
+        wait, copy = int(seconds * trial.wait * S), int(seconds * 0.05 * S)
+        log.add(Step(end, number, wait, copy, int(seconds * S) - wait - copy, wait))
     log.close()
 
 
-def _told(trial: Trial, rank: int) -> dict[str, Any]:
+def _rank_facts(trial: Trial, rank: int) -> dict[str, Any]:
     workload = trial.workload
     steps = len(trial.steps) + 1
     cuda = {"allocated_peak": 2.1e9, "reserved_peak": 2.6e9, "retries": 0, "cap": None}
@@ -144,8 +140,13 @@ def _told(trial: Trial, rank: int) -> dict[str, Any]:
         "device_name": "NVIDIA H200" if trial.gpus else "Intel Xeon Platinum 8480+",
         "versions": {"torch": "2.14.1"},
         "model": {"name": workload.model, "parameters": 89_450},
-        "data": {"name": "jpeg", "samples": 60_000, "of": 60_000, "source": "generated"},
-        "knobs": {**to_json(workload), "pin": bool(trial.gpus), "classes": 10},
+        "data": {
+            "name": "jpeg",
+            "samples": 60_000,
+            "available_samples": 60_000,
+            "source": "generated",
+        },
+        "settings": {**to_json(workload), "pin": bool(trial.gpus), "classes": 10},
         "threads": 2,
         "cpus": [0, 1],
         "batch": {

@@ -1,1 +1,1 @@
-"""Whether `stepscope fit` is right, beside the truth, the papers' tables, and other finders."""
+"""Accuracy of `stepscope fit`, compared with a scan, published tables and other tools."""

@@ -1,16 +1,16 @@
-"""Whether `stepscope fit` is right, beside the truth, the papers' tables, and other finders.
+"""Accuracy of `stepscope fit`, compared with a scan, published tables and other tools.
 
     export PYTHONPATH=src:benchmarks
-    python -m max_batch --state state.json --seconds 570   measure until time is over
-    python -m max_batch --state state.json --list          what is done and what holds
+    python -m max_batch --state state.json --seconds 570   measure until the time is over
+    python -m max_batch --state state.json --list          list measurements and criteria
     python -m max_batch --state state.json --tables        write the result
 
-The truth of a case is a scan: fresh processes, in steps of 1 % around the edge, each training 20
-steps with an evaluation. Every measurement is kept at once, so that a run can be ended at any time
-and goes on where it was; states of several runs, and result files, are merged: `--merge A B`. Scans
-can run while another process asks `fit` (`--follow`, both with `--beside`): then seconds are not
-told. What failed is tried again in the next run. `--device cpu --dry` goes the same ways with a
-tiny model and a pretended limit, and needs a `--fit-command`.
+The true batch sizes of a case come from a scan: fresh processes in steps of 1 % around the edge,
+each training 20 steps with an evaluation. Every measurement is stored immediately, so a run can be
+interrupted and continued; states of several runs, and result files, can be merged: `--merge A B`.
+Scans can run while another process runs `fit` (`--follow`, both with `--shared`); durations are
+ignored then. Failed measurements are repeated in the next run. `--device cpu --dry` runs the same
+code with a tiny model and a simulated limit, and needs a `--fit-command`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 
 from max_batch.cases import (
     AT_ONCE_GIB,
-    CARDS,
+    PREDICTED_GIB,
     SECONDS,
     TIMEOUTS,
     Case,
@@ -43,30 +43,30 @@ from max_batch.criteria import Findings
 from max_batch.state import State
 
 if TYPE_CHECKING:
-    from max_batch.children import Ask, Limit, Subject
+    from max_batch.children import Limit, Request, Subject
 
 ROOT = Path(__file__).resolve().parents[2]
 FIT = f"{sys.executable} -m stepscope fit"
-BEGAN = time.monotonic()
+START = time.monotonic()
 DRY_MODEL = "cnn"
 GRACE_S = 15
-"""What a program may take beyond the time of the whole."""
-LEFT_OUT = ("environment", "host", "proof", "subject")
-"""Of what fit answers: long, and not looked at here."""
+"""Seconds that a program may run beyond the end of the run."""
+OMITTED = ("environment", "loader", "verification", "subject")
+"""Keys of a fit that are long and not used here."""
 
-Told = dict[str, Any]
+Record = dict[str, Any]
 
 
 class ItemFailed(Exception):
-    """A piece of work that could not be done."""
+    """A measurement failed."""
 
 
 class OutOfTime(Exception):
-    """A piece of work that is not complete; what it measured so far is kept."""
+    """A measurement is incomplete; what was measured so far is stored."""
 
 
 class Bench:
-    """Does the work on cases, one piece after the other."""
+    """Runs the measurements."""
 
     def __init__(self, options: argparse.Namespace, state: State) -> None:
         self._options = options
@@ -75,73 +75,76 @@ class Bench:
         self._subject: tuple[Case, Subject] | None = None
 
     @property
-    def beside(self) -> bool:
-        """Whether others are at work on this GPU, so that seconds say nothing."""
-        return bool(self._options.beside)
+    def shared(self) -> bool:
+        """Whether other measurements run on this GPU, so that durations are invalid."""
+        return bool(self._options.shared)
 
     def time_for(self, item: str) -> bool:
         return self._left() >= SECONDS[item]
 
     def _left(self) -> float:
-        return float(self._options.seconds) - (time.monotonic() - BEGAN)
+        return float(self._options.seconds) - (time.monotonic() - START)
 
-    def do(self, case: Case, item: str) -> Told | None:
-        """What was measured; nothing where the points of a scan already say all."""
-        if item in ("scan", "rates"):
+    def do(self, case: Case, item: str) -> Record | None:
+        """Run a measurement and return its record; None if it stores points itself."""
+        if item in ("scan", "throughput"):
             self._train_points(case, item)
             return None
-        work = getattr(self, f"_{item}", None)
-        told: Told = work(case) if work else self._rival(case, item)
-        return told
+        method = getattr(self, f"_{item}", None)
+        record: Record = method(case) if method else self._baseline(case, item)
+        return record
 
     # ---- programs ----
 
-    def _fit(self, case: Case) -> Told:
-        answer, seconds = self._ask_fit(case, "fit", *self._limited(case))
-        if not answer.get("largest"):
-            raise ItemFailed(f"no largest batch: {answer.get('verdict')}: {answer.get('says')}")
+    def _fit(self, case: Case) -> Record:
+        answer, seconds = self._run_fit(case, "fit", *self._limited(case))
+        if not answer.get("max_batch"):
+            raise ItemFailed(f"no max batch: {answer.get('verdict')}: {answer.get('summary')}")
         return {"seconds": seconds, "answer": answer}
 
-    def _linear2019(self, case: Case) -> Told:
+    def _linear2019(self, case: Case) -> Record:
         words = [*self._limited(case), "--method", "linear2019"]
-        answer, seconds = self._ask_fit(case, "linear2019", *words)
-        linear = answer.get("linear")
+        answer, seconds = self._run_fit(case, "linear2019", *words)
+        linear = answer.get("linear2019")
         if not linear:
-            raise ItemFailed(f"no linear2019 in the answer: {answer.get('says')}")
+            raise ItemFailed(f"no linear2019 in the answer: {answer.get('summary')}")
         linear.pop("layers", None)
-        batch = dict(map(tuple, linear["by_reserve"]))[0]
-        ooms = (answer.get("effort") or {}).get("ooms")
+        batch = dict(map(tuple, linear["max_batch_by_reserve"]))[0]
+        ooms = (answer.get("cost") or {}).get("ooms")
         return {"seconds": seconds, "batch": batch, "ooms": ooms, "linear": linear}
 
-    def _cards(self, case: Case) -> Told:
-        sizes = ",".join(f"{gib}GiB" for gib in CARDS)
-        words = ["--estimate", "--cards", sizes, "--precision", case.precision]
-        answer, seconds = self._ask_fit(case, "cards", *words)
-        return {"seconds": seconds, "cards": answer["cards"], "effort": answer.get("effort")}
+    def _predictions(self, case: Case) -> Record:
+        sizes = ",".join(f"{gib}GiB" for gib in PREDICTED_GIB)
+        words = ["--estimate", "--predict-for", sizes, "--precision", case.precision]
+        answer, seconds = self._run_fit(case, "predictions", *words)
+        return {
+            "seconds": seconds,
+            "predictions": answer["predictions"],
+            "cost": answer.get("cost"),
+        }
 
     def _limited(self, case: Case) -> list[str]:
         return ["--gpu-memory", f"{case.gib}GiB", "--precision", case.precision]
 
-    def _ask_fit(self, case: Case, item: str, *words: str) -> tuple[Told, float]:
+    def _run_fit(self, case: Case, item: str, *words: str) -> tuple[Record, float]:
         command = [*shlex.split(self._options.fit_command), case.argument, *words]
-        told, seconds = self._program([*command, "--json", "--fresh"], TIMEOUTS[item])
-        answer: Told = told.get("fit") or told
-        return {k: v for k, v in answer.items() if k not in LEFT_OUT}, seconds
+        answer, seconds = self._program([*command, "--json", "--no-cache"], TIMEOUTS[item])
+        return {k: v for k, v in answer.items() if k not in OMITTED}, seconds
 
-    def _rival(self, case: Case, rival: str) -> Told:
+    def _baseline(self, case: Case, name: str) -> Record:
         start = 0
-        if rival == "accelerate":  # which cuts down: from a little above, not from far away
+        if name == "accelerate":  # it shrinks the batch: start a little above the answer
             start = 1 << (2 * self._answered(case)[0] - 1).bit_length()
-        told, seconds = self._run_rival(case, rival, start)
-        return {**told, "seconds": seconds}
+        result, seconds = self._run_baseline(case, name, start)
+        return {**result, "seconds": seconds}
 
-    def _manual(self, case: Case) -> Told:
-        """From 32, double until it fails, each level in a fresh process."""
-        levels: list[Told] = []
+    def _manual(self, case: Case) -> Record:
+        """Double the batch size from 32 until it fails, each level in a fresh process."""
+        levels: list[Record] = []
         batch = 32
         while not levels or levels[-1]["passed"]:
-            told, seconds = self._run_rival(case, "manual", batch)
-            levels.append({**told, "seconds": seconds})
+            result, seconds = self._run_baseline(case, "manual", batch)
+            levels.append({**result, "seconds": seconds})
             batch *= 2
         passed = [each["batch"] for each in levels if each["passed"]]
         sums = {
@@ -150,13 +153,13 @@ class Bench:
         }
         return {"batch": max(passed, default=0), "levels": levels, **sums}
 
-    def _run_rival(self, case: Case, rival: str, start: int) -> tuple[Told, float]:
+    def _run_baseline(self, case: Case, name: str, start: int) -> tuple[Record, float]:
         limit = self._limit(case)
         command = [
             sys.executable,
             "-m",
-            "max_batch.rivals",
-            rival,
+            "max_batch.baselines",
+            name,
             self._model(case) or case.model,
             "--cap",
             str(case.cap),
@@ -167,16 +170,16 @@ class Bench:
             "--workers",
             "2" if self._options.dry else "16",
         ]
-        if limit.most is not None:
-            command += ["--most", str(limit.most)]
-        return self._program(command, TIMEOUTS[rival])
+        if limit.max_batch is not None:
+            command += ["--max-batch", str(limit.max_batch)]
+        return self._program(command, TIMEOUTS[name])
 
-    def _program(self, command: Sequence[str], timeout: float) -> tuple[Told, float]:
-        """What a program says as JSON, and its seconds from start to end."""
+    def _program(self, command: Sequence[str], timeout: float) -> tuple[Record, float]:
+        """Run a program; return its JSON output and its duration in seconds."""
         paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), os.environ.get("PYTHONPATH", "")]
         timeout = min(timeout, self._left() + GRACE_S)
         with tempfile.TemporaryDirectory() as folder:
-            began = time.monotonic()
+            started = time.monotonic()
             process = subprocess.Popen(
                 command,
                 cwd=ROOT,
@@ -196,80 +199,85 @@ class Bench:
                 raise ItemFailed(f"no answer within {timeout:.0f} s") from None
             finally:
                 _end_group(process)
-            seconds = round(time.monotonic() - began, 2)
-        told = _json_in(out)
-        if told is None:
-            said = (err.strip() or out.strip())[-600:]
-            raise ItemFailed(f"exit code {process.returncode}: {said}")
-        return told, seconds
+            seconds = round(time.monotonic() - started, 2)
+        output = _json_in(out)
+        if output is None:
+            text = (err.strip() or out.strip())[-600:]
+            raise ItemFailed(f"exit code {process.returncode}: {text}")
+        return output, seconds
 
-    # ---- our own training ----
+    # ---- reference training ----
 
-    def _three(self, case: Case) -> Told:
-        from max_batch.children import Ask
+    def _repeats(self, case: Case) -> Record:
+        from max_batch.children import Request
 
         batch = self._answered(case)[0]
-        alone = 3 * case.gib > AT_ONCE_GIB
-        asks = [Ask(batch, self._limit(case), alone=alone) for _ in range(3)]
+        exclusive = 3 * case.gib > AT_ONCE_GIB
+        requests = [Request(batch, self._limit(case), exclusive=exclusive) for _ in range(3)]
         known = self._state.point(case.name, batch)
-        tries = [known] if known else []
-        more = self._train(case, asks[len(tries) :], alone)
-        return {**more, "tries": tries + more["tries"]}
+        runs = [known] if known else []
+        record = self._train(case, requests[len(runs) :], exclusive)
+        return {**record, "runs": runs + record["runs"]}
 
-    def _long(self, case: Case) -> Told:
-        from max_batch.children import Ask
+    def _long(self, case: Case) -> Record:
+        from max_batch.children import Request
 
         batch = self._answered(case)[1]
-        ask = Ask(batch, self._limit(case), steps=100, evaluations=(50, 100))
-        return self._train(case, [ask], alone=True)
+        request = Request(batch, self._limit(case), steps=100, evaluations=(50, 100))
+        return self._train(case, [request], exclusive=True)
 
-    def _train(self, case: Case, asks: list[Ask], alone: bool) -> Told:
+    def _train(self, case: Case, requests: list[Request], exclusive: bool) -> Record:
         from max_batch.children import train_all
 
-        began = time.monotonic()
-        batch = asks[0].batch
-        tries: list[Told] = []
+        started = time.monotonic()
+        batch = requests[0].batch
+        runs: list[Record] = []
         train_all(
-            self._built(case), lambda _: asks.pop() if asks else None, tries.append, alone=alone
+            self._built(case),
+            lambda _: requests.pop() if requests else None,
+            runs.append,
+            exclusive=exclusive,
         )
-        broken = [told["message"] for told in tries if _is_broken(told)]
-        if broken:
-            raise ItemFailed(broken[0])
-        return {"batch": batch, "tries": tries, "seconds": round(time.monotonic() - began, 2)}
+        invalid = [run["message"] for run in runs if _is_invalid(run)]
+        if invalid:
+            raise ItemFailed(invalid[0])
+        return {"batch": batch, "runs": runs, "seconds": round(time.monotonic() - started, 2)}
 
     def _train_points(self, case: Case, item: str) -> None:
-        """Train what a scan wants, or at the rivals' answers, as long as there is time."""
-        from max_batch.children import Ask, train_all
+        """Train the batches of a scan, or the answers of the baselines, as time allows."""
+        from max_batch.children import Request, train_all
 
         self._answered(case)
-        want = self._findings.scan_wants if item == "scan" else self._findings.rates_want
-        broken: dict[int, str] = {}
+        findings = self._findings
+        missing = findings.scan_batches if item == "scan" else findings.throughput_batches
+        invalid: dict[int, str] = {}
 
-        def next_ask(under_way: Sequence[int]) -> Ask | None:
-            if len(broken) > 2 or not self.time_for(item):
+        def next_request(running: Sequence[int]) -> Request | None:
+            if len(invalid) > 2 or not self.time_for(item):
                 return None
-            left = (b for b in want(case) if b not in under_way and b not in broken)
-            batch = next(left, None)
-            return None if batch is None else Ask(batch, self._limit(case))
+            batches = (b for b in missing(case) if b not in running and b not in invalid)
+            batch = next(batches, None)
+            return None if batch is None else Request(batch, self._limit(case))
 
-        def tell(told: Told) -> None:
-            points = self._findings.points(case).values()
-            smaller = any(point.passed and point.batch < told["batch"] for point in points)
-            odd = not (told["passed"] or told["memory"] or smaller)
-            if _is_broken(told) or odd:  # what no batch can do is our mistake
-                broken[told["batch"]] = told["message"]
+        def notify(result: Record) -> None:
+            points = findings.points(case).values()
+            smaller_passed = any(point.passed and point.batch < result["batch"] for point in points)
+            # An error at every batch size is a bug of the benchmark.
+            is_bug = not (result["passed"] or result["memory"] or smaller_passed)
+            if _is_invalid(result) or is_bug:
+                invalid[result["batch"]] = result["message"]
             else:
-                self._state.put_point(case.name, told["batch"], told)
+                self._state.put_point(case.name, result["batch"], result)
 
-        if want(case):
-            train_all(self._built(case), next_ask, tell)
-        if broken:
-            raise ItemFailed("; ".join(f"{b}: {message}" for b, message in broken.items()))
-        if want(case):
+        if missing(case):
+            train_all(self._built(case), next_request, notify)
+        if invalid:
+            raise ItemFailed("; ".join(f"{b}: {message}" for b, message in invalid.items()))
+        if missing(case):
             raise OutOfTime
 
     def _built(self, case: Case) -> Subject:
-        """The model of a case, which is kept for its next piece of work."""
+        """Return the built model of a case, cached for its next measurement."""
         from max_batch.children import build, prepare_to_fork
 
         if self._subject is None or self._subject[0] != case:
@@ -288,18 +296,18 @@ class Bench:
     def _answered(self, case: Case) -> tuple[int, int]:
         batches = self._findings.batches(case)
         if batches is None:
-            raise ItemFailed("fit has not answered")
+            raise ItemFailed("fit has no answer yet")
         return batches
 
 
-def _is_broken(told: Told) -> bool:
-    """Whether a process says nothing of its batch: it failed otherwise, before its first step."""
-    trained = str(told.get("where", "")).startswith(("step", "evaluation"))
-    return not (told["passed"] or told["memory"] or trained)
+def _is_invalid(result: Record) -> bool:
+    """Return whether a process failed before its first step for another reason than memory."""
+    trained = str(result.get("where", "")).startswith(("step", "evaluation"))
+    return not (result["passed"] or result["memory"] or trained)
 
 
 def _end_group(process: subprocess.Popen[str]) -> None:
-    """The program and all that it started and left behind."""
+    """End a program and everything it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:
@@ -307,42 +315,42 @@ def _end_group(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def _json_in(out: str) -> Told | None:
-    """The JSON of a program that may have printed something before it."""
+def _json_in(out: str) -> Record | None:
+    """Parse the JSON output of a program, also after other output."""
     for text in (out, out.strip().rpartition("\n")[2]):
         try:
-            told = json.loads(text)
+            data = json.loads(text)
         except ValueError:
             continue
-        if isinstance(told, dict):
-            return told
+        if isinstance(data, dict):
+            return data
     return None
 
 
 def matches(patterns: str, case: Case, item: str) -> bool:
-    """Patterns with commas between them, each a part of `resnet50 15GiB tf32/scan`, or with `*`."""
+    """Match comma-separated patterns: substrings of `resnet50 15GiB tf32/scan`, or globs."""
     name = f"{case.name}/{item}"
     return any(p in name or fnmatch.fnmatch(name, p) for p in patterns.split(",") if p)
 
 
 def summary(findings: Findings, case: Case, item: str) -> str:
-    told = findings.state.get(case.name, item) or {}
+    record = findings.state.get(case.name, item) or {}
     if item == "fit":
-        effort = told["answer"].get("effort") or {}
-        largest, fast = findings.batches(case) or (0, 0)
-        return f"largest {largest}, fast {fast}, {effort.get('probes')} probes"
-    if item in ("scan", "rates"):
+        cost = record["answer"].get("cost") or {}
+        max_batch, recommended = findings.batches(case) or (0, 0)
+        return f"max {max_batch}, recommended {recommended}, {cost.get('probes')} probes"
+    if item in ("scan", "throughput"):
         true = findings.truth(case)
         points = len(findings.points(case))
-        shown = f"largest {true.largest}, fast {true.fast}, " if true else ""
-        return f"{shown}{points} points"
-    if "tries" in told and item in ("three", "long"):
-        return ", ".join("passed" if each["passed"] else each["where"] for each in told["tries"])
-    return f"batch {told['batch']}" if "batch" in told else ""
+        found = f"max {true.max_batch}, recommended {true.recommended}, " if true else ""
+        return f"{found}{points} points"
+    if "runs" in record and item in ("repeats", "long"):
+        return ", ".join("passed" if run["passed"] else run["where"] for run in record["runs"])
+    return f"batch {record['batch']}" if "batch" in record else ""
 
 
 def measure(options: argparse.Namespace, state: State, cases: Sequence[Case]) -> None:
-    """All that is missing, in order, until the time is over."""
+    """Run all missing measurements in order until the time is over."""
     bench, findings = Bench(options, state), Findings(state)
     for case, item in in_order(cases):
         if not matches(options.only, case, item) or findings.is_done(case, item):
@@ -354,7 +362,7 @@ def measure(options: argparse.Namespace, state: State, cases: Sequence[Case]) ->
 
 
 def follow(options: argparse.Namespace, state: State, cases: Sequence[Case]) -> None:
-    """What another process has an answer of `fit` for, as soon as it has one."""
+    """Run measurements as soon as another process has an answer of `fit` for the case."""
     bench, findings = Bench(options, state), Findings(state)
     failed: set[tuple[Case, str]] = set()
     while bench.time_for("scan"):
@@ -378,27 +386,27 @@ def follow(options: argparse.Namespace, state: State, cases: Sequence[Case]) -> 
 
 
 def _measure(bench: Bench, findings: Findings, case: Case, item: str) -> None:
-    began = time.monotonic()
+    started = time.monotonic()
     state = findings.state
     try:
-        told = bench.do(case, item)
-        if told is None:
+        record = bench.do(case, item)
+        if record is None:
             state.clear_failure(case.name, item)
         else:
-            state.put(case.name, item, {**told, "beside": True} if bench.beside else told)
-        said = summary(findings, case, item)
+            state.put(case.name, item, {**record, "shared": True} if bench.shared else record)
+        text = summary(findings, case, item)
     except OutOfTime:
-        said = "not complete: the time is over"
-    except Exception as error:  # one piece of work must not cost the others
+        text = "incomplete: the time is over"
+    except Exception as error:  # other measurements must still run
         name = "" if isinstance(error, ItemFailed) else f"{type(error).__name__}: "
         state.put(case.name, item, {"failed": f"{name}{error}"[:800]})
-        said = f"FAILED {name}{error}".strip().rpartition("\n")[2][:300]
+        text = f"FAILED {name}{error}".strip().rpartition("\n")[2][:300]
     now = time.monotonic()
-    print(f"{now - BEGAN:6.1f} {case.name:28} {item:20} {now - began:6.1f} s  {said}", flush=True)
+    print(f"{now - START:6.1f} {case.name:28} {item:20} {now - started:6.1f} s  {text}", flush=True)
 
 
-def machine() -> Told:
-    """What a result file says of the machine that measured."""
+def machine() -> Record:
+    """Return the description of this machine for the result file."""
     from stepscope.capture.environment import environment_record
     from stepscope.records.codec import to_json
 
@@ -409,31 +417,27 @@ def machine() -> Told:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--state", type=Path, required=True, help="what was measured so far")
-    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="states to take in first")
+    parser.add_argument("--state", type=Path, required=True, help="state file")
+    parser.add_argument("--merge", type=Path, nargs="+", default=[], help="states to merge first")
+    parser.add_argument("--seconds", type=float, default=570, help="duration of the run")
+    parser.add_argument("--only", default="*", help="comma-separated patterns of CASE/ITEM")
+    parser.add_argument("--again", default="", help="patterns like --only to measure again")
+    parser.add_argument("--follow", type=Path, help="state of another process that runs fit")
     parser.add_argument(
-        "--seconds", type=float, default=570, help="begin nothing that would end later"
+        "--shared", action="store_true", help="other measurements run here: ignore durations"
     )
-    parser.add_argument("--only", default="*", help="parts of CASE/WORK, with commas between them")
-    parser.add_argument("--again", default="", help="as --only: measure these anew")
-    parser.add_argument(
-        "--follow", type=Path, help="a state that another process writes: go on where it has fits"
-    )
-    parser.add_argument(
-        "--beside", action="store_true", help="others measure here: seconds are off"
-    )
-    parser.add_argument("--list", action="store_true", help="what is done, and what holds")
-    parser.add_argument("--tables", action="store_true", help="write the result, print its tables")
+    parser.add_argument("--list", action="store_true", help="list measurements and criteria")
+    parser.add_argument("--tables", action="store_true", help="write the result and print tables")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--dry", action="store_true", help="a tiny model and a pretended limit")
-    parser.add_argument("--fit-command", default=FIT, help="in place of `stepscope fit`")
+    parser.add_argument("--dry", action="store_true", help="use a tiny model and a simulated limit")
+    parser.add_argument("--fit-command", default=FIT, help="replacement of `stepscope fit`")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results")
     options = parser.parse_args()
     if options.dry != (options.device == "cpu"):
-        parser.error("--dry and --device cpu belong together")
+        parser.error("--dry and --device cpu must be used together")
     absent = [str(path) for path in options.merge if not path.exists()]
     if absent:
-        parser.error(f"there is no {', '.join(absent)}")
+        parser.error(f"no such file: {', '.join(absent)}")
     words = [Path(word).name if word.startswith("/") else word for word in sys.argv[1:]]
     command = shlex.join(["python", "-m", "max_batch", *words])
     cases = dry_cases() if options.dry else all_cases()
@@ -449,7 +453,7 @@ def main() -> None:
     for case, item in in_order(cases):
         if matches(options.again, case, item):
             state.forget(case.name, item)
-    state.begins(machine(), command)
+    state.start_run(machine(), command)
     (follow if options.follow else measure)(options, state, cases)
 
 

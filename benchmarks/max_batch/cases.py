@@ -1,4 +1,4 @@
-"""What this benchmark measures, in the order of its value: cases, and the work on each of them."""
+"""The cases of the benchmark and the measurements of each, the most valuable first."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Literal
 
 GIB = 1 << 30
 AT_ONCE_GIB = 130
-"""Of the GPU: what the memory limits of processes that train at the same time may add up to."""
-CARDS = (11, 15, 24, 40)
-"""GiB of the cards that are predicted from probes at full memory."""
+"""Upper bound for the sum of the memory limits of processes that train at the same time."""
+PREDICTED_GIB = (11, 15, 24, 40)
+"""Memory sizes that are predicted from probes without a limit."""
 
 Group = Literal["papers", "others", "sizes", "strict"]
 
@@ -29,55 +29,55 @@ OTHERS = ("vit_b_16", "gpt2", "bert", "swin_t", "convnext_tiny", "efficientnet_b
 SIZED = ("resnet50", "vgg16", "densenet201", "alexnet")
 SIZES = (24, 11, 40, 80)
 STRICT = ("vgg16", "resnet50")
-"""In fp32 without TF32, which is slower and takes other algorithms. The others have fp32 as PyTorch
-has it by default: TF32 inside of convolutions."""
-BY_HAND = ("resnet34", "densenet201", "alexnet")
+"""Models in fp32 without TF32, which is slower and uses other algorithms. The other cases use the
+default of PyTorch: TF32 in convolutions."""
+MANUAL = ("resnet34", "densenet201", "alexnet")
 """The models of Table 5.8."""
-OWN = {
-    "gpt2": "examples/own_transformers/workloads.py:gpt2",
-    "bert": "examples/own_transformers/workloads.py:bert",
+CUSTOM = {
+    "gpt2": "examples/workload_transformers/workloads.py:gpt2",
+    "bert": "examples/workload_transformers/workloads.py:bert",
 }
 
-RIVALS = ("linear2019", "lightning_binsearch", "lightning_power", "accelerate")
-_TRUTH = ("fit", "scan", "three", "long")
+BASELINES = ("linear2019", "lightning_binsearch", "lightning_power", "accelerate")
+_TRUTH = ("fit", "scan", "repeats", "long")
 _ITEMS: dict[Group, tuple[str, ...]] = {
-    "papers": (*_TRUTH, *RIVALS, "rates", "cards"),
+    "papers": (*_TRUTH, *BASELINES, "throughput", "predictions"),
     "others": _TRUTH,
-    "sizes": ("fit", "scan", "three"),
+    "sizes": ("fit", "scan", "repeats"),
     "strict": _TRUTH,
 }
 LAST = "manual"
-"""Doubling by hand comes after everything else: it takes long and decides nothing."""
+"""Manual doubling comes last: it takes long and affects no criterion."""
 
 SECONDS = {
     "fit": 20,
     "scan": 8,
-    "three": 12,
+    "repeats": 12,
     "long": 16,
     "linear2019": 15,
     "lightning_binsearch": 30,
     "lightning_power": 20,
     "accelerate": 35,
-    "rates": 8,
-    "cards": 20,
+    "throughput": 8,
+    "predictions": 20,
     "manual": 75,
 }
-"""About what a piece of work takes; a scan and rates: a batch, for they can stop between two."""
+"""Approximate duration of each measurement; for `scan` and `throughput`, of one batch."""
 TIMEOUTS = {
     "fit": 150,
     "linear2019": 90,
     "lightning_binsearch": 150,
     "lightning_power": 90,
     "accelerate": 150,
-    "cards": 120,
+    "predictions": 120,
     "manual": 90,
 }
-"""After which a program is ended; of doubling by hand, each level's."""
+"""Seconds after which a program is ended; for manual doubling, each level."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model, in numbers of a kind, within a limit of memory."""
+    """A model, a precision and a memory limit."""
 
     model: str
     gib: int
@@ -90,8 +90,8 @@ class Case:
 
     @property
     def argument(self) -> str:
-        """The model, as `stepscope fit` takes it."""
-        return OWN.get(self.model, self.model)
+        """The model argument of `stepscope fit`."""
+        return CUSTOM.get(self.model, self.model)
 
     @property
     def cap(self) -> int:
@@ -101,8 +101,8 @@ class Case:
     def items(self) -> tuple[str, ...]:
         items = _ITEMS[self.group]
         if self.model not in SIZED:
-            items = tuple(item for item in items if item != "cards")
-        return (*items, LAST) if self.group == "papers" and self.model in BY_HAND else items
+            items = tuple(item for item in items if item != "predictions")
+        return (*items, LAST) if self.group == "papers" and self.model in MANUAL else items
 
 
 def all_cases() -> list[Case]:
@@ -115,13 +115,13 @@ def all_cases() -> list[Case]:
 
 
 def dry_cases() -> list[Case]:
-    """One or two of a kind, for a machine without a GPU."""
+    """A few cases of each group, for a machine without a GPU."""
     kept = ("resnet50 15GiB tf32", "alexnet 15GiB tf32", "bert 15GiB bf16", "resnet50 24GiB tf32")
     return [case for case in all_cases() if case.name in kept]
 
 
 def in_order(cases: Sequence[Case]) -> Iterator[tuple[Case, str]]:
-    """All work, the most valuable first."""
+    """Yield all measurements, the most valuable first."""
     for case in cases:
         yield from ((case, item) for item in case.items if item != LAST)
     yield from ((case, LAST) for case in cases if LAST in case.items)

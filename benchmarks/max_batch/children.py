@@ -1,8 +1,8 @@
 """Trains batches, each in a fresh process: a fork of this one, which has PyTorch and the model.
 
-This process never starts CUDA, so that its forks can. Several are alive at once, for starting CUDA
-takes longer than training; but only one trains at a time, where speed counts. It knows nothing of
-how `stepscope fit` probes: it is what that is held against.
+This process never initializes CUDA, so that its forks can. Several forks run at once, because
+initializing CUDA takes longer than training; but only one trains at a time if speed is measured.
+It is independent of the probes of `stepscope fit`, because it provides the reference for them.
 """
 
 from __future__ import annotations
@@ -24,55 +24,55 @@ from torch import nn
 from torch.utils.data import default_collate
 
 from max_batch.cases import Case
+from stepscope.workloads.frameworks.torch.custom import load_custom
 from stepscope.workloads.frameworks.torch.data import build_data
 from stepscope.workloads.frameworks.torch.models import build_model, shape_of
-from stepscope.workloads.frameworks.torch.user import load_own
-from stepscope.workloads.probing import taking_turns
+from stepscope.workloads.probing import training_lock
 from stepscope.workloads.spec import make_workload
 
 AT_ONCE = 3
-PATIENCE_S = 120
-"""A process that takes longer is ended."""
+TIMEOUT_S = 120
+"""Seconds after which a process is ended."""
 SMALLER = 0.4
-"""The last batch of an epoch, as a part of the others."""
-FEW = 8
-"""Different samples in a batch: the rest repeats them."""
+"""Size of the last batch of an epoch, as a share of the batch size."""
+SAMPLES = 8
+"""Different samples in a batch; the rest repeats them."""
 CHUNK_BYTES = 128 << 20
-"""Pinned memory that batches are copied from, piece by piece: pinning a whole one takes longer."""
+"""Pinned memory from which batches are copied in chunks: pinning a whole batch takes longer."""
 MEMORY_ERRORS = (
     "out of memory",
     "_STATUS_ALLOC_FAILED",
     "CUBLAS_STATUS_NOT_INITIALIZED",
     "unable to find an engine",
 )
-"""How PyTorch, cuBLAS and cuDNN say that there was no memory."""
+"""Messages of PyTorch, cuBLAS and cuDNN when memory runs out."""
 
-Told = dict[str, Any]
+Record = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Limit:
-    """What a process may take. Without a GPU there is only a pretended limit, of samples."""
+    """The memory limit of a process. A dry run without a GPU simulates it by a batch size."""
 
     device: str
     cap: int
-    most: int | None = None
-    """Samples in a batch that a dry run lets pass."""
+    max_batch: int | None = None
+    """The largest batch that passes in a dry run."""
 
-    def impose(self) -> None:
+    def apply(self) -> None:
         if self.device == "cuda":
             total = torch.cuda.get_device_properties(0).total_memory
             torch.cuda.set_per_process_memory_fraction(min(1.0, self.cap / total), 0)
 
-    def refuse(self, batch: int) -> None:
-        """A dry run's way to run out of memory, in the words of the real one."""
-        if self.most is not None and batch > self.most:
-            raise torch.OutOfMemoryError("CUDA out of memory. There is no GPU: a dry run says so.")
+    def check(self, batch: int) -> None:
+        """Raise an out-of-memory error in a dry run, as PyTorch would."""
+        if self.max_batch is not None and batch > self.max_batch:
+            raise torch.OutOfMemoryError("CUDA out of memory. Simulated by a dry run.")
 
-    def stats(self, batch: int) -> Told:
-        """What the allocator counted; a dry run pretends, its rate too: a busy CPU's is noise."""
+    def stats(self, batch: int) -> Record:
+        """Return allocator statistics; a dry run simulates them and the throughput."""
         if self.device != "cuda":
-            short = self.most is not None and batch > 0.93 * self.most
+            short = self.max_batch is not None and batch > 0.93 * self.max_batch
             rate = 900.0 if short else 1000.0
             return {"retries": int(short), "ooms": 0, "allocated": 0, "reserved": 0, "rate": rate}
         stats = torch.cuda.memory_stats()
@@ -85,53 +85,53 @@ class Limit:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What a process shall train."""
+class Request:
+    """What a process trains."""
 
     batch: int
     limit: Limit
     steps: int = 20
     evaluations: tuple[int, ...] = (10,)
-    """After which steps, each the last of an epoch and of a smaller batch."""
-    alone: bool = True
-    """Whether its speed counts: then nothing else of ours trains at the same time."""
+    """Steps that are followed by an evaluation; each trains a smaller batch."""
+    exclusive: bool = True
+    """Whether no other process of this benchmark may train at the same time."""
     timed: int = 8
-    """Steps at the end whose median tells the speed."""
+    """Number of last steps whose median gives the throughput."""
 
 
 @dataclass(frozen=True)
 class Subject:
-    """A model on the CPU, and what training it takes."""
+    """A model on the CPU with its loss, optimizer and samples."""
 
     model: nn.Module
     loss: Callable[[nn.Module, Any], torch.Tensor]
     optimizer: Callable[[Any], torch.optim.Optimizer]
-    few: Any
-    """A batch of few samples."""
+    samples: Any
+    """A batch of a few samples."""
     precision: str
 
 
 def build(case: Case, model: str | None = None) -> Subject:
-    """The subject of a case; `model` in its place, for a dry run."""
+    """Build the subject of a case; `model` replaces its model in a dry run."""
     workload = make_workload(
         model or case.argument,
-        {"precision": case.precision, "samples": FEW, "batch_size": FEW},
+        {"precision": case.precision, "samples": SAMPLES, "batch_size": SAMPLES},
     )
-    if workload.is_own:
-        built = load_own(workload)
-        assert built.own is not None
-        data, collate = built.own.data, built.own.collate or default_collate
+    if workload.is_custom:
+        built = load_custom(workload)
+        assert built.custom is not None
+        data, collate = built.custom.data, built.custom.collate or default_collate
     else:
         shape = shape_of(workload)
         built = build_model(workload, shape)
         data, collate = build_data(workload, shape).dataset, default_collate
-    optimizer = built.own.optimizer if built.own and built.own.optimizer else sgd
-    few = collate([data[place] for place in range(FEW)])
-    return Subject(built.model, built.loss, optimizer, few, case.precision)
+    optimizer = built.custom.optimizer if built.custom and built.custom.optimizer else sgd
+    samples = collate([data[i] for i in range(SAMPLES)])
+    return Subject(built.model, built.loss, optimizer, samples, case.precision)
 
 
 def prepare_to_fork() -> None:
-    """No pool of threads may be there when we fork: the child would wait for it."""
+    """Avoid a thread pool before a fork: the child would deadlock."""
     torch.set_num_threads(1)
 
 
@@ -139,8 +139,8 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=0.01, momentum=0.9)
 
 
-def use_numbers(precision: str) -> None:
-    """As stepscope's fp32 and tf32: TF32, which PyTorch takes in convolutions unasked, or not."""
+def set_precision(precision: str) -> None:
+    """Set fp32 or tf32 as stepscope does; PyTorch uses TF32 in convolutions by default."""
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
 
@@ -155,24 +155,24 @@ def is_memory_error(error: BaseException) -> bool:
 
 
 class Source:
-    """Batches on the device, made of few samples, copied there anew for every step."""
+    """Batches on the device, made of a few samples and copied for every step."""
 
-    def __init__(self, few: Any, ask: Ask) -> None:
-        self._batch, self._device = ask.batch, ask.limit.device
-        self._chunks = mapped(self._chunk, few)
+    def __init__(self, samples: Any, request: Request) -> None:
+        self._batch, self._device = request.batch, request.limit.device
+        self._chunks = mapped(self._chunk, samples)
 
-    def next(self, part: float = 1.0) -> Any:
-        """A batch, or the part of one that is left at the end of an epoch."""
-        size = max(min(2, self._batch), round(part * self._batch))
+    def next(self, share: float = 1.0) -> Any:
+        """Return a batch, or the smaller one at the end of an epoch."""
+        size = max(min(2, self._batch), round(share * self._batch))
         return mapped(lambda chunk: self._whole(chunk, size), self._chunks)
 
-    def _chunk(self, few: torch.Tensor) -> torch.Tensor:
-        each = max(1, few[0].numel() * few.element_size())
+    def _chunk(self, samples: torch.Tensor) -> torch.Tensor:
+        each = max(1, samples[0].numel() * samples.element_size())
         count = max(1, min(self._batch, CHUNK_BYTES // each))
         chunk = torch.empty(
-            (count, *few.shape[1:]), dtype=few.dtype, pin_memory=self._device == "cuda"
+            (count, *samples.shape[1:]), dtype=samples.dtype, pin_memory=self._device == "cuda"
         )
-        return chunk.copy_(few[torch.arange(count) % len(few)])
+        return chunk.copy_(samples[torch.arange(count) % len(samples)])
 
     def _whole(self, chunk: torch.Tensor, size: int) -> torch.Tensor:
         whole = torch.empty((size, *chunk.shape[1:]), dtype=chunk.dtype, device=self._device)
@@ -183,7 +183,7 @@ class Source:
 
 
 def mapped(change: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
-    """A batch of any nesting with its tensors changed."""
+    """Apply a function to all tensors of a nested batch."""
     if isinstance(batch, torch.Tensor):
         return change(batch)
     if isinstance(batch, dict):
@@ -192,23 +192,23 @@ def mapped(change: Callable[[torch.Tensor], torch.Tensor], batch: Any) -> Any:
 
 
 class Training:
-    """The steps of a process, and how far they went."""
+    """The training of a process, and its current position."""
 
-    def __init__(self, subject: Subject, ask: Ask) -> None:
+    def __init__(self, subject: Subject, request: Request) -> None:
         self.where = "start"
-        self._subject, self._ask = subject, ask
+        self._subject, self._request = subject, request
         self._marks: list[Any] = []
-        ask.limit.impose()
-        use_numbers(subject.precision)
-        self._model = subject.model.to(ask.limit.device)
+        request.limit.apply()
+        set_precision(subject.precision)
+        self._model = subject.model.to(request.limit.device)
         self._optimizer = subject.optimizer(list(self._model.parameters()))
-        self._source = Source(subject.few, ask)
+        self._source = Source(subject.samples, request)
 
     def run(self) -> None:
         self._model.train()
-        for step in range(1, self._ask.steps + 1):
+        for step in range(1, self._request.steps + 1):
             self.where = f"step {step}"
-            last = step in self._ask.evaluations
+            last = step in self._request.evaluations
             self._mark()
             self._step(SMALLER if last else 1.0)
             self._mark()
@@ -216,22 +216,22 @@ class Training:
                 self.where = f"evaluation after step {step}"
                 self._evaluate()
         self.where = "end"
-        if self._ask.limit.device == "cuda":
+        if self._request.limit.device == "cuda":
             torch.cuda.synchronize()
 
     def rate(self) -> float:
-        """Samples per second by the median of the last steps."""
-        begun, ended = self._marks[0::2], self._marks[1::2]
-        seconds = [_seconds(a, b) for a, b in zip(begun, ended, strict=True)]
-        return self._ask.batch / statistics.median(seconds[-self._ask.timed :])
+        """Return samples per second of the median of the last steps."""
+        starts, ends = self._marks[0::2], self._marks[1::2]
+        seconds = [_seconds(a, b) for a, b in zip(starts, ends, strict=True)]
+        return self._request.batch / statistics.median(seconds[-self._request.timed :])
 
     def _autocast(self) -> Any:
-        reduced = self._subject.precision == "bf16"
-        return torch.autocast(self._ask.limit.device, torch.bfloat16, enabled=reduced)
+        is_bf16 = self._subject.precision == "bf16"
+        return torch.autocast(self._request.limit.device, torch.bfloat16, enabled=is_bf16)
 
-    def _step(self, part: float) -> None:
-        batch = self._source.next(part)
-        self._ask.limit.refuse(self._ask.batch)
+    def _step(self, share: float) -> None:
+        batch = self._source.next(share)
+        self._request.limit.check(self._request.batch)
         with self._autocast():
             loss = self._subject.loss(self._model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -246,7 +246,7 @@ class Training:
         self._model.train()
 
     def _mark(self) -> None:
-        if self._ask.limit.device != "cuda":
+        if self._request.limit.device != "cuda":
             self._marks.append(time.perf_counter())
             return
         event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
@@ -254,42 +254,43 @@ class Training:
         self._marks.append(event)
 
 
-def _seconds(begun: Any, ended: Any) -> float:
-    return float(ended - begun if isinstance(begun, float) else begun.elapsed_time(ended) / 1000)
+def _seconds(start: Any, end: Any) -> float:
+    return float(end - start if isinstance(start, float) else start.elapsed_time(end) / 1000)
 
 
-def attempt(subject: Subject, ask: Ask, wait: Callable[[], None]) -> Told:
-    """Train a batch as asked, and tell how that went."""
-    told: Told = {"batch": ask.batch, "passed": False, "rate": None, "memory": False, "message": ""}
+def attempt(subject: Subject, request: Request, wait: Callable[[], None]) -> Record:
+    """Train a batch and return the result."""
+    result: Record = {"batch": request.batch, "passed": False, "rate": None}
+    result |= {"memory": False, "message": ""}
     training = None
     try:
-        training = Training(subject, ask)
+        training = Training(subject, request)
         wait()
-        with taking_turns(alone=ask.alone):
-            began = time.monotonic()
+        with training_lock(request.exclusive):
+            started = time.monotonic()
             try:
                 training.run()
-                told |= {"passed": True, "rate": round(training.rate(), 2)}
+                result |= {"passed": True, "rate": round(training.rate(), 2)}
             finally:
-                told["seconds"] = round(time.monotonic() - began, 3)
-    except Exception as error:  # whatever it is, somebody wants to read it
-        told |= {"memory": is_memory_error(error), "message": f"{type(error).__name__}: {error}"}
-        told["message"] = told["message"][:300]
-    told["where"] = training.where if training else "start"
-    return {**told, **ask.limit.stats(ask.batch)}
+                result["seconds"] = round(time.monotonic() - started, 3)
+    except Exception as error:
+        message = f"{type(error).__name__}: {error}"[:300]
+        result |= {"memory": is_memory_error(error), "message": message}
+    result["where"] = training.where if training else "start"
+    return {**result, **request.limit.stats(request.batch)}
 
 
-def _live(subject: Subject, ask: Ask, go: int, out: int) -> None:
+def _run_child(subject: Subject, request: Request, go: int, out: int) -> None:
     def wait() -> None:
         os.write(out, b"ready\n")
         if not os.read(go, 1):
-            os._exit(1)  # nobody wants to know any more
+            os._exit(1)  # the parent has exited
 
-    told = attempt(subject, ask, wait)
-    if ask.limit.device == "cuda":  # the next one may begin as soon as we have told
+    result = attempt(subject, request, wait)
+    if request.limit.device == "cuda":  # the next child may start after the result is sent
         gc.collect()
         torch.cuda.empty_cache()
-    os.write(out, (json.dumps(told) + "\n").encode())
+    os.write(out, (json.dumps(result) + "\n").encode())
 
 
 # ---- in the parent ----
@@ -297,100 +298,100 @@ def _live(subject: Subject, ask: Ask, go: int, out: int) -> None:
 
 @dataclass
 class _Child:
-    ask: Ask
+    request: Request
     pid: int
     go: int
     out: int
-    born: float
-    said: bytes = b""
+    started: float
+    buffer: bytes = b""
     state: str = "starting"
-    told: Told = field(default_factory=dict)
+    result: Record = field(default_factory=dict)
 
-    def hear(self) -> None:
-        heard = os.read(self.out, 1 << 16)
-        if not heard:
+    def read(self) -> None:
+        data = os.read(self.out, 1 << 16)
+        if not data:
             self.state = "ended"
-        self.said += heard
-        *lines, self.said = self.said.split(b"\n")
+        self.buffer += data
+        *lines, self.buffer = self.buffer.split(b"\n")
         for line in lines:
             if line == b"ready":
                 self.state = "ready"
             else:
-                self.told, self.state = json.loads(line), "told"
+                self.result, self.state = json.loads(line), "done"
 
-    def close(self) -> Told:
+    def close(self) -> Record:
         os.close(self.go)
         os.close(self.out)
         _, status = os.waitpid(self.pid, 0)
-        if self.told:
-            return self.told
-        message = f"the process ended without a word ({os.waitstatus_to_exitcode(status)})"
-        return {"batch": self.ask.batch, "passed": False, "memory": False, "message": message}
+        if self.result:
+            return self.result
+        message = f"the process ended without a result ({os.waitstatus_to_exitcode(status)})"
+        return {"batch": self.request.batch, "passed": False, "memory": False, "message": message}
 
 
-def _fork(subject: Subject, ask: Ask) -> _Child:
+def _fork(subject: Subject, request: Request) -> _Child:
     go_read, go_write = os.pipe()
     out_read, out_write = os.pipe()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of numpy's threads: they sleep
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads are idle
         pid = os.fork()
     if pid == 0:
         try:
             os.close(go_write)
             os.close(out_read)
-            _live(subject, ask, go_read, out_write)
+            _run_child(subject, request, go_read, out_write)
         finally:
             os._exit(0)
     os.close(go_read)
     os.close(out_write)
-    return _Child(ask, pid, go_write, out_read, time.monotonic())
+    return _Child(request, pid, go_write, out_read, time.monotonic())
 
 
 def train_all(
     subject: Subject,
-    next_ask: Callable[[Sequence[int]], Ask | None],
-    tell: Callable[[Told], None],
+    next_request: Callable[[Sequence[int]], Request | None],
+    notify: Callable[[Record], None],
     *,
-    alone: bool = True,
+    exclusive: bool = True,
 ) -> None:
-    """Train what `next_ask` wants, given the batches under way, until it wants no more.
+    """Train what `next_request` returns, given the running batches, until it returns None.
 
-    `alone`: one trains at a time, the others only get ready.
+    With `exclusive`, only one process trains at a time while others get ready.
     """
     children: list[_Child] = []
     try:
         while True:
             while len(children) < AT_ONCE:
-                ask = next_ask([child.ask.batch for child in children])
-                if ask is None:
+                request = next_request([child.request.batch for child in children])
+                if request is None:
                     break
-                children.append(_fork(subject, ask))
+                children.append(_fork(subject, request))
             if not children:
                 return
-            _let_go(children, alone)
-            _listen(children)
+            _start_ready(children, exclusive)
+            _read_all(children)
             for child in [child for child in children if child.state == "ended"]:
                 children.remove(child)
-                tell(child.close())
+                notify(child.close())
     finally:
         for child in children:
             os.kill(child.pid, signal.SIGKILL)
             child.close()
 
 
-def _let_go(children: list[_Child], alone: bool) -> None:
+def _start_ready(children: list[_Child], exclusive: bool) -> None:
     for child in children:
-        if alone and any(other.state == "training" for other in children):
+        if exclusive and any(other.state == "training" for other in children):
             return
         if child.state == "ready":
             os.write(child.go, b"g")
             child.state = "training"
 
 
-def _listen(children: list[_Child]) -> None:
-    heard, _, _ = select.select([child.out for child in children], [], [], 1.0)
+def _read_all(children: list[_Child]) -> None:
+    readable, _, _ = select.select([child.out for child in children], [], [], 1.0)
     for child in children:
-        if child.out in heard:
-            child.hear()
-        elif time.monotonic() - child.born > PATIENCE_S:
+        if child.out in readable:
+            child.read()
+        elif time.monotonic() - child.started > TIMEOUT_S:
             os.kill(child.pid, signal.SIGKILL)

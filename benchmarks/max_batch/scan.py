@@ -1,7 +1,7 @@
-"""Which batches a scan still has to train, and what is true once it has. Nothing runs in here.
+"""The scan that determines the true batch sizes. These are pure functions: nothing runs here.
 
-A scan goes in steps of 1 % around the two answers of `fit`. What it wants next follows from the
-points that are known, wherever these come from: so it can stop, go on elsewhere, and be merged.
+A scan goes in steps of 1 % around the two answers of `fit`. The next batches follow from the known
+points alone, so a scan can be interrupted, continued on another machine, and merged.
 """
 
 from __future__ import annotations
@@ -11,55 +11,52 @@ from dataclasses import dataclass
 from typing import Any
 
 STEP = 0.01
-MOST_UPWARDS = 45
-"""Steps beyond which the edge is not looked for: then `fit` was wrong anyway."""
+MAX_STEPS = 45
+"""Steps after which the scan gives up: `fit` was wrong then."""
 AHEAD = 3
-"""Batches that are tried at once, in the hope that they will be needed."""
+"""Batches that are trained ahead, because they will probably be needed."""
 FAILURES = 4
-"""So many in a row above the edge are its end."""
+"""Consecutive failures above the edge that end the scan."""
 FULL_SPEED = 0.98
-"""Of the best rate: what still is full speed."""
+"""Share of the best throughput that counts as full speed."""
 SLOW = 0.97
-"""Of the best rate: what counts as slow while a scan goes on, with room for noise."""
+"""Share of the best throughput below which a batch counts as slow, with a margin for noise."""
 
 
 @dataclass(frozen=True)
 class Point:
-    """How a batch went in a fresh process."""
+    """The result of a batch in a fresh process."""
 
     batch: int
     passed: bool
     retries: int = 0
-    rate: float = 0.0
-    """Samples per second."""
+    rate: float = 0.0  # samples per second
 
     @property
-    def smooth(self) -> bool:
+    def retry_free(self) -> bool:
         return self.passed and self.retries == 0
 
 
 @dataclass(frozen=True)
 class Truth:
-    """What the scan shows."""
+    """The result of a complete scan."""
 
-    largest: int
-    ragged: bool
-    """Whether a batch failed below the largest that passed."""
-    best_rate: float
-    fast: int
-    """The largest at full speed, without a retry."""
+    max_batch: int
+    ragged: bool  # whether a batch below the max failed
+    best_rate: float  # samples per second
+    recommended: int  # the max_batch batch at full speed without a retry
 
 
 Points = Mapping[int, Point]
 
 
-def points_of(told: Mapping[str, Mapping[str, Any]]) -> dict[int, Point]:
-    """Points as a state file keeps them."""
-    found = (
-        Point(int(batch), bool(t["passed"]), int(t.get("retries") or 0), float(t.get("rate") or 0))
-        for batch, t in told.items()
+def points_of(records: Mapping[str, Mapping[str, Any]]) -> dict[int, Point]:
+    """Return the points of a state file."""
+    points = (
+        Point(int(batch), bool(r["passed"]), int(r.get("retries") or 0), float(r.get("rate") or 0))
+        for batch, r in records.items()
     )
-    return {point.batch: point for point in sorted(found, key=lambda point: point.batch)}
+    return {point.batch: point for point in sorted(points, key=lambda point: point.batch)}
 
 
 def step_of(batch: int) -> int:
@@ -70,65 +67,67 @@ def truth(points: Points) -> Truth | None:
     passed = [point for point in points.values() if point.passed]
     if not passed:
         return None
-    largest = max(point.batch for point in passed)
+    max_batch = max(point.batch for point in passed)
     best = max(point.rate for point in passed)
-    fast = [p.batch for p in passed if p.smooth and p.rate >= FULL_SPEED * best]
-    ragged = any(not point.passed and point.batch < largest for point in points.values())
-    return Truth(largest, ragged, best, max(fast, default=0))
+    fast = [p.batch for p in passed if p.retry_free and p.rate >= FULL_SPEED * best]
+    ragged = any(not point.passed and point.batch < max_batch for point in points.values())
+    return Truth(max_batch, ragged, best, max(fast, default=0))
 
 
-def wanted(largest: int, fast: int, points: Points, thorough: bool = True) -> list[int]:
-    """The batches still to be trained, the most telling first; none when the scan is complete."""
-    edge = [largest] if largest not in points else []
-    step = step_of(largest)
-    edge += _walk(points, largest + step, step, _failed, FAILURES if thorough else 3, MOST_UPWARDS)
-    if largest in points and not points[largest].passed:
-        edge += _walk(points, largest - step, -step, _passed, 2, MOST_UPWARDS)
-    around = _around_fast(largest, fast, points) if thorough else _near_fast(largest, fast, points)
-    return list(dict.fromkeys([*edge, *around]))
+def next_batches(
+    max_batch: int, recommended: int, points: Points, thorough: bool = True
+) -> list[int]:
+    """Return the batches to train next, the most important first; empty when complete."""
+    edge = [max_batch] if max_batch not in points else []
+    step = step_of(max_batch)
+    edge += _walk(points, max_batch + step, step, _failed, FAILURES if thorough else 3, MAX_STEPS)
+    if max_batch in points and not points[max_batch].passed:
+        edge += _walk(points, max_batch - step, -step, _passed, 2, MAX_STEPS)
+    around = _around_recommended if thorough else _near_recommended
+    return list(dict.fromkeys([*edge, *around(max_batch, recommended, points)]))
 
 
-def found_edge(largest: int, points: Points, thorough: bool = True) -> bool:
-    """Whether enough batches in a row failed above, rather than that the scan gave up."""
-    step = step_of(largest)
-    steps = (largest + place * step for place in range(1, MOST_UPWARDS + 1))
+def found_edge(max_batch: int, points: Points, thorough: bool = True) -> bool:
+    """Return whether enough consecutive batches above failed, so the scan did not give up."""
+    step = step_of(max_batch)
+    steps = (max_batch + n * step for n in range(1, MAX_STEPS + 1))
     known = [point for batch in steps if (point := _known(points, batch, step))]
     enough = FAILURES if thorough else 3
     return len(known) >= enough and not any(point.passed for point in known[-enough:])
 
 
-def _around_fast(largest: int, fast: int, points: Points) -> list[int]:
+def _around_recommended(max_batch: int, recommended: int, points: Points) -> list[int]:
     best = max((point.rate for point in points.values()), default=0.0)
 
     def poor(point: Point) -> bool:
-        return not point.smooth or point.rate < SLOW * best
+        return not point.retry_free or point.rate < SLOW * best
 
-    step = step_of(fast)
-    missing = [] if fast in points else [fast]
-    top = round(largest * 1.05)
-    below = [fast - place * step for place in (1, 2)]
-    coarse = [round(fast * share) for share in (0.60, 0.85)]
+    step = step_of(recommended)
+    missing = [] if recommended in points else [recommended]
+    top = round(max_batch * 1.05)
+    below = [recommended - n * step for n in (1, 2)]
+    coarse = [round(recommended * share) for share in (0.60, 0.85)]
     missing += _absent(points, [*below, *coarse], step)
-    missing += _walk(points, fast + step, step, poor, 3, (top - fast) // step)
-    if largest - fast > 0.08 * largest:
-        between = [round(fast + (largest - fast) * place / 3) for place in (1, 2)]
+    missing += _walk(points, recommended + step, step, poor, 3, (top - recommended) // step)
+    if max_batch - recommended > 0.08 * max_batch:
+        between = [round(recommended + (max_batch - recommended) * n / 3) for n in (1, 2)]
         missing += _absent(points, between, step)
     return missing
 
 
-def _near_fast(largest: int, fast: int, points: Points) -> list[int]:
-    step = step_of(fast)
-    near = [fast, *(fast + place * step for place in (-1, 1, 2, 4))]
-    return _absent(points, [batch for batch in near if batch <= largest * 1.05], step)
+def _near_recommended(max_batch: int, recommended: int, points: Points) -> list[int]:
+    step = step_of(recommended)
+    near = [recommended, *(recommended + n * step for n in (-1, 1, 2, 4))]
+    return _absent(points, [batch for batch in near if batch <= max_batch * 1.05], step)
 
 
 def _walk(
     points: Points, start: int, step: int, ends: Callable[[Point], bool], enough: int, most: int
 ) -> list[int]:
-    """What is unknown on a way that ends when enough points in a row say so."""
+    """Return the unknown batches of a walk that ends after enough consecutive points."""
     in_a_row, missing = 0, []
-    for place in range(most):
-        batch = start + place * step
+    for n in range(most):
+        batch = start + n * step
         if batch < 1:
             break
         point = _known(points, batch, abs(step))
@@ -148,7 +147,7 @@ def _absent(points: Points, batches: Iterable[int], step: int) -> list[int]:
 
 
 def _known(points: Points, batch: int, step: int) -> Point | None:
-    """The point of a batch, or of one so near that it tells the same."""
+    """Return the point of a batch, or of one that is close enough."""
     if batch in points or not points:
         return points.get(batch)
     near = min(points, key=lambda other: abs(other - batch))

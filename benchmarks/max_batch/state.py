@@ -1,4 +1,4 @@
-"""What was measured so far: one JSON file, replaced as a whole after each measurement."""
+"""The state of the benchmark: one JSON file, replaced atomically after each measurement."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-Told = dict[str, Any]
+Record = dict[str, Any]
 
 
 class State:
-    """Measurements by case and piece of work. A scan's are by batch, in `points`."""
+    """Measurements by case and item. Those of a scan are in `points`, by batch."""
 
     def __init__(self, path: Path | None = None) -> None:
         self._path = path
-        self._told: Told = {"machine": None, "commands": [], "measured": {}}
+        self._data: Record = {"machine": None, "commands": [], "measured": {}}
         if path and path.exists():
-            self._told = _state_in(json.loads(path.read_text()))
+            self._data = _state_in(json.loads(path.read_text()))
 
     @property
-    def machine(self) -> Told | None:
-        """Where it was measured."""
-        machine: Told | None = self._told["machine"]
+    def machine(self) -> Record | None:
+        """The machine that measured."""
+        machine: Record | None = self._data["machine"]
         return machine
 
     @property
     def commands(self) -> list[str]:
-        commands: list[str] = self._told["commands"]
+        commands: list[str] = self._data["commands"]
         return commands
 
     @property
-    def measured(self) -> dict[str, dict[str, Told]]:
-        measured: dict[str, dict[str, Told]] = self._told["measured"]
+    def measured(self) -> dict[str, dict[str, Record]]:
+        measured: dict[str, dict[str, Record]] = self._data["measured"]
         return measured
 
-    def begins(self, machine: Told, command: str) -> None:
-        self._told["machine"] = machine
+    def start_run(self, machine: Record, command: str) -> None:
+        self._data["machine"] = machine
         self.commands.append(command)
         self._save()
 
-    def get(self, case: str, item: str) -> Told | None:
-        """A measurement that succeeded."""
-        told = self.measured.get(case, {}).get(item)
-        return told if told is not None and "failed" not in told else None
+    def get(self, case: str, item: str) -> Record | None:
+        """Return a measurement, or None if it is missing or failed."""
+        record = self.measured.get(case, {}).get(item)
+        return record if record is not None and "failed" not in record else None
 
     def failure(self, case: str, item: str) -> str | None:
-        told = self.measured.get(case, {}).get(item) or {}
-        return told.get("failed")
+        record = self.measured.get(case, {}).get(item) or {}
+        return record.get("failed")
 
-    def put(self, case: str, item: str, told: Told) -> None:
-        self.measured.setdefault(case, {})[item] = {**told, "at": round(time.time(), 1)}
+    def put(self, case: str, item: str, record: Record) -> None:
+        self.measured.setdefault(case, {})[item] = {**record, "at": round(time.time(), 1)}
         self._save()
 
-    def points(self, case: str) -> dict[str, Told]:
-        """The batches of a scan, each as its process told."""
-        points: dict[str, Told] = self.measured.get(case, {}).get("points", {})
+    def points(self, case: str) -> dict[str, Record]:
+        """Return the records of a scan by batch."""
+        points: dict[str, Record] = self.measured.get(case, {}).get("points", {})
         return points
 
-    def point(self, case: str, batch: int) -> Told | None:
+    def point(self, case: str, batch: int) -> Record | None:
         return self.points(case).get(str(batch))
 
-    def put_point(self, case: str, batch: int, told: Told) -> None:
+    def put_point(self, case: str, batch: int, record: Record) -> None:
         points = self.measured.setdefault(case, {}).setdefault("points", {})
-        points[str(batch)] = told
+        points[str(batch)] = record
         self._save()
 
     def clear_failure(self, case: str, item: str) -> None:
@@ -77,17 +77,17 @@ class State:
         self.measured.get(case, {}).pop("points" if item == "scan" else item, None)
 
     def merge(self, others: Iterable[State]) -> None:
-        """The newer of two measurements; one that failed only where there is no other."""
+        """Add other states. The newer measurement wins, and a failure always loses."""
         for other in others:
-            self._told["machine"] = self.machine or other.machine
+            self._data["machine"] = self.machine or other.machine
             self.commands.extend(c for c in other.commands if c not in self.commands)
             for case, items in other.measured.items():
                 mine = self.measured.setdefault(case, {})
-                for item, told in items.items():
+                for item, record in items.items():
                     if item == "points":
-                        mine[item] = {**told, **mine.get(item, {})}
-                    elif item not in mine or _rank(told) > _rank(mine[item]):
-                        mine[item] = told
+                        mine[item] = {**record, **mine.get(item, {})}
+                    elif item not in mine or _rank(record) > _rank(mine[item]):
+                        mine[item] = record
         self._save()
 
     def _save(self) -> None:
@@ -95,18 +95,18 @@ class State:
             return
         self._path.parent.mkdir(parents=True, exist_ok=True)
         fresh = self._path.with_suffix(".new")
-        fresh.write_text(json.dumps(self._told, indent=1) + "\n")
+        fresh.write_text(json.dumps(self._data, indent=1) + "\n")
         os.replace(fresh, self._path)
 
 
-def _state_in(told: Told) -> Told:
-    """Of a result file, what it was written from: so a later run goes on where it ended."""
-    if "figures" not in told:
-        return told
-    figures = told["figures"]
+def _state_in(record: Record) -> Record:
+    """Return the state, also from a result file, so that a later run can continue it."""
+    if "figures" not in record:
+        return record
+    figures = record["figures"]
     keys = ("commands", "measured")
-    return {"machine": told["machine"], **{key: figures[key] for key in keys}}
+    return {"machine": record["machine"], **{key: figures[key] for key in keys}}
 
 
-def _rank(told: Told) -> tuple[bool, float]:
-    return "failed" not in told, told.get("at", 0.0)
+def _rank(record: Record) -> tuple[bool, float]:
+    return "failed" not in record, record.get("at", 0.0)

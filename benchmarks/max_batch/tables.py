@@ -1,4 +1,4 @@
-"""What the benchmark found, for people: lists, the papers' tables beside ours, the result file."""
+"""Output of the benchmark: lists, comparisons with published tables, and the result file."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any, get_args
 
 import results_file
-from max_batch.cases import CARDS, GIB, RIVALS, SIZED, Case
-from max_batch.criteria import Findings, Outcome, cards_of, verdicts
+from max_batch.cases import BASELINES, GIB, PREDICTED_GIB, SIZED, Case
+from max_batch.criteria import Findings, Outcome, predictions_of, verdicts
+from max_batch.scan import Truth
 
 PAPER = Path(__file__).parents[1] / "data"
-NAMED_OTHERWISE = {"r3d_18": "conv3d"}
-"""What a model of ours stands for in the thesis."""
+THESIS_NAMES = {"r3d_18": "conv3d"}
+"""The corresponding model of the thesis, where its name differs."""
 TITLES = {
-    "fit": "fit, largest",
-    "fast": "fit, fast",
+    "fit": "fit, max",
+    "recommended": "fit, recommended",
     "linear2019": "linear2019",
     "lightning_binsearch": "Lightning binsearch",
     "lightning_power": "Lightning power",
@@ -27,7 +28,7 @@ NONE = "–"
 
 
 def listed(findings: Findings, cases: Sequence[Case], _: Path) -> str:
-    """Work that is done and missing, then criterion by criterion."""
+    """Return what is measured and what is missing, and the verdict of each criterion."""
     lines = []
     for case in cases:
         signs = []
@@ -42,7 +43,7 @@ def listed(findings: Findings, cases: Sequence[Case], _: Path) -> str:
             if (failure := findings.state.failure(case.name, item))
             and not findings.is_done(case, item)
         ]
-    lines.append("\nWhat is in brackets is missing.\n")
+    lines.append("\nItems in parentheses are missing.\n")
     lines += [
         f"{v.outcome:8} {v.criterion:18} {v.case:28} {v.detail}" for v in verdicts(findings, cases)
     ]
@@ -50,7 +51,7 @@ def listed(findings: Findings, cases: Sequence[Case], _: Path) -> str:
 
 
 def written(findings: Findings, cases: Sequence[Case], folder: Path) -> str:
-    """The tables, as Markdown; and the result file, which has the figures."""
+    """Write the result file, and return the tables as Markdown."""
     figures = {
         "commands": findings.state.commands,
         "criteria": [dataclasses.asdict(verdict) for verdict in verdicts(findings, cases)],
@@ -63,13 +64,13 @@ def written(findings: Findings, cases: Sequence[Case], folder: Path) -> str:
     path = results_file.write("max_batch", figures, folder, findings.state.machine)
     parts = [
         ("Criteria", _criteria(findings, cases)),
-        ("The largest batch at 15 GiB (Table 5.1)", _table_5_1(findings, cases)),
-        ("Seconds, and OOMs suffered", _efforts(findings, cases)),
-        ("Samples per second at each one's answer", _speeds(findings, cases)),
-        ("Other sizes of memory (Table 5.2)", _table_5_2(findings, cases)),
-        ("Other cards, from probes at full memory", _cards(findings, cases)),
+        ("Max batch size at 15 GiB (Table 5.1)", _table_5_1(findings, cases)),
+        ("Duration and out-of-memory errors", _costs(findings, cases)),
+        ("Throughput at each answer (samples/s)", _throughput(findings, cases)),
+        ("Other memory sizes (Table 5.2)", _table_5_2(findings, cases)),
+        ("Predictions from probes without a limit", _predictions(findings, cases)),
         ("Other models at 15 GiB, bf16", _others(findings, cases)),
-        ("Time against doubling by hand (Table 5.8)", _table_5_8(findings, cases)),
+        ("Duration compared with manual doubling (Table 5.8)", _table_5_8(findings, cases)),
     ]
     missing = findings.missing(cases)
     text = "\n".join(f"### {title}\n\n{table}\n" for title, table in parts)
@@ -98,53 +99,53 @@ def _table_5_1(findings: Findings, cases: Sequence[Case]) -> str:
     head = ["model", "2019: estimated", "actual", "error", "truth", *TITLES.values()]
     rows = []
     for case in _of_group(cases, "papers"):
-        told = paper.get(NAMED_OTHERWISE.get(case.model, case.model), {})
+        published = paper.get(THESIS_NAMES.get(case.model, case.model), {})
         true = findings.truth(case)
-        row = [case.model, *(told.get(key, NONE) for key in ("estimated", "actual"))]
-        row.append(f"{told['error_percent']} %" if told else NONE)
-        row.append(f"{true.largest}{' (ragged)' if true.ragged else ''}" if true else NONE)
+        row = [case.model, *(published.get(key, NONE) for key in ("estimated", "actual"))]
+        row.append(f"{published['error_percent']} %" if published else NONE)
+        row.append(f"{true.max_batch}{' (ragged)' if true.ragged else ''}" if true else NONE)
         row += [
-            _with_error(batch, true.largest if true else None)
+            _with_error(batch, true.max_batch if true else None)
             for batch in _answers(findings, case).values()
         ]
         rows.append(row)
     return _markdown(head, rows) + (
-        "\n\nErrors are 100·(actual − estimate)/actual, as in the thesis: minus is too high. "
-        "linear2019 is without a reserve; its conv3d is compared with r3d_18."
+        "\n\nErrors are 100·(actual − estimate)/actual, as in the thesis: negative is too high. "
+        "linear2019 is without a reserve; conv3d of the thesis is compared with r3d_18."
     )
 
 
-def _efforts(findings: Findings, cases: Sequence[Case]) -> str:
-    finders = ("fit", *RIVALS)
+def _costs(findings: Findings, cases: Sequence[Case]) -> str:
+    methods = ("fit", *BASELINES)
     rows = []
     for case in _of_group(cases, "papers"):
         row = [case.model]
-        for finder in finders:
-            told = findings.state.get(case.name, finder)
-            failure = findings.state.failure(case.name, finder)
-            row.append(_effort(told) if told else "failed" if failure else NONE)
+        for method in methods:
+            record = findings.state.get(case.name, method)
+            failure = findings.state.failure(case.name, method)
+            row.append(_cost(record) if record else "failed" if failure else NONE)
         rows.append(row)
-    return _markdown(["model", *(TITLES[f].split(",")[0] for f in finders)], rows)
+    return _markdown(["model", *(TITLES[method].split(",")[0] for method in methods)], rows)
 
 
-def _effort(told: dict[str, Any]) -> str:
-    ooms = told.get("ooms", ((told.get("answer") or {}).get("effort") or {}).get("ooms"))
-    return f"{told['seconds']:.1f} s, {NONE if ooms is None else ooms}"
+def _cost(record: dict[str, Any]) -> str:
+    ooms = record.get("ooms", ((record.get("answer") or {}).get("cost") or {}).get("ooms"))
+    return f"{record['seconds']:.1f} s, {NONE if ooms is None else ooms}"
 
 
-def _speeds(findings: Findings, cases: Sequence[Case]) -> str:
+def _throughput(findings: Findings, cases: Sequence[Case]) -> str:
     rows = []
     for case in _of_group(cases, "papers"):
         true, row = findings.truth(case), [case.model]
         row.append(f"{true.best_rate:,.0f}" if true else NONE)
         for batch in _answers(findings, case).values():
             point = findings.points(case).get(batch) if batch else None
-            row.append(_speed(point))
+            row.append(_rate(point))
         rows.append(row)
     return _markdown(["model", "best in the scan", *TITLES.values()], rows)
 
 
-def _speed(point: Any) -> str:
+def _rate(point: Any) -> str:
     if point is None:
         return NONE
     if not point.passed:
@@ -158,70 +159,75 @@ def _table_5_2(findings: Findings, cases: Sequence[Case]) -> str:
     models = list(dict.fromkeys(case.model for case in cases if case.precision == "tf32"))
     rows = []
     for model in models:
-        told = paper.get(model, {})
-        row = [model, told.get("estimated_11gb", NONE), told.get("estimated_16gb", NONE)]
+        published = paper.get(model, {})
+        row = [model, *(published.get(f"estimated_{gb}gb", NONE) for gb in (11, 16))]
         for gib in sizes:
             case = next((c for c in cases if (c.model, c.gib) == (model, gib)), None)
-            row.append(_largest_fast_true(findings, case) if case else NONE)
+            row.append(_answers_and_truth(findings, case) if case else NONE)
         rows.append(row)
-    ours = [f"{gib} GiB" for gib in sizes]
-    return _markdown(["model", "2019: 11 GB", "2019: 16 GB", *ours], rows) + (
-        "\n\nOurs: fit's largest / fast (the scan's largest / fast)."
+    columns = [f"{gib} GiB" for gib in sizes]
+    return _markdown(["model", "2019: 11 GB", "2019: 16 GB", *columns], rows) + (
+        "\n\nEach cell: max / recommended batch size of fit (of the scan)."
     )
 
 
-def _largest_fast_true(findings: Findings, case: Case) -> str:
+def _answers_and_truth(findings: Findings, case: Case) -> str:
     batches, true = findings.batches(case), findings.truth(case)
     if batches is None:
         return NONE
-    return f"{batches[0]} / {batches[1]} ({f'{true.largest} / {true.fast}' if true else NONE})"
+    return f"{batches[0]} / {batches[1]} ({_truth_text(true)})"
 
 
-def _cards(findings: Findings, cases: Sequence[Case]) -> str:
+def _truth_text(true: Truth | None) -> str:
+    return f"{true.max_batch} / {true.recommended}" if true else NONE
+
+
+def _predictions(findings: Findings, cases: Sequence[Case]) -> str:
     rows = []
-    for case in (case for case in cases if "cards" in case.items):
-        predicted = cards_of(findings, case)
+    for case in (case for case in cases if "predictions" in case.items):
+        predicted = predictions_of(findings, case)
         row = [case.model]
-        for gib in CARDS:
+        for gib in PREDICTED_GIB:
             scanned = next((c for c in cases if (c.model, c.gib) == (case.model, gib)), None)
             true = findings.truth(scanned) if scanned else None
-            card = predicted.get(gib)
-            row.append(
-                _with_error(card["largest"] if card else None, true.largest if true else None)
-            )
-        limits = {gib: card["limit"] / GIB for gib, card in predicted.items()}
+            prediction = predicted.get(gib)
+            batch = prediction["max_batch"] if prediction else None
+            row.append(_with_error(batch, true.max_batch if true else None))
+        limits = {gib: each["limit_bytes"] / GIB for gib, each in predicted.items()}
         row.append(", ".join(f"{limit:.2f}" for limit in limits.values()) or NONE)
         rows.append(row)
-    return _markdown(["model", *(f"{gib} GiB" for gib in CARDS), "for batches, GiB"], rows)
+    return _markdown(["model", *(f"{gib} GiB" for gib in PREDICTED_GIB), "for batches (GiB)"], rows)
 
 
 def _others(findings: Findings, cases: Sequence[Case]) -> str:
     rows = []
     for case in _of_group(cases, "others"):
-        told = findings.state.get(case.name, "fit")
+        record = findings.state.get(case.name, "fit")
         true = findings.truth(case)
         best = f"{true.best_rate:,.0f}" if true else NONE
-        seconds = f"{told['seconds']:.1f} s" if told else NONE
-        rows.append([case.model, _largest_fast_true(findings, case), best, seconds])
-    return _markdown(["model", "fit (scan): largest / fast", "best samples/s", "fit takes"], rows)
+        seconds = f"{record['seconds']:.1f} s" if record else NONE
+        rows.append([case.model, _answers_and_truth(findings, case), best, seconds])
+    return _markdown(
+        ["model", "max / recommended of fit (scan)", "best samples/s", "duration"], rows
+    )
 
 
 def _table_5_8(findings: Findings, cases: Sequence[Case]) -> str:
     paper = _read("tripathi2019_table5_8_search_time.csv")
-    head = ["model", "2019: by hand", "2019: algorithm", "by hand", "linear2019", "fit"]
+    head = ["model", "2019: manual", "2019: algorithm", "manual", "linear2019", "fit"]
     rows = []
     for case in (case for case in cases if "manual" in case.items):
-        told, state = paper.get(case.model, {}), findings.state
+        published, state = paper.get(case.model, {}), findings.state
         row = [case.model]
         row += [
-            f"{told[f'{way}_seconds']} s, {told[f'{way}_batch']}" if told else NONE
+            f"{published[f'{way}_seconds']} s, {published[f'{way}_batch']}" if published else NONE
             for way in ("manual", "algorithm")
         ]
-        hand, linear = state.get(case.name, "manual"), state.get(case.name, "linear2019")
+        manual, linear = state.get(case.name, "manual"), state.get(case.name, "linear2019")
         row.append(
-            f"{hand['seconds']:.0f} s ({hand['training_seconds']:.0f} s of training), "
-            f"{hand['batch']}"
-            if hand
+            f"{manual['seconds']:.0f} s ({manual['training_seconds']:.0f} s of training), "
+            f"{manual['batch']}"
+            if manual
             else NONE
         )
         row.append(f"{linear['seconds']:.1f} s, {linear['batch']}" if linear else NONE)
@@ -234,10 +240,10 @@ def _table_5_8(findings: Findings, cases: Sequence[Case]) -> str:
 
 
 def _answers(findings: Findings, case: Case) -> dict[str, int | None]:
-    """The batch that each way gives, by its name."""
-    largest, fast = findings.batches(case) or (None, None)
-    rivals = {rival: findings.rival(case, rival) for rival in RIVALS}
-    found: dict[str, int | None] = {"fit": largest, "fast": fast, **rivals}
+    """Return the answer of each method."""
+    max_batch, recommended = findings.batches(case) or (None, None)
+    baselines = {name: findings.baseline(case, name) for name in BASELINES}
+    found: dict[str, int | None] = {"fit": max_batch, "recommended": recommended, **baselines}
     return {name: found[name] for name in TITLES}
 
 

@@ -1,7 +1,7 @@
-"""Train a small CNN on synthetic images in plain PyTorch. Nothing in here knows of stepscope.
+"""Train a small CNN on synthetic images in plain PyTorch, without any reference to stepscope.
 
-The network is that of Table 1 in Torres et al. 2021 (89,450 parameters), the data their DT1: images
-of 32×32×3, up to 60,000 of them. Watch it with
+The network is that of Table 1 in Torres et al. 2021 (89,450 parameters). The data follow their DT1:
+up to 60,000 images of 32×32×3. Monitor it with
 
     stepscope run -- python examples/plain_loop/train.py
 """
@@ -33,7 +33,7 @@ def small_cnn() -> nn.Module:
 
 
 def synthetic_images(count: int) -> Dataset:
-    """Noise with a faint bar whose height is the class: there is something to learn."""
+    """Return noise with a faint bar whose position is the class, so that it can be learned."""
     images, labels = torch.rand(count, 3, 32, 32), torch.randint(0, 10, (count,))
     for label in range(10):
         images[labels == label, :, 3 * label : 3 * label + 3, :] += 0.06
@@ -42,7 +42,7 @@ def synthetic_images(count: int) -> Dataset:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fraction", type=float, default=1.0, help="of the 60,000 images")
+    parser.add_argument("--fraction", type=float, default=1.0, help="fraction of the 60,000 images")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=32)
     parser.add_argument("--workers", type=int, default=2)
@@ -67,8 +67,8 @@ def main() -> None:
             optimizer.step()
         model.eval()
         with torch.no_grad():
-            right = sum((model(x.to(device)).argmax(1).cpu() == y).sum().item() for x, y in test)
-        print(f"epoch {epoch}: loss {loss.item():.3f}, right {right / (count // 5):.1%}")
+            correct = sum((model(x.to(device)).argmax(1).cpu() == y).sum().item() for x, y in test)
+        print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy {correct / (count // 5):.1%}")
 
 
 if __name__ == "__main__":

@@ -1,17 +1,17 @@
-"""stepscope: see what a training run consumes, and what holds it back.
+"""stepscope: monitor neural-network training and find its bottleneck.
 
     import stepscope
 
-    stepscope.mark("epoch", 3)            # an event on the clock of the samples
-    with stepscope.phase("eval"): ...     # a stretch of time with a name
-    with stepscope.watch("my run"): ...   # watch this process from here to there
-    stepscope.open_run("runs/...")        # read any run
-    stepscope.trial("resnet18", cpus=4)   # train a workload in isolation, and measure it
-    stepscope.fit("resnet50").batch_size  # the largest batch that fits and is still fast
-    stepscope.study("design.yaml")        # many trials, each once, and what they teach
-    stepscope.open_study("studies/...")   # what a study tells
+    stepscope.mark("epoch", 3)            # report an epoch
+    with stepscope.phase("eval"): ...     # report a time span
+    with stepscope.watch("my run"): ...   # monitor this process during the block
+    stepscope.open_run("runs/...")        # read a run
+    stepscope.trial("resnet18", cpus=4)   # train a workload in isolation and measure it
+    stepscope.fit("resnet50").batch_size  # find the recommended batch size
+    stepscope.study("design.yaml")        # run the trials of a study and analyze them
+    stepscope.open_study("studies/...")   # read the results of a study
 
-Names are loaded when they are first used: importing stepscope imports no framework and no pyarrow.
+Names are loaded on first use, so importing stepscope does not import a framework or pyarrow.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ __all__ = [
     "watch",
 ]
 
-_HOMES = {
+_MODULES = {
     "mark": "stepscope.marks",
     "phase": "stepscope.marks",
     "trial": "stepscope.api",
@@ -55,11 +55,11 @@ if TYPE_CHECKING:
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'stepscope' has no attribute {name!r}")
     from importlib import import_module
 
-    value = getattr(import_module(_HOMES[name]), name)
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
@@ -69,11 +69,11 @@ def __dir__() -> list[str]:
 
 
 class _Package(ModuleType):
-    """`stepscope.fit` is the function, also once a module of the package `stepscope.fit` is
-    imported: the import system would put the package into its place."""
+    """Keeps `stepscope.fit` a function after a module of the package `stepscope.fit` is imported.
+    The import system would replace it with the package."""
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if not (name in _HOMES and isinstance(value, ModuleType)):
+        if not (name in _MODULES and isinstance(value, ModuleType)):
             super().__setattr__(name, value)
 
 

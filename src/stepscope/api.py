@@ -1,4 +1,4 @@
-"""Trials, studies and fits for programs: `stepscope.trial("resnet18", batch_size=64, cpus=4)`."""
+"""Python functions for trials, fits and studies: `stepscope.trial("resnet18", batch_size=64)`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.capture.request import check_interval
-from stepscope.errors import BadWorkload, CannotTry, StepscopeError
-from stepscope.fit.answer import Fit
-from stepscope.fit.request import FitListener, FitRequest, parse_headroom
+from stepscope.errors import StepscopeError, TrialError, WorkloadError
+from stepscope.fit.request import FitListener, FitRequest, fit_workload, parse_headroom
+from stepscope.fit.result import FitResult
 from stepscope.fit.run import run_fit
-from stepscope.report.fit.sentences import summary, tried_text
+from stepscope.report.fit.messages import summary, tried_text
 from stepscope.report.study.read import read_view, view_of
 from stepscope.report.study.view import StudyView
 from stepscope.report.trial.view import TrialView, trial_view
@@ -28,7 +28,6 @@ from stepscope.trials.limits.spec import Limits, parse_size
 from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
 from stepscope.trials.request import TrialRequest, workload_of
 from stepscope.trials.runner import CompletedTrial, run_repeats
-from stepscope.workloads.spec import NOT_FOR_FIT, option_name
 
 
 def trial(
@@ -39,33 +38,55 @@ def trial(
     gpu_memory: int | str | None = None,
     gpus: str | Sequence[str] | None = None,
     timeout: float | None = None,
-    hang: float = 300.0,
+    stall_timeout: float = 300.0,
     repeat: int = 1,
     profile: bool = False,
     name: str | None = None,
     interval: float = 0.1,
     out: str | Path = DEFAULT_FOLDER,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     show: Callable[[int, Progress], None] = lambda number, progress: None,
     **settings: Any,
 ) -> list[TrialView]:
-    """Train a workload in processes of its own, within limits; one view for each repeat.
+    """Train a workload in isolated, monitored processes and measure it.
 
-    `settings` are those of `stepscope trial`: batch_size, workers, data, precision and so on. A
-    trial that ran out of memory, or failed, is a result too: see `ending` of its view. `tell` gets
-    what the user should know meanwhile, `show` which repeat it is and how far. An error in a later
-    repeat raises TrialsFailed, which has the views of those before.
+    Args:
+        model: A model name, or `FILE.py:FUNCTION` for a custom workload.
+        cpus: Number of CPUs; fractions such as 1.5 are possible.
+        memory: Host memory limit, in bytes or as text such as "8GiB".
+        gpu_memory: GPU memory limit, in bytes or as text such as "16GiB".
+        gpus: GPUs to use, for example "0,1" or ["0", "1"].
+        timeout: Maximum duration in seconds.
+        stall_timeout: Seconds without progress after which the trial is ended.
+        repeat: Number of trials, each in fresh processes.
+        profile: Whether to run additional steps under the PyTorch profiler.
+        name: Name of the run (default: the model).
+        interval: Seconds between samples, from 0.02 to 60.
+        out: Parent folder of the run folders.
+        notify: Called with each message for the user.
+        show: Called with the number of the current repeat and its progress.
+        settings: Settings of the workload, such as `batch_size`, `workers`, `data` and `precision`.
+
+    Returns:
+        One view per repeat. A trial that runs out of memory or crashes is also a result: see
+        `.exit_status` of its view.
+
+    Raises:
+        WorkloadError: The workload cannot be used.
+        TrialError: The trial was not started.
+        TrialsFailed: A later repeat was not started; `.views` has the repeats before it.
+        TrialInterrupted: Ctrl-C; `.views` has the finished repeats.
     """
     request = TrialRequest(
         workload_of(model, settings),
-        Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
+        Limits.of(cpus, memory, gpu_memory, gpus, timeout, stall_timeout),
         repeats=repeat,
         profile=profile,
         name=name,
         interval=interval,
         out=Path(out),
     )
-    results = run_trials(request, tell, show)
+    results = run_trials(request, notify, show)
     if results.error and results.views:
         raise TrialsFailed(results.error, results.views) from results.error
     if results.error:
@@ -77,36 +98,37 @@ def trial(
 
 @dataclass(frozen=True)
 class TrialResults:
-    """The trials there were, and what kept further repeats from running."""
+    """The finished repeats of a trial."""
 
     views: list[TrialView]
     error: StepscopeError | None = None
+    """Why the next repeat was not started."""
     interrupted: bool = False
 
 
 def run_trials(
     request: TrialRequest,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     show: Callable[[int, Progress], None] = lambda number, progress: None,
 ) -> TrialResults:
-    """Run a trial with all its repeats, and keep what they teach about noise."""
+    """Run all repeats of a trial, and add their variation to the noise store."""
     trials: list[CompletedTrial] = []
     error = None
     try:
-        for trial in run_repeats(request, tell, show):
+        for trial in run_repeats(request, notify, show):
             trials.append(trial)
-    except StepscopeError as stopped_by:
-        error = stopped_by
-    views = [trial_view(trial.paths.folder, trial.ending) for trial in trials]
-    usable = [view for view in views if view.is_ok and not view.measured.is_disturbed]
+    except StepscopeError as start_error:
+        error = start_error
+    views = [trial_view(trial.paths.folder, trial.exit_status) for trial in trials]
+    usable = [view for view in views if view.is_ok and not view.measured.has_interference]
     rates = [view.samples_per_second for view in usable if view.samples_per_second]
     if len(rates) > 1 and error is None:
         last = usable[-1]
         machine = MachineKind.of(
             last.data.facts.environment, device_kind(last.record.first), request.noise_key
         )
-        NoiseStore(tell=tell).learn(machine, rates)
-    return TrialResults(views, error, any(trial.asked_to_end for trial in trials))
+        NoiseStore(notify=notify).learn(machine, rates)
+    return TrialResults(views, error, any(trial.termination_requested for trial in trials))
 
 
 def fit(
@@ -116,67 +138,87 @@ def fit(
     memory: int | str | None = None,
     headroom: int | str = 0,
     gpus: str | Sequence[str] | None = None,
-    cards: Sequence[int | str] = (),
+    predict_for: Sequence[int | str] = (),
     method: str = "auto",
-    prove: bool = False,
+    verify: bool = False,
     estimate: bool = False,
-    fresh: bool = False,
-    hang: float = 300.0,
-    tell: Callable[[str], None] = lambda text: None,
+    no_cache: bool = False,
+    stall_timeout: float = 300.0,
+    notify: Callable[[str], None] = lambda text: None,
     show: Callable[[str], None] = lambda text: None,
     **settings: Any,
-) -> Fit:
-    """The max batch size, and the recommended one: `.batch_size` to use.
+) -> FitResult:
+    """Find the max batch size and the recommended batch size of a workload.
 
-    `model` is a name or `FILE.py:FUNCTION`, as everywhere, or the function itself: its file is
-    imported by the probes, which are processes of their own. `gpu_memory` is what the framework
-    may take there; without a GPU the batch is fitted into host memory, of which `memory` is the
-    limit. `headroom` is a size, or a percentage of the one that is fitted into. Whatever is found
-    is a result: see `.verdict` and `.summary`.
+    Every batch size is probed in a disposable process. Without a GPU the search is limited by host
+    memory.
+
+    Args:
+        model: A model name, `FILE.py:FUNCTION` for a custom workload, or that function itself.
+            The probes import the file that defines it.
+        gpu_memory: GPU memory that the framework may use, in bytes or as text such as "15GiB"
+            (default: the free memory). The CUDA context is not included.
+        memory: Host memory limit, in bytes or as text such as "8GiB".
+        headroom: Memory that stays free, as a size or as a percentage of the limit ("5%").
+        gpus: GPU to use: the first of the list.
+        predict_for: GPU memory sizes to predict the batch size for.
+        method: "auto", or "linear2019" for the estimate from two small batches (a baseline).
+        verify: Whether to train both batch sizes in three more fresh processes.
+        estimate: Whether to predict from small batches only and probe nothing near the limit.
+        no_cache: Whether to ignore cached results.
+        stall_timeout: Seconds without progress after which a probe is ended.
+        notify: Called with each message for the user.
+        show: Called with the current progress as text.
+        settings: Settings of the workload, such as `workers`, `data` and `precision`.
+
+    Returns:
+        The result. `.batch_size` is the batch size to use (None if there is none); `.verdict` and
+        `.summary` say what was found, also if no batch size fits.
+
+    Raises:
+        WorkloadError: The workload cannot be used.
+        TrialError: A limit is not available.
     """
-    for name in NOT_FOR_FIT:
-        if name in settings:
-            raise BadWorkload(f"{option_name(name)} is not for a fit to be told", "Leave it out")
     free, share = parse_headroom(headroom)
     request = FitRequest(
-        workload_of(model if isinstance(model, str) else _place_of(model), settings),
-        Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=hang),
+        fit_workload(model if isinstance(model, str) else _import_path(model), settings),
+        Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=stall_timeout),
         headroom=free,
         headroom_share=share,
-        cards=tuple(parse_size(card) for card in cards),
+        predict_for=tuple(parse_size(size) for size in predict_for),
         method=method,
-        prove=prove,
+        verify=verify,
         estimate=estimate,
-        fresh=fresh,
+        no_cache=no_cache,
     )
-    return find_batch_size(request, tell, show)
+    return find_batch_size(request, notify, show)
 
 
 def find_batch_size(
     request: FitRequest,
-    tell: Callable[[str], None] = lambda text: None,
+    notify: Callable[[str], None] = lambda text: None,
     show: Callable[[str], None] = lambda text: None,
-) -> Fit:
-    """Run a fit, and put what it found in words."""
-    found = run_fit(request, FitListener(tell, show, lambda result: tell(tried_text(result))))
-    return replace(found, summary=summary(found))
+) -> FitResult:
+    """Run a fit and add its summary text."""
+    result = run_fit(request, FitListener(notify, show, lambda probe: notify(tried_text(probe))))
+    return replace(result, summary=summary(result))
 
 
-def _place_of(function: Callable[..., Any]) -> str:
-    """`FILE.py:FUNCTION` of a function, such as other processes can find."""
+def _import_path(function: Callable[..., Any]) -> str:
+    """Return `FILE.py:FUNCTION` of a function that another process can import."""
     function = inspect.unwrap(function)
     name = getattr(function, "__qualname__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
-        raise BadWorkload(
-            f"{name or type(function).__name__} cannot be found by another process",
-            "Give a function that stands at the top of a file, neither a lambda nor within "
-            'another one; or its place: "train.py:workload"',
+        raise WorkloadError(
+            f"{name or type(function).__name__} cannot be imported by another process",
+            "Pass a function that is defined at the top level of a file, not a lambda or a nested "
+            'function, or pass its location, such as "train.py:workload"',
         )
     file = Path(inspect.getsourcefile(function) or "")
     if not file.is_file():
-        raise BadWorkload(
-            f"{name} was typed in, and is in no file",
-            "The probes are processes of their own, which import it: put it into a .py file",
+        raise WorkloadError(
+            f"{name} is not defined in a file",
+            "The probes import it in separate processes: define it in a .py file",
         )
     return f"{file}:{name}"
 
@@ -188,15 +230,30 @@ def study(
     interval: float = 0.1,
     listener: ProgressListener | None = None,
 ) -> StudyView:
-    """Run what is missing of a study, by its design file, and return what all of it teaches.
+    """Run the missing trials of a study and return its results.
 
-    It goes on where it was, like `stepscope study run`; `listener` hears how it goes. `.analysis`
-    of the view has effects, knees and fronts as records, `.results` every trial.
+    A study that was interrupted continues where it stopped, as with `stepscope study run`.
+
+    Args:
+        design: The design file (YAML), or the folder of a study.
+        out: Parent folder of the study folder.
+        interval: Seconds between samples, from 0.02 to 60.
+        listener: Receives the progress of the study.
+
+    Returns:
+        A view with the effects, knees and Pareto fronts in `.analysis` and every trial in
+        `.results`.
+
+    Raises:
+        DesignError: The design is invalid.
+        StudyBusy: Another process is running the study.
+        TrialError: A trial could not be started.
+        KeyboardInterrupt: Ctrl-C; the finished trials are kept.
     """
-    check_interval(interval, CannotTry)
+    check_interval(interval, TrialError)
     planned = Study.of(design, out).to_run()
     listener = listener or SilentListener()
-    launcher = LocalLauncher(listener.tell, interval, planned.machine)
+    launcher = LocalLauncher(listener.notify, interval, planned.machine)
     ran = run_study(planned, planned.grid_to_run(), launcher, listener)
     if ran.stop_reason == "interrupted":
         raise KeyboardInterrupt
@@ -204,12 +261,16 @@ def study(
 
 
 def open_study(folder: str | Path) -> StudyView:
-    """What a study tells so far, by its folder or its design file; also while it runs."""
+    """Open a study by its folder, its name or its design file, also while it runs.
+
+    Returns a view with the effects, knees and Pareto fronts in `.analysis` and every finished trial
+    in `.results`.
+    """
     return read_view(find_folder(folder))
 
 
 class TrialsFailed(StepscopeError):
-    """A repeat could not be run: `views` has the trials before it, the cause is the error."""
+    """A repeat was not started. `views` has the repeats before it, and `__cause__` is the error."""
 
     def __init__(self, error: StepscopeError, views: list[TrialView]) -> None:
         super().__init__(error.message, error.hint)
@@ -218,7 +279,7 @@ class TrialsFailed(StepscopeError):
 
 
 class TrialInterrupted(KeyboardInterrupt):
-    """A Ctrl-C while trials ran. They were ended and cleaned up; `views` has those there were."""
+    """Trials were interrupted, ended and cleaned up. `views` has the finished repeats."""
 
     def __init__(self, views: list[TrialView]) -> None:
         super().__init__()

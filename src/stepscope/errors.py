@@ -1,24 +1,24 @@
-"""What can go wrong, with the exit code and what the user can do next.
+"""The exceptions that stepscope raises, and their exit codes.
 
-    StepscopeError                 1    anything of ours
-    ├── RunFolderError             3    no such run, or a folder that cannot be read as one
-    ├── BadWorkload                4    no such model, data or setting; a function of no use
-    ├── CannotTry                  5    the trial was not started: limits, or leftovers of another
-    ├── BadDesign                  6    a study's file that cannot be used: it names the line
-    ├── StudyBusy                  7    somebody else runs this study
-    └── CannotWatch              125    `run` could not begin: the command was not started
-        ├── CommandNotExecutable 126    found, but it cannot be executed
-        └── CommandNotFound      127    there is no such command
+    StepscopeError                 1    any other error
+    ├── RunFolderError             3    the run folder does not exist or cannot be read
+    ├── WorkloadError              4    the workload cannot be used
+    ├── TrialError                 5    the trial was not started
+    ├── DesignError                6    the study design is invalid
+    ├── StudyBusy                  7    another process is running the study
+    └── MonitorError             125    monitoring could not start
+        ├── CommandNotExecutable 126    the command cannot be executed
+        └── CommandNotFound      127    the command was not found
 
-125 to 127 are what `env`, `nohup`, `timeout` and `docker run` use, so that every other code of
-`stepscope run` is the command's own. Wrong options are 2, as everywhere.
+`env`, `nohup`, `timeout` and `docker run` use 125 to 127 in the same way. Every other exit code of
+`stepscope run` is the exit code of the command. Invalid options exit with code 2.
 """
 
 from __future__ import annotations
 
 
 class StepscopeError(Exception):
-    """An error for people: what happened and why, then what to do next."""
+    """An error with a message that says what is wrong and a hint that says what to do."""
 
     exit_code = 1
 
@@ -32,52 +32,54 @@ class StepscopeError(Exception):
 
 
 class RunFolderError(StepscopeError):
-    """No such run, or a folder that cannot be read as one."""
+    """The run folder does not exist or cannot be read."""
 
     exit_code = 3
 
 
-class BadWorkload(StepscopeError):
-    """No such model, data or setting, or a function of the user's that cannot be used."""
+class WorkloadError(StepscopeError):
+    """The workload cannot be used: the model, data or a setting is unknown or invalid, or the
+    function of a custom workload failed."""
 
     exit_code = 4
 
 
-class TooFewSamples(BadWorkload):
-    """The data set has less than one batch."""
+class TooFewSamples(WorkloadError):
+    """The data set has fewer samples than one batch."""
 
 
-class CannotTry(StepscopeError):
-    """A trial was not started: a limit that cannot be had, or something is left of another."""
+class TrialError(StepscopeError):
+    """The trial was not started: a limit is not available, or processes or files of an earlier
+    trial remain."""
 
     exit_code = 5
 
 
-class BadDesign(StepscopeError):
-    """A study's file that cannot be used: the message names the line."""
+class DesignError(StepscopeError):
+    """The study design is invalid: the message names the line."""
 
     exit_code = 6
 
 
 class StudyBusy(StepscopeError):
-    """Somebody else runs this study now: nothing was started."""
+    """Another process is running the study, so nothing was started."""
 
     exit_code = 7
 
 
-class CannotWatch(StepscopeError):
-    """Watching could not begin; the command was not started."""
+class MonitorError(StepscopeError):
+    """Monitoring could not start, so the command was not started."""
 
     exit_code = 125
 
 
-class CommandNotExecutable(CannotWatch):
+class CommandNotExecutable(MonitorError):
     """The command exists but cannot be executed."""
 
     exit_code = 126
 
 
-class CommandNotFound(CannotWatch):
-    """There is no such command."""
+class CommandNotFound(MonitorError):
+    """The command was not found."""
 
     exit_code = 127

@@ -1,4 +1,4 @@
-"""How a training script reports epochs, steps and phases. A no-op when nobody watches.
+"""Report epochs, steps and phases from a training script.
 
     import stepscope
 
@@ -8,7 +8,7 @@
         with stepscope.phase("eval"):
             ...
 
-Standard library only.
+Outside of a monitored run these functions do nothing. Standard library only.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import stepscope.inject.events  # noqa: F401  (it registers the writer of this process)
+import stepscope.inject.events  # noqa: F401  (registers the event writer of this process)
 
 _events: Any = sys.modules["_stepscope_events"]
 
 
 def mark(name: str, value: float | str | None = None) -> None:
-    """Put an event on the clock of the samples, say `mark("epoch", 3)`.
+    """Report an event at the current time, for example `mark("epoch", 3)`.
 
-    A mark named "epoch" divides the run: put it at the start of each epoch or at the end of each,
-    stepscope tells which. A mark named "step" counts as a training step.
+    Marks named "epoch" divide the run into epochs. Set them at the start of every epoch or at the
+    end of every epoch; stepscope detects which. A mark named "step" counts as one training step.
+    `stepscope.open_run(...).marks()` returns all marks of a run.
+
+    Does nothing if the process is not monitored, and never raises.
     """
     writer = _events.current
     if writer is not None:
@@ -36,7 +39,10 @@ def mark(name: str, value: float | str | None = None) -> None:
 
 @contextmanager
 def phase(name: str, value: float | str | None = None) -> Iterator[None]:
-    """A stretch of time with a name, say `with phase("eval"):` or `with phase("epoch", 3):`."""
+    """Report the block as a named time span: `with phase("eval"):` or `with phase("epoch", 3):`.
+
+    Does nothing if the process is not monitored.
+    """
     writer = _events.current
     if writer is None:
         yield

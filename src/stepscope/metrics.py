@@ -1,7 +1,7 @@
-"""The one table of metrics: collection, display and docs all read it.
+"""The table of metrics, which sampling, reports and documentation share.
 
-A sensor reads a *counter* as a cumulative total; it is stored as a rate over its true window (so
-core-seconds become core-seconds per second, that is cores). A *gauge* is stored as it was read.
+A sensor reads a *counter* as a cumulative total. It is stored as a rate over the time between two
+readings, so that core-seconds become cores. A *gauge* is stored as read.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ SCOPES: tuple[Scope, ...] = ("process", "host", "gpu")
 
 @dataclass(frozen=True)
 class Metric:
-    """One thing that can be read. `unit` is that of the stored value."""
+    """A measured quantity. `unit` is the unit of the stored value."""
 
     key: str
     unit: str
@@ -35,135 +35,163 @@ def _of(scope: Scope) -> Callable[[str, str, Kind, str, str], Metric]:
 _process, _host, _gpu = map(_of, SCOPES)
 
 TABLE: tuple[Metric, ...] = (
-    # Of a role ("tree", "main", "worker", "rank0", "other") or of one process.
+    # Entity: a role ("tree", "main", "worker", "rank0", "other") or a single process.
     _process("cpu", "cores", "counter", "CPU",
-             "core-seconds per second, exited children included"),
+             "CPU time per second, in cores, including exited children"),
     _process("rss", "bytes", "gauge", "RSS",
-             "resident memory; pages that processes share are counted once for each of them"),
-    _process("pss", "bytes", "gauge", "memory (PSS)",
-             "resident memory with each shared page divided among those that share it"),
-    _process("swap", "bytes", "gauge", "swap", "memory swapped out, shared pages divided likewise"),
-    _process("processes", "count", "gauge", "processes", "living processes"),
-    _process("threads", "count", "gauge", "threads", "living threads"),
-    _process("faults_minor", "1/s", "counter", "minor faults", "page faults served from memory"),
-    _process("faults_major", "1/s", "counter", "major faults", "page faults that read storage"),
-    _process("switches_voluntary", "1/s", "counter", "voluntary switches",
-             "context switches of threads that waited, for a lock or for data"),
-    _process("switches_involuntary", "1/s", "counter", "involuntary switches",
-             "context switches of threads that wanted to go on: more threads than cores"),
-    _process("cpu_wait", "cores", "counter", "waiting for a CPU",
-             "seconds per second that threads could have run and had no CPU, summed over threads"),
-    _process("read", "bytes/s", "counter", "disk read",
-             "bytes fetched from storage; reads served by the page cache are not in it"),
-    _process("write", "bytes/s", "counter", "disk written", "bytes on their way to storage"),
-    _process("read_calls", "bytes/s", "counter", "read by calls",
-             "bytes asked for by read calls: files, page cache, pipes and sockets alike"),
-    _process("write_calls", "bytes/s", "counter", "written by calls",
-             "bytes given to write calls: files, tmpfs, pipes and sockets alike"),
-    # Of the entity "host".
-    _host("host_cpu", "cores", "counter", "host CPU", "cores busy on the whole machine"),
-    _host("host_iowait", "cores", "counter", "host I/O wait", "cores idle while I/O was pending"),
-    _host("host_steal", "cores", "counter", "host steal", "cores the hypervisor gave to others"),
-    _host("host_memory", "bytes", "gauge", "host memory", "used: total less available"),
-    _host("host_available", "bytes", "gauge", "host memory available", "without swapping"),
-    _host("page_cache", "bytes", "gauge", "page cache", "file pages kept in memory"),
-    _host("dirty", "bytes", "gauge", "dirty pages", "written, not yet on storage"),
-    _host("host_swap", "bytes", "gauge", "host swap", "swap in use"),
-    _host("pressure_cpu", "share", "counter", "CPU pressure", "time some task waited for a CPU"),
-    _host("pressure_memory", "share", "counter", "memory pressure",
-          "time in which some task waited for memory"),
-    _host("pressure_memory_full", "share", "counter", "memory stall",
-          "time in which every running task waited for memory"),
-    _host("pressure_io", "share", "counter", "I/O pressure", "time some task waited for I/O"),
+             "Resident set size; shared pages count once per process"),
+    _process("pss", "bytes", "gauge", "Memory (PSS)",
+             "Proportional set size: each shared page is divided among the processes that map it"),
+    _process("swap", "bytes", "gauge", "Swap",
+             "Swapped-out memory; shared pages are divided as in PSS"),
+    _process("processes", "count", "gauge", "Processes", "Number of running processes"),
+    _process("threads", "count", "gauge", "Threads", "Number of running threads"),
+    _process("faults_minor", "1/s", "counter", "Minor page faults",
+             "Page faults served from memory"),
+    _process("faults_major", "1/s", "counter", "Major page faults",
+             "Page faults that read from storage"),
+    _process("switches_voluntary", "1/s", "counter", "Voluntary context switches",
+             "Context switches of threads that block, for example on a lock or on I/O"),
+    _process("switches_involuntary", "1/s", "counter", "Involuntary context switches",
+             "Context switches of preempted threads; many of them mean more threads than cores"),
+    _process("cpu_wait", "cores", "counter", "CPU wait",
+             "Time per second that runnable threads wait for a CPU, summed over threads"),
+    _process("read", "bytes/s", "counter", "Disk read",
+             "Bytes read from storage; page-cache hits are not included"),
+    _process("write", "bytes/s", "counter", "Disk write",
+             "Bytes written to storage, counted when the page cache accepts them"),
+    _process("read_calls", "bytes/s", "counter", "Read (system calls)",
+             "Bytes returned by read system calls, including page-cache hits, pipes and sockets"),
+    _process("write_calls", "bytes/s", "counter", "Write (system calls)",
+             "Bytes passed to write system calls, including tmpfs, pipes and sockets"),
+    # Entity: "host".
+    _host("host_cpu", "cores", "counter", "Host CPU", "Busy cores of the whole machine"),
+    _host("host_iowait", "cores", "counter", "Host I/O wait",
+          "Cores that are idle while I/O is pending"),
+    _host("host_steal", "cores", "counter", "Host steal",
+          "Cores that the hypervisor gives to other virtual machines"),
+    _host("host_memory", "bytes", "gauge", "Host memory",
+          "Used memory of the whole machine: total minus available"),
+    _host("host_available", "bytes", "gauge", "Host memory available",
+          "Memory that can be allocated without swapping (MemAvailable)"),
+    _host("page_cache", "bytes", "gauge", "Page cache",
+          "File contents cached in memory, without shared memory"),
+    _host("dirty_pages", "bytes", "gauge", "Dirty pages",
+          "Page-cache contents that are not yet written to storage"),
+    _host("host_swap", "bytes", "gauge", "Host swap", "Swap in use on the whole machine"),
+    _host("pressure_cpu", "share", "counter", "CPU pressure",
+          "Fraction of time that at least one task waits for a CPU (PSI some)"),
+    _host("pressure_memory", "share", "counter", "Memory pressure",
+          "Fraction of time that at least one task waits for memory (PSI some)"),
+    _host("pressure_memory_full", "share", "counter", "Memory stall",
+          "Fraction of time that all non-idle tasks wait for memory (PSI full)"),
+    _host("pressure_io", "share", "counter", "I/O pressure",
+          "Fraction of time that at least one task waits for I/O (PSI some)"),
     _host("pressure_io_full", "share", "counter", "I/O stall",
-          "time in which every running task waited for I/O"),
-    # Of the entity "cgroup": the group the command was started in.
-    _host("cgroup_cpu", "cores", "counter", "cgroup CPU", "cores used by the whole group"),
-    _host("cgroup_throttled", "seconds/s", "counter", "cgroup throttled",
-          "time the CPU quota held its threads back, summed over CPUs"),
-    _host("cgroup_memory", "bytes", "gauge", "cgroup memory",
-          "charged to the group, page cache included"),
-    _host("cgroup_memory_limit", "bytes", "gauge", "cgroup limit", "the lowest limit that applies"),
-    _host("cgroup_oom_kills", "count", "gauge", "cgroup OOM kills", "processes killed so far"),
-    # Of the entities "net:<namespace>".
-    _host("net_received", "bytes/s", "counter", "network in", "each interface but loopback"),
-    _host("net_sent", "bytes/s", "counter", "network out", "each interface but loopback"),
-    _host("loopback", "bytes/s", "counter", "loopback", "between processes of this machine"),
-    # Of the entity "shm".
-    _host("shm_used", "bytes", "gauge", "/dev/shm", "shared memory in use"),
-    _host("shm_size", "bytes", "gauge", "/dev/shm size", "its capacity"),
-    # Of the entity "watcher": what watching costs.
-    _host("watcher_cpu", "cores", "counter", "watcher CPU", "spent by stepscope itself"),
-    _host("watcher_rss", "bytes", "gauge", "watcher memory", "resident memory of stepscope itself"),
-    _host("watcher_late", "seconds", "gauge", "watcher late", "most that a sample came late"),
-    # Of a GPU, or of a MIG slice of one, by its UUID.
-    _gpu("gpu_utilization", "share", "gauge", "GPU utilisation",
-         "time in which any kernel or copy ran, as NVML averages it over 1/6 to 1 s; it does not "
-         "tell whether the GPU was busy with work"),
+          "Fraction of time that all non-idle tasks wait for I/O (PSI full)"),
+    # Entity: "cgroup", the control group in which the command was started.
+    _host("cgroup_cpu", "cores", "counter", "Cgroup CPU",
+          "CPU time per second of the whole control group, in cores"),
+    _host("cgroup_throttled", "seconds/s", "counter", "Cgroup throttling",
+          "Time per second that the CPU quota throttles the group, summed over CPUs"),
+    _host("cgroup_memory", "bytes", "gauge", "Cgroup memory",
+          "Memory charged to the control group, including the page cache"),
+    _host("cgroup_memory_limit", "bytes", "gauge", "Cgroup memory limit",
+          "Lowest memory limit of the control group and its ancestors"),
+    _host("cgroup_oom_kills", "count", "gauge", "Cgroup OOM kills",
+          "Processes that the OOM killer has killed in the control group so far"),
+    # Entities: "net:<namespace>".
+    _host("net_received", "bytes/s", "counter", "Network received",
+          "Bytes received on all interfaces except loopback"),
+    _host("net_sent", "bytes/s", "counter", "Network sent",
+          "Bytes sent on all interfaces except loopback"),
+    _host("loopback", "bytes/s", "counter", "Loopback",
+          "Bytes sent between processes of this machine"),
+    # Entity: "shm".
+    _host("shm_used", "bytes", "gauge", "/dev/shm used", "Shared memory in use"),
+    _host("shm_size", "bytes", "gauge", "/dev/shm size", "Capacity of /dev/shm"),
+    # Entity: "monitor", the overhead of monitoring.
+    _host("monitor_cpu", "cores", "counter", "Monitor CPU", "CPU time per second of the monitor"),
+    _host("monitor_rss", "bytes", "gauge", "Monitor memory", "Resident set size of the monitor"),
+    _host("monitor_late", "seconds", "gauge", "Monitor delay",
+          "Longest delay of a sample behind its schedule"),
+    # Entity: the UUID of a GPU or of a MIG slice.
+    _gpu("gpu_utilization", "share", "gauge", "GPU utilization",
+         "Fraction of time that at least one kernel or copy was running (NVML, averaged over 1/6 "
+         "to 1 s); it does not show how much of the GPU was in use"),
     _gpu("gpu_active", "share", "counter", "GPU active",
-         "time in which the compute engine had anything to do, over the whole window"),
-    _gpu("gpu_others", "share", "gauge", "GPU used by others",
-         "time in which kernels of processes outside of the run ran, as the driver samples it"),
+         "Fraction of time that the compute engine was busy, over the whole window (GPM)"),
+    _gpu("gpu_other_processes", "share", "gauge", "GPU used by other processes",
+         "Fraction of time that kernels of processes outside the run were running, from the "
+         "samples of the driver"),
     _gpu("gpu_sm", "share", "counter", "SM activity",
-         "multiprocessors that had work, mean over all of them and over the whole window"),
+         "Fraction of time that a streaming multiprocessor had work, averaged over all SMs (GPM)"),
     _gpu("gpu_occupancy", "share", "counter", "SM occupancy",
-         "warps in flight, of as many as the multiprocessors can hold"),
-    _gpu("gpu_tensor", "share", "counter", "tensor cores", "time the tensor cores were busy"),
-    _gpu("gpu_fp32", "share", "counter", "FP32", "time the FP32 units were busy, tensor cores not"),
-    _gpu("gpu_fp16", "share", "counter", "FP16", "time the FP16 units were busy, tensor cores not"),
+         "Resident warps divided by the maximum number of warps (GPM)"),
+    _gpu("gpu_tensor", "share", "counter", "Tensor core activity",
+         "Fraction of time that the tensor cores were busy (GPM)"),
+    _gpu("gpu_fp32", "share", "counter", "FP32 activity",
+         "Fraction of time that the FP32 units were busy, without the tensor cores (GPM)"),
+    _gpu("gpu_fp16", "share", "counter", "FP16 activity",
+         "Fraction of time that the FP16 units were busy, without the tensor cores (GPM)"),
     _gpu("gpu_dram", "share", "counter", "GPU memory bandwidth",
-         "bytes moved to and from device memory, of as many as it could move"),
-    _gpu("gpu_memory_controller", "share", "gauge", "memory controller",
-         "time in which device memory was read or written at all, as NVML averages it"),
+         "Device-memory bandwidth in use, as a fraction of the peak (GPM)"),
+    _gpu("gpu_memory_controller", "share", "gauge", "Memory controller utilization",
+         "Fraction of time that device memory was being read or written (NVML, averaged over 1/6 "
+         "to 1 s)"),
     _gpu("gpu_memory", "bytes", "gauge", "GPU memory",
-         "device memory in use, by everybody, the driver's own included"),
-    _gpu("gpu_memory_tree", "bytes", "gauge", "GPU memory of the run",
-         "device memory of the watched processes, CUDA contexts included"),
+         "Device memory in use by all processes and by the driver"),
+    _gpu("gpu_memory_run", "bytes", "gauge", "GPU memory of the run",
+         "Device memory of the monitored processes, including their CUDA contexts"),
     _gpu("gpu_pcie_received", "bytes/s", "counter", "PCIe to GPU",
-         "bytes over PCIe to the device (Rx), protocol included"),
+         "PCIe traffic to the device (Rx), including protocol overhead"),
     _gpu("gpu_pcie_sent", "bytes/s", "counter", "PCIe from GPU",
-         "bytes over PCIe from the device (Tx), protocol included"),
-    _gpu("gpu_nvlink_received", "bytes/s", "counter", "NVLink to GPU", "bytes over all links in"),
-    _gpu("gpu_nvlink_sent", "bytes/s", "counter", "NVLink from GPU", "bytes over all links out"),
-    _gpu("gpu_power", "W", "gauge", "GPU power", "as drawn at the time of the reading"),
-    _gpu("gpu_energy", "W", "counter", "GPU energy", "joules per second by the energy counter"),
-    _gpu("gpu_temperature", "°C", "gauge", "GPU temperature", "of the GPU itself"),
-    _gpu("gpu_sm_clock", "MHz", "gauge", "SM clock", "of the multiprocessors"),
-    _gpu("gpu_memory_clock", "MHz", "gauge", "memory clock", "of the device memory"),
-    _gpu("gpu_slowed_power", "share", "gauge", "slowed by power",
-         "readings that found the clocks held down by a power limit or a power brake"),
-    _gpu("gpu_slowed_heat", "share", "gauge", "slowed by heat",
-         "readings that found the clocks held down by temperature"),
-    _gpu("gpu_slowed_other", "share", "gauge", "slowed otherwise",
-         "readings that found the clocks held down by hardware, by a group or by settings"),
-    _gpu("gpu_ecc_corrected", "count", "gauge", "ECC corrected",
-         "memory errors that were corrected since the driver was loaded"),
-    _gpu("gpu_ecc_uncorrected", "count", "gauge", "ECC uncorrected",
-         "memory errors that were not, since the driver was loaded"),
+         "PCIe traffic from the device (Tx), including protocol overhead"),
+    _gpu("gpu_nvlink_received", "bytes/s", "counter", "NVLink to GPU",
+         "NVLink traffic to the device, over all links"),
+    _gpu("gpu_nvlink_sent", "bytes/s", "counter", "NVLink from GPU",
+         "NVLink traffic from the device, over all links"),
+    _gpu("gpu_power", "W", "gauge", "GPU power", "Power draw at the time of the reading"),
+    _gpu("gpu_energy", "W", "counter", "GPU energy", "Mean power, from the energy counter"),
+    _gpu("gpu_temperature", "°C", "gauge", "GPU temperature", "Temperature of the GPU"),
+    _gpu("gpu_sm_clock", "MHz", "gauge", "SM clock", "Clock of the streaming multiprocessors"),
+    _gpu("gpu_memory_clock", "MHz", "gauge", "Memory clock", "Clock of the device memory"),
+    _gpu("gpu_throttled_power", "share", "gauge", "Power throttling",
+         "Fraction of readings with clocks reduced by a power limit or a power brake"),
+    _gpu("gpu_throttled_thermal", "share", "gauge", "Thermal throttling",
+         "Fraction of readings with clocks reduced by temperature"),
+    _gpu("gpu_throttled_other", "share", "gauge", "Other throttling",
+         "Fraction of readings with clocks reduced by hardware, sync boost or clock settings"),
+    _gpu("gpu_ecc_corrected", "count", "gauge", "ECC errors corrected",
+         "Corrected memory errors since the driver was loaded"),
+    _gpu("gpu_ecc_uncorrected", "count", "gauge", "ECC errors uncorrected",
+         "Uncorrected memory errors since the driver was loaded"),
 )  # fmt: skip
 
 DERIVED: tuple[Metric, ...] = (
-    _process("memory", "bytes", "gauge", "memory",
-             "RSS at every sample, less what the nearest PSS reading showed to be shared"),
-    # From what PyTorch's allocator says at the ends of steps; of a GPU, all processes together.
-    _gpu("gpu_allocated", "bytes", "gauge", "GPU allocated", "held by tensors"),
-    _gpu("gpu_reserved", "bytes", "gauge", "GPU reserved",
-         "held by the caching allocator: by tensors, or kept for the next ones"),
-    _gpu("gpu_allocated_peak", "bytes", "gauge", "GPU allocated peak",
-         "most that tensors held at once so far, also between two readings"),
-    _gpu("gpu_reserved_peak", "bytes", "gauge", "GPU reserved peak",
-         "most that the allocator held at once so far"),
+    _process("memory", "bytes", "gauge", "Memory",
+             "RSS of every sample, minus the shared memory that the nearest PSS reading shows"),
+    # Read from PyTorch's allocator at the end of a step, summed over the processes on a GPU.
+    _gpu("gpu_allocated", "bytes", "gauge", "GPU memory allocated", "Memory occupied by tensors"),
+    _gpu("gpu_reserved", "bytes", "gauge", "GPU memory reserved",
+         "Memory held by the caching allocator, including free cached blocks"),
+    _gpu("gpu_allocated_peak", "bytes", "gauge", "GPU memory allocated, peak",
+         "Peak memory occupied by tensors so far, including peaks between two readings"),
+    _gpu("gpu_reserved_peak", "bytes", "gauge", "GPU memory reserved, peak",
+         "Peak memory held by the caching allocator so far"),
     _gpu("gpu_alloc_retries", "count", "gauge", "GPU allocator retries",
-         "times the allocator had to free its cache to go on: the batch is at the edge"),
-    _gpu("gpu_alloc_ooms", "count", "gauge", "GPU out of memory", "allocations that failed"),
+         "Times that the allocator had to free its cache and try again; the batch size is close "
+         "to the limit"),
+    _gpu("gpu_alloc_ooms", "count", "gauge", "GPU out-of-memory errors",
+         "Allocations that failed"),
 )  # fmt: skip
-"""Computed from samples when a run is read, never stored as a column."""
+"""Computed when a run is read; not stored as columns."""
 
 BY_KEY: dict[str, Metric] = {metric.key: metric for metric in TABLE + DERIVED}
 
 
 def of_scope(scope: Scope) -> tuple[Metric, ...]:
-    """The metrics that are columns of `<scope>.arrows`."""
+    """Return the metrics that are columns of `<scope>.arrows`."""
     return tuple(metric for metric in TABLE if metric.scope == scope)
 
 

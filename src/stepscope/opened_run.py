@@ -1,4 +1,4 @@
-"""`stepscope.open_run`: a run for programs, with its summary and its diagnosis."""
+"""`stepscope.open_run`: a run folder as a Python object, with its summary and diagnosis."""
 
 from __future__ import annotations
 
@@ -16,29 +16,34 @@ if TYPE_CHECKING:
 
 
 class OpenedRun(Run):
-    """A run, read when it is first asked for anything; open it again to see it go on."""
+    """A run that is read on first access. Open a run in progress again to see newer data."""
 
     @cached_property
     def data(self) -> RunData:
-        """Series, timelines and facts: what the analyses take."""
+        """Time series, timelines and facts: the input of every analysis."""
         from stepscope.runs.load import load
 
         return load(self)
 
     def summary(self) -> Summary:
-        """What the run consumed so far."""
-        from stepscope.analysis.run.summary import summarise
+        """Return what the run has consumed so far."""
+        from stepscope.analysis.run.summary import summarize
 
-        return summarise(self.data)
+        return summarize(self.data)
 
-    def explained(self) -> DiagnosisView:
-        """What limits the throughput of the run: findings with their evidence, in words."""
+    def explain(self) -> DiagnosisView:
+        """Return what limits the throughput: findings with evidence and recommendations."""
         from stepscope.report.bottleneck.view import explained_view
 
         return explained_view(self.data)
 
 
 def open_run(path: str | Path) -> OpenedRun:
-    """Open a run by its folder, or by any file in it; of a folder of runs, the newest."""
+    """Open a run by its folder, by any file in it, or by a folder of runs (the newest run).
+
+    Returns an object with `.name`, `.command`, `.exit_status`, `.summary()` and `.explain()`, and
+    with the recorded data as Arrow tables: `.samples(scope)`, `.steps()` and `.marks()`. Raises
+    `RunFolderError` if there is no readable run.
+    """
     folder = find_run(path)
     return OpenedRun(folder, read_run_json(folder))

@@ -1,14 +1,14 @@
-"""How a trial's processes report their steps: 48-byte records appended with plain write().
+"""The step log of a trial's rank: 48-byte records, appended with plain write().
 
     end_ns | step | wait_ns | copy_ns | compute_ns | stall_ns        (int64 each)
 
-`end_ns` is when the step was complete, on CLOCK_MONOTONIC (of a GPU: when the device was done with
-it, told by device events, without making anybody wait). `wait_ns` is how long the host waited for
-the batch, `copy_ns` how long the batch took to the device, `compute_ns` forward, backward and
-optimizer. `stall_ns` is how long the step was held up by missing data: all of the wait where the
-host computes; on a GPU only what the device stood still of it. -1 is "not known".
+`end_ns` is when the step was complete, on CLOCK_MONOTONIC. On a GPU it comes from device events,
+without synchronization. `wait_ns` is how long the host waited for the batch, `copy_ns` how long the
+copy to the device took, `compute_ns` the time of forward, backward and optimizer. `stall_ns` is how
+long missing data delayed the step: the whole wait on a CPU, and on a GPU only the part in which the
+device was idle. -1 means unknown.
 
-Standard library only. What is written is there, whatever becomes of the process.
+Standard library only. Records that were written survive a crash of the process.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RECORD = struct.Struct("<6q")
 FIELDS = ("end_ns", "step", "wait_ns", "copy_ns", "compute_ns", "stall_ns")
 UNKNOWN = -1
 _FLUSH_S = 0.2
-"""Steps may take microseconds: they are written together, this often."""
+"""A step may take only microseconds, so records are buffered and written at this interval."""
 
 
 class Step(NamedTuple):
@@ -38,24 +38,24 @@ class Step(NamedTuple):
 
 
 class StepLog:
-    """Appends the steps of this process to a file."""
+    """Appends the steps of one rank to a file."""
 
     def __init__(self, path: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC
         self._descriptor = os.open(path, flags, 0o644)
-        self._kept: list[bytes] = []
+        self._buffer: list[bytes] = []
         self._flush_at = 0.0
 
     def add(self, step: Step) -> None:
-        self._kept.append(RECORD.pack(*step))
+        self._buffer.append(RECORD.pack(*step))
         now = time.monotonic()
         if now >= self._flush_at:
             self._flush_at = now + _FLUSH_S
             self.flush()
 
     def flush(self) -> None:
-        data, self._kept = b"".join(self._kept), []
-        while data:  # a full disk is the trial's error, and named as such
+        data, self._buffer = b"".join(self._buffer), []
+        while data:  # a full disk raises here and is reported as the trial's error
             data = data[os.write(self._descriptor, data) :]
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The report in a real browser, from a file: what it draws, and what it must not do."""
+"""The report in a real browser, opened from a file."""
 
 from __future__ import annotations
 
@@ -32,28 +32,28 @@ OPTIONS = [
 NASTY = '<script>alert(1)</script> & "x"'
 
 if CHROMIUM is None and not os.environ.get("CI"):
-    pytest.skip("there is no chromium here", allow_module_level=True)
+    pytest.skip("chromium is not installed", allow_module_level=True)
 
 
 @dataclass
 class Opened:
-    """A page with all that it asked for or complained about."""
+    """A page with its requests and its console messages."""
 
     page: Page
     requests: list[str] = field(default_factory=list)
-    complaints: list[str] = field(default_factory=list)
+    messages: list[str] = field(default_factory=list)
 
     def plot(self, number: int) -> Locator:
         return self.page.locator(f"#plot-{number}")
 
     def ranges(self) -> list[tuple[float, float]]:
-        """What time each panel shows."""
+        """The time range of each panel."""
         count = self.page.locator(".plot").count()
         data = [self.plot(i).evaluate("plot => ({...plot.dataset})") for i in range(count)]
         return [(float(each["from"]), float(each["to"])) for each in data]
 
     def drag(self, number: int, begin: float, end: float) -> None:
-        """Select a part of a panel, from one share of its width to another."""
+        """Drag over a part of a panel; `begin` and `end` are fractions of its width."""
         area = self.plot(number).locator(".u-over")
         area.scroll_into_view_if_needed()
         box = area.bounding_box()
@@ -67,7 +67,7 @@ class Opened:
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None, "CI must have chromium"
+    assert CHROMIUM is not None, "chromium is required in CI"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
         yield browser
@@ -75,19 +75,19 @@ def browser() -> Iterator[Browser]:
 
 
 def open_report(browser: Browser, paths: RunPaths) -> Iterator[Opened]:
-    """The page of a run; that it asked for nothing and complained of nothing is checked last."""
+    """Open the page of a run, and check at the end that it made no requests and logged nothing."""
     derive(open_run(paths.folder))
     opened = Opened(browser.new_page(viewport={"width": 1400, "height": 1400}))
     page = opened.page
     page.on("request", lambda request: opened.requests.append(request.url))
-    page.on("console", lambda message: opened.complaints.append(message.text))
-    page.on("pageerror", lambda error: opened.complaints.append(str(error)))
-    page.on("dialog", lambda dialog: opened.complaints.append(dialog.message))
+    page.on("console", lambda message: opened.messages.append(message.text))
+    page.on("pageerror", lambda error: opened.messages.append(str(error)))
+    page.on("dialog", lambda dialog: opened.messages.append(dialog.message))
     page.goto(paths.report_html.as_uri())
     yield opened
     page.close()
     assert opened.requests == [paths.report_html.as_uri()]
-    assert not opened.complaints
+    assert not opened.messages
 
 
 @pytest.fixture
@@ -95,7 +95,7 @@ def report(browser: Browser, tmp_path: Path) -> Iterator[Opened]:
     yield from open_report(browser, write_run(tmp_path / "run"))
 
 
-COLOURS_IN = """canvas => {
+COLOR_COUNT = """canvas => {
   const {width, height} = canvas;
   const pixels = new Uint32Array(
     canvas.getContext("2d").getImageData(0, 0, width, height).data.buffer);
@@ -106,7 +106,7 @@ COLOURS_IN = """canvas => {
 def test_three_panels_are_drawn(report: Opened) -> None:
     assert report.page.locator("canvas").count() == 3
     for number in range(3):
-        assert report.plot(number).locator("canvas").evaluate(COLOURS_IN) > 20
+        assert report.plot(number).locator("canvas").evaluate(COLOR_COUNT) > 20
     assert report.ranges() == [(0, 60)] * 3
 
 
@@ -127,41 +127,43 @@ def test_zoom_is_linked_and_double_click_resets_it(report: Opened) -> None:
     assert report.ranges() == [(0, 60)] * 3
 
 
-def test_legend_tells_the_values_under_the_cursor_in_every_panel(report: Opened) -> None:
+def test_legend_shows_the_values_under_the_cursor_in_every_panel(report: Opened) -> None:
     report.plot(0).locator(".u-over").hover()
     values = report.page.locator(".u-legend tr.line .u-value")
     texts = values.all_inner_texts()
     assert len(texts) == report.page.locator(".u-legend tr.line").count()
-    assert any(text.endswith(" GB") for text in texts)
-    assert any(text.endswith(" MB/s") for text in texts)
+    assert any(text.endswith(" GiB") for text in texts)
+    assert any(text.endswith(" MiB/s") for text in texts)
     assert any(" cores · " in text for text in texts)
-    assert "4.00 GB" in texts  # the limit, which has no points of its own there
+    assert "3.73 GiB" in texts  # the limit, which has no point near the cursor
 
 
 def test_line_can_be_hidden_by_mouse_and_keyboard(report: Opened) -> None:
     before = report.plot(0).locator("canvas").evaluate("canvas => canvas.toDataURL()")
-    looks = "before => (document.querySelector('canvas').toDataURL() == before)"
+    is_same = "before => (document.querySelector('canvas').toDataURL() == before)"
     name = report.plot(0).get_by_role("button", name="memory", exact=True)
     name.click()
-    report.page.wait_for_function(f"{looks} == false", arg=before)
+    report.page.wait_for_function(f"{is_same} == false", arg=before)
     name.press("Enter")
-    report.page.wait_for_function(looks, arg=before)
+    report.page.wait_for_function(is_same, arg=before)
 
 
-def test_tables_and_numbers_are_there(report: Opened) -> None:
+def test_tables_and_tiles(report: Opened) -> None:
     page = report.page
     assert page.locator(".identity .badge").inner_text() == "ok"
     assert page.locator(".tile").count() == 8
-    ledger = page.locator("section.card", has=page.get_by_role("heading", name="Epochs"))
-    assert ledger.locator("tbody tr").count() == 4
-    statistics = page.locator("details", has_text="Statistics of every metric")
+    epochs = page.locator("section.card", has=page.get_by_role("heading", name="Epochs"))
+    assert epochs.locator("tbody tr").count() == 4
+    statistics = page.locator("details", has_text="All metrics")
     assert statistics.locator("table").is_hidden()
     statistics.locator("summary").click()
     assert statistics.locator("table").is_visible()
 
 
 @pytest.mark.parametrize(("width", "scheme"), [(1400, "dark"), (390, "light")])
-def test_page_fits_its_window_in_both_colours(report: Opened, width: int, scheme: str) -> None:
+def test_page_fits_its_window_in_both_color_schemes(
+    report: Opened, width: int, scheme: str
+) -> None:
     page = report.page
     page.set_viewport_size({"width": width, "height": 900})
     page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
@@ -171,7 +173,7 @@ def test_page_fits_its_window_in_both_colours(report: Opened, width: int, scheme
     assert light == (scheme == "light")
 
 
-def test_nothing_of_a_run_is_taken_for_code(browser: Browser, tmp_path: Path) -> None:
+def test_texts_of_a_run_are_not_executed(browser: Browser, tmp_path: Path) -> None:
     plan = Plan(name=NASTY, command=("python", NASTY, "</script>"), seconds=5)
     for opened in open_report(browser, write_run(tmp_path / "run", plan)):
         assert opened.page.locator("h1").inner_text() == NASTY
@@ -192,8 +194,8 @@ ALL_INSIDE = """card => {
 }"""
 
 
-@pytest.mark.parametrize("verdict", [BAD, HEALTHY, WEAK], ids=["bad", "healthy", "weak"])
-def test_what_holds_it_back_stands_above_all_else(
+@pytest.mark.parametrize("verdict", [BAD, HEALTHY, WEAK], ids=["bad", "healthy", "without_steps"])
+def test_bottleneck_is_at_the_top(
     browser: Browser, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: Diagnosis
 ) -> None:
     monkeypatch.setattr("stepscope.report.bottleneck.view.explain", lambda data: verdict)
@@ -202,7 +204,7 @@ def test_what_holds_it_back_stands_above_all_else(
         page = opened.page
         card = page.locator("main > header + section.finding")
         assert card.locator("h2").inner_text() == view.first.summary
-        assert (card.get_by_text("Without steps, this").count() == 1) == verdict.weak
+        assert (card.get_by_text("so this diagnosis is").count() == 1) == verdict.without_steps
         tone = "good" if verdict.first.healthy else "warning"
         assert f"finding {tone}" in (card.get_attribute("class") or "")
         assert card.locator("tbody tr:visible").count() == len(verdict.first.evidence)
@@ -250,10 +252,10 @@ TOP_OF_BLUE = """canvas => {
 }"""
 
 
-def test_gpus_have_panels_on_the_clock_of_the_others(gpu_report: Opened) -> None:
+def test_gpu_panels_share_the_time_axis(gpu_report: Opened) -> None:
     page = gpu_report.page
     titles = page.locator(".panel h3").all_inner_texts()
-    assert titles[2:] == ["CPU use", "GPU use", "GPU memory", "GPU transfers", "GPU power"]
+    assert titles[2:] == ["CPU usage", "GPU activity", "GPU memory", "GPU transfers", "GPU power"]
     assert gpu_report.ranges() == [(0, 60)] * 7
     for number in range(3, 7):
         assert gpu_report.plot(number).locator("canvas").evaluate(EPOCH_LINES) == 4
@@ -262,41 +264,41 @@ def test_gpus_have_panels_on_the_clock_of_the_others(gpu_report: Opened) -> None
     assert gpu_report.ranges() != [(0, 60)] * 7
 
 
-def test_legend_of_gpus_tells_their_values_and_shows_each(gpu_report: Opened) -> None:
+def test_legend_of_gpus_shows_values_and_hidden_lines(gpu_report: Opened) -> None:
     gpu_report.plot(3).locator(".u-over").hover()
     use = gpu_report.plot(3).locator(".u-legend tr.line")
     assert use.locator(".u-value").first.inner_text().endswith(" %")
     power = gpu_report.plot(6).locator(".u-legend tr.line .u-value").first.inner_text()
     assert " W · " in power and power.endswith(" %")
     hidden = gpu_report.plot(3).locator(".u-legend tr.line.u-off")
-    assert hidden.locator("th").all_inner_texts() == ["GPU 0 SM", "GPU 1 SM"]
+    assert hidden.locator("th").all_inner_texts() == ["GPU 0 SM activity", "GPU 1 SM activity"]
     before = gpu_report.plot(3).locator("canvas").evaluate("canvas => canvas.toDataURL()")
-    gpu_report.plot(3).get_by_role("button", name="GPU 1 SM").click()
-    looks = "before => document.querySelector('#plot-3 canvas').toDataURL() != before"
-    gpu_report.page.wait_for_function(looks, arg=before)
+    gpu_report.plot(3).get_by_role("button", name="GPU 1 SM activity").click()
+    changed = "before => document.querySelector('#plot-3 canvas').toDataURL() != before"
+    gpu_report.page.wait_for_function(changed, arg=before)
     assert hidden.count() == 1
 
 
-def test_use_of_gpus_is_on_a_scale_to_a_hundred(browser: Browser, tmp_path: Path) -> None:
+def test_gpu_activity_has_a_scale_to_100_percent(browser: Browser, tmp_path: Path) -> None:
     """A GPU that is half idle must look half idle, whatever else is drawn."""
     paths = write_run(tmp_path / "run", Plan(gpus=1, gpm=False))
     for opened in open_report(browser, paths):
         before = opened.plot(3).locator("canvas").evaluate("canvas => canvas.toDataURL()")
-        opened.plot(3).get_by_role("button", name="utilisation", exact=True).click()
-        looks = "before => document.querySelector('#plot-3 canvas').toDataURL() != before"
-        opened.page.wait_for_function(looks, arg=before)
+        opened.plot(3).get_by_role("button", name="utilization", exact=True).click()
+        changed = "before => document.querySelector('#plot-3 canvas').toDataURL() != before"
+        opened.page.wait_for_function(changed, arg=before)
         top = opened.plot(3).locator("canvas").evaluate(TOP_OF_BLUE)
-        assert 0.3 < top < 0.7, "the memory controller is at a half"
+        assert 0.3 < top < 0.7, "the memory controller is at about 50 %"
 
 
-def test_tables_of_gpus_are_seen_as_a_whole(gpu_report: Opened) -> None:
+def test_gpu_tables_do_not_scroll(gpu_report: Opened) -> None:
     page = gpu_report.page
     assert page.locator(".tile").count() == 12
     card = page.locator("section.card", has=page.get_by_role("heading", name="GPUs", exact=True))
     assert card.locator("tbody tr").count() == 2
-    ledger = page.locator("section.card", has=page.get_by_role("heading", name="Epochs"))
-    assert ledger.locator("table").count() == 2
-    assert ledger.locator("table").last.locator("th").last.inner_text() == "Samples/J"
+    epochs = page.locator("section.card", has=page.get_by_role("heading", name="Epochs"))
+    assert epochs.locator("table").count() == 2
+    assert epochs.locator("table").last.locator("th").last.inner_text() == "Samples/J"
     for table in page.locator(".scroll").all():
         if table.is_visible():
             assert table.evaluate("place => place.scrollWidth <= place.clientWidth")
@@ -309,13 +311,13 @@ def test_gpu_page_fits_its_window(gpu_report: Opened, width: int) -> None:
     assert gpu_report.page.evaluate("document.documentElement.scrollWidth") <= width
 
 
-def test_a_page_without_gpus_says_nothing_of_them(report: Opened) -> None:
+def test_page_without_gpus_does_not_mention_them(report: Opened) -> None:
     assert report.page.locator("main").inner_text().count("GPU") == 0
 
 
 def test_empty_run(browser: Browser, tmp_path: Path) -> None:
     for opened in open_report(browser, write_empty_run(tmp_path / "run")):
-        assert opened.page.get_by_text("Nothing was recorded").count() == 3
+        assert opened.page.get_by_text("No data was recorded").count() == 3
         assert opened.page.locator("canvas").count() == 0
 
 
@@ -325,9 +327,9 @@ def test_cut_off_run(browser: Browser, tmp_path: Path) -> None:
         assert opened.page.locator("canvas").count() == 3
 
 
-def test_long_run_has_bands_that_are_no_lines(browser: Browser, tmp_path: Path) -> None:
+def test_long_run_has_bands_without_legend_entries(browser: Browser, tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", Plan(seconds=450, epochs=3))
     for opened in open_report(browser, paths):
-        assert opened.plot(2).locator("canvas").evaluate(COLOURS_IN) > 20
+        assert opened.plot(2).locator("canvas").evaluate(COLOR_COUNT) > 20
         assert opened.page.locator(".u-legend tr.edge").count() > 0
         assert opened.page.locator(".u-legend tr.edge").first.is_hidden()

@@ -1,4 +1,4 @@
-"""The report of a study in a real browser: that it is seen, fits and asks for nothing."""
+"""The report of a study in a browser: layout, contrast, and no requests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 OPTIONS = ["--no-sandbox", "--disable-background-networking", "--disable-gpu", "--no-first-run"]
 
 if CHROMIUM is None and not os.environ.get("CI"):
-    pytest.skip("there is no chromium here", allow_module_level=True)
+    pytest.skip("Chromium is not installed", allow_module_level=True)
 
 PLOTS = """() => [...document.querySelectorAll("svg.study-plot")].map((svg) => {
   const {left, right, width, height} = svg.getBoundingClientRect();
@@ -37,7 +37,7 @@ PLOTS = """() => [...document.querySelectorAll("svg.study-plot")].map((svg) => {
   const close = boxes.filter((a, i) => boxes.slice(i + 1).some((b) => !apart(a, b))).length;
   return {left, right, width, height, close, label: svg.getAttribute("aria-label")};
 })"""
-"""Where each plot is, and how many of its texts lie on another."""
+"""The position of each plot, and the number of its texts that overlap."""
 CONTRAST = """selector => {
   const rgb = (text) => text.match(/[\\d.]+/g).slice(0, 3).map(Number);
   const light = ([r, g, b]) => {
@@ -55,7 +55,7 @@ CONTRAST = """selector => {
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    assert CHROMIUM is not None, "CI must have chromium"
+    assert CHROMIUM is not None, "CI needs Chromium"
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=OPTIONS)
         yield browser
@@ -64,34 +64,35 @@ def browser() -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, view: StudyView, folder: Path) -> Iterator[Page]:
-    """The page of a study; that it asked for nothing and complained of nothing is checked last."""
+    """Open the page of a study; afterwards, check that there were no requests and no errors."""
     path = write_report(view, folder)
     page = browser.new_page(viewport={"width": 1000, "height": 900})
     requests: list[str] = []
-    complaints: list[str] = []
+    errors: list[str] = []
     page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("dialog", lambda dialog: complaints.append(dialog.message))
+    page.on("console", lambda message: errors.append(message.text))
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("dialog", lambda dialog: errors.append(dialog.message))
     page.goto(path.as_uri())
     yield page
     page.close()
     assert requests == [path.as_uri()]
-    assert not complaints
+    assert not errors
 
 
-def test_all_of_a_study_is_seen_and_nothing_overlaps(browser: Browser, tmp_path: Path) -> None:
+def test_sections_are_visible_and_texts_do_not_overlap(browser: Browser, tmp_path: Path) -> None:
     with opened(browser, usual_study(tmp_path, gpu=True), tmp_path) as page:
         assert page.locator(".identity .badge.good").inner_text() == "finished"
         titles = page.locator("main > section > h2").all_inner_texts()
-        assert titles[:3] == ["Best", "What matters", "Effects"]
-        assert titles[-3:] == ["Noise", "Not tried", "Notes"]
+        assert titles[:3] == ["Best configuration", "Main effects", "Interactions"]
+        assert titles[-3:] == ["Noise", "Skipped combinations", "Notes"]
         plots = page.evaluate(PLOTS)
         assert len(plots) > 20
         for plot in plots:
             assert plot["width"] > 250 and plot["height"] > 60
             assert plot["close"] == 0, plot["label"]
-        assert page.get_by_role("img", name="Rate of the sentinel over 20 blocks").is_visible()
+        reference = "Throughput of the reference trial in 20 blocks"
+        assert page.get_by_role("img", name=reference).is_visible()
         assert page.locator("td.bad", has_text="out of memory").count() == 2
 
 
@@ -120,17 +121,17 @@ def test_page_fits_a_phone(
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_texts_can_be_read_in_both_colours(browser: Browser, tmp_path: Path, scheme: str) -> None:
+def test_contrast_in_both_color_schemes(browser: Browser, tmp_path: Path, scheme: str) -> None:
     with opened(browser, usual_study(tmp_path), tmp_path) as page:
         page.emulate_media(color_scheme="dark" if scheme == "dark" else "light")
-        found = page.evaluate(CONTRAST, "svg text, .card td, .card p, .card li, figcaption")
-        assert len(found) > 200
-        assert min(found) > 4.5
+        texts = page.evaluate(CONTRAST, "svg text, .card td, .card p, .card li, figcaption")
+        assert len(texts) > 200
+        assert min(texts) > 4.5
         marks = page.evaluate(CONTRAST, "svg .dot, svg .front, svg .end-0, svg .end-1, svg .bar")
         assert min(marks) > 2.9
 
 
-def test_nothing_of_a_study_is_taken_for_code(browser: Browser, tmp_path: Path) -> None:
+def test_user_text_is_escaped(browser: Browser, tmp_path: Path) -> None:
     view = nasty_study(tmp_path)
     with opened(browser, view, tmp_path) as page:
         assert page.locator("h1").inner_text() == view.name

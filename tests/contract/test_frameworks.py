@@ -1,4 +1,4 @@
-"""What every framework adapter must do. To check another one, add it to ADAPTERS."""
+"""The contract of framework adapters. To check another adapter, add it to ADAPTERS."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.records.codec import from_json
 from stepscope.runs.paths import RunPaths
 from stepscope.steplog import RECORD, Step
@@ -27,9 +27,9 @@ from stepscope.workloads.frameworks.contract import (
 from stepscope.workloads.frameworks.registry import FRAMEWORKS, framework_name, get_framework
 from stepscope.workloads.probing import ProbeResult, Subject
 from stepscope.workloads.reporting import RankPlacement
-from stepscope.workloads.spec import DEVICES, PRECISIONS, SETTINGS, make_workload
+from stepscope.workloads.spec import DEVICES, PRECISIONS, SETTINGS, Workload, make_workload
 
-EXAMPLE = Path(__file__).parents[2] / "examples" / "own_framework" / "numpy_adapter.py"
+EXAMPLE = Path(__file__).parents[2] / "examples" / "custom_framework" / "numpy_adapter.py"
 STEPS = 20
 
 
@@ -42,32 +42,36 @@ class Adapter:
     def framework(self) -> Framework:
         return get_framework(self.setting)
 
+    @property
+    def workload(self) -> Workload:
+        return make_workload(self.model, {"framework": self.setting})
+
 
 ADAPTERS = [Adapter("torch", "cnn"), Adapter(f"{EXAMPLE}:ADAPTER", "mlp")]
 OTHER_VALUES: dict[str, Any] = {
     "data_path": "/tmp",
     "device": "cuda",
     "precision": "bf16",
-    "cache": "warm",
+    "page_cache": "warm",
     "optimizer": "adam",
     "data": "jpeg",
 }
-"""Values that are not the default; of other numbers it is 3, of a switch the other way."""
+"""Values other than the default. For other numbers it is 3, for a switch the opposite."""
 
 
 @pytest.fixture(params=ADAPTERS, ids=lambda adapter: adapter.framework.name)
 def adapter(request: pytest.FixtureRequest) -> Adapter:
-    found: Adapter = request.param
-    if found.setting == "torch":
+    adapter: Adapter = request.param
+    if adapter.setting == "torch":
         pytest.importorskip("torch")
-    return found
+    return adapter
 
 
-def test_every_registered_framework_is_checked_here() -> None:
+def test_every_registered_framework_is_checked() -> None:
     assert set(FRAMEWORKS) <= {adapter.setting for adapter in ADAPTERS}
 
 
-def test_it_declares_its_name_and_capabilities(adapter: Adapter) -> None:
+def test_name_and_capabilities(adapter: Adapter) -> None:
     framework = adapter.framework
     can = framework.capabilities
     assert framework.name and isinstance(can, Capabilities)
@@ -77,9 +81,7 @@ def test_it_declares_its_name_and_capabilities(adapter: Adapter) -> None:
     assert framework_name(adapter.setting) in (framework.name, adapter.setting)
 
 
-def test_a_trial_takes_the_steps_it_was_asked_for(
-    adapter: Adapter, trial: Callable[..., Any]
-) -> None:
+def test_a_trial_takes_the_requested_steps(adapter: Adapter, trial: Callable[..., Any]) -> None:
     done = trial(
         adapter.model, "--framework", adapter.setting, "--steps", str(STEPS), "--batch-size", "16"
     )
@@ -93,10 +95,10 @@ def test_a_trial_takes_the_steps_it_was_asked_for(
     assert all(step.wait_ns >= 0 and step.compute_ns > 0 for step in steps)
 
 
-def test_a_trial_of_what_it_cannot_do_is_refused(trial: Callable[..., Any]) -> None:
+def test_a_trial_with_an_unsupported_setting_is_an_error(trial: Callable[..., Any]) -> None:
     done = trial("mlp", "--framework", f"{EXAMPLE}:ADAPTER", "--ranks", "2")
-    assert done.code == BadWorkload.exit_code
-    assert "NumPy cannot" in done.err
+    assert done.code == WorkloadError.exit_code
+    assert "NumPy does not support multiple ranks. Remove --ranks" in done.err
 
 
 PROBE = """
@@ -111,11 +113,11 @@ framework = get_framework(setting)
 framework.load()
 assert framework.load_for_probes()
 built = framework.build(make_workload(model, {"device": "cpu", "framework": setting}))
-told = []
+results = []
 request = ProbeRequest(tuple(json.loads(batches)), layers=True)
-tell = lambda result: told.append(dataclasses.asdict(result))
-built.probe(request, tell, Path(folder) / "1.trace")
-print(json.dumps([dataclasses.asdict(built.subject), told]))
+notify = lambda result: results.append(dataclasses.asdict(result))
+built.probe(request, notify, Path(folder) / "1.trace")
+print(json.dumps([dataclasses.asdict(built.subject), results]))
 """
 
 
@@ -130,29 +132,29 @@ def probe(adapter: Adapter, folder: Path, batches: list[int]) -> Any:
     return json.loads(done.stdout)
 
 
-def test_a_probe_tells_of_each_batch_and_of_one_that_does_not_fit(
+def test_a_probe_reports_every_batch_size_and_running_out_of_memory(
     adapter: Adapter, tmp_path: Path
 ) -> None:
     if not adapter.framework.capabilities.probes:
-        with pytest.raises(BadWorkload):
-            adapter.framework.build(make_workload(adapter.model, {}))
+        with pytest.raises(WorkloadError):
+            adapter.framework.build(adapter.workload)
         return
-    subject, told = probe(adapter, tmp_path, [4, 8, 1 << 40])
+    subject, reported = probe(adapter, tmp_path, [4, 8, 1 << 40])
     assert from_json(Subject, subject).parameters > 0 and not from_json(Subject, subject).on_gpu
-    results = [from_json(ProbeResult, each) for each in told]
+    results = [from_json(ProbeResult, each) for each in reported]
     kinds = [(result.batch, result.kind) for result in results]
     assert kinds == [(4, "ok"), (8, "ok"), (1 << 40, "host_oom")]
     fitting = results[:2]
-    assert all(result.reserved_peak >= result.allocated_peak > 0 for result in fitting)
+    assert all(result.reserved_peak_bytes >= result.allocated_peak_bytes > 0 for result in fitting)
     assert all(len(result.step_s) == 5 and result.samples_per_second for result in fitting)
-    assert all(layer.output > 0 for result in fitting for layer in result.layers)
+    assert all(layer.output_bytes > 0 for result in fitting for layer in result.layers)
 
 
-def test_it_tells_memory_from_other_errors(adapter: Adapter) -> None:
+def test_kinds_of_failures(adapter: Adapter) -> None:
     framework = adapter.framework
     assert failure_kind(framework, MemoryError()) == "host_oom"
-    assert failure_kind(framework, ValueError("memory is a strange thing")) == "error"
-    assert failure_kind(framework, BadWorkload("no")) == "workload"
+    assert failure_kind(framework, ValueError("an error about memory")) == "error"
+    assert failure_kind(framework, WorkloadError("invalid")) == "workload"
     assert not framework.is_out_of_memory(MemoryError(), "gpu")
 
 
@@ -167,14 +169,14 @@ def test_it_tells_memory_from_other_errors(adapter: Adapter) -> None:
         ("CUDA error: an illegal memory access was encountered", "error"),
     ],
 )
-def test_torch_and_the_libraries_below_it_have_their_own_words(text: str, kind: str) -> None:
+def test_failure_messages_of_pytorch_and_its_libraries(text: str, kind: str) -> None:
     assert failure_kind(get_framework("torch"), RuntimeError(text)) == kind
 
 
-def test_ranks_are_launched_or_refused(adapter: Adapter) -> None:
+def test_ranks_are_launched_or_an_error(adapter: Adapter) -> None:
     framework = adapter.framework
     if "ranks" in framework.capabilities.fixed_settings:
-        with pytest.raises(BadWorkload, match="ranks"):
+        with pytest.raises(WorkloadError, match="ranks"):
             framework.launch(2, "some.module", ["spec.json"])
     else:
         command = framework.launch(2, "some.module", ["spec.json"])
@@ -186,56 +188,70 @@ def test_allocator_stats_are_none_without_a_device(adapter: Adapter) -> None:
     assert stats is None or isinstance(stats, AllocatorStats)
 
 
-def test_settings_it_does_not_declare_are_refused(adapter: Adapter) -> None:
+def test_unsupported_settings_are_an_error(adapter: Adapter) -> None:
     framework, can = adapter.framework, adapter.framework.capabilities
-    usual = make_workload(adapter.model, {})
-    check_capabilities(framework, usual)
-    refused = set()
+    default = adapter.workload
+    check_capabilities(framework, default)
+    unsupported = set()
     for setting in set(SETTINGS) - {"framework"}:
-        value = getattr(usual, setting)
+        value = getattr(default, setting)
         other = not value if isinstance(value, bool) else OTHER_VALUES.get(setting, 3)
         try:
-            check_capabilities(framework, replace(usual, **{setting: other}))
-        except BadWorkload as error:
+            check_capabilities(framework, replace(default, **{setting: other}))
+        except WorkloadError as error:
             assert framework.name in error.message
-            refused.add(setting)
+            unsupported.add(setting)
     expected = set(can.fixed_settings)
     expected |= {"device"} - ({"device"} if "cuda" in can.devices else set())
     expected |= {"precision"} - ({"precision"} if "bf16" in can.precisions else set())
-    assert refused == expected
+    assert unsupported == expected
 
 
 @pytest.mark.parametrize(
-    ("wanted", "capability"),
+    ("requested", "capability"),
     [
         ({"profiled_steps": 5}, "profiling"),
         ({"gpu_memory": 1}, "memory_cap"),
         ({"cycle": True}, "cycle"),
     ],
 )
-def test_requests_it_does_not_declare_are_refused(
-    adapter: Adapter, wanted: dict[str, Any], capability: str
+def test_unsupported_requests_are_an_error(
+    adapter: Adapter, requested: dict[str, Any], capability: str
 ) -> None:
-    placement = RankPlacement(Path(), Path(), Path(), Path(), **wanted)
-    workload = make_workload(adapter.model, {})
+    placement = RankPlacement(Path(), Path(), Path(), Path(), **requested)
+    workload = adapter.workload
     if getattr(adapter.framework.capabilities, capability):
         check_capabilities(adapter.framework, workload, placement)
     else:
-        with pytest.raises(BadWorkload, match=adapter.framework.name):
+        with pytest.raises(WorkloadError, match=adapter.framework.name):
             check_capabilities(adapter.framework, workload, placement)
 
 
 @pytest.mark.parametrize(
-    ("setting", "said"),
+    ("setting", "message"),
     [
-        ("missing.py:ADAPTER", "There is no file missing.py"),
-        (f"{EXAMPLE}:OTHER", "There is no OTHER in"),
-        ("no_such_package.module:ADAPTER", "There is no module no_such_package"),
+        ("missing.py:ADAPTER", "No such file: missing.py"),
+        (f"{EXAMPLE}:OTHER", "No adapter 'OTHER' in"),
+        ("no_such_package.module:ADAPTER", "No module 'no_such_package' for `--framework"),
     ],
 )
-def test_an_adapter_that_is_not_there(setting: str, said: str) -> None:
-    with pytest.raises(BadWorkload, match=said):
+def test_missing_adapters(setting: str, message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
         get_framework(setting)
+
+
+def test_the_install_command_does_not_need_a_released_stepscope() -> None:
+    program = """
+import sys
+sys.modules["torch"] = None
+from stepscope.errors import WorkloadError
+from stepscope.workloads.frameworks.registry import get_framework
+try: get_framework("torch").load()
+except WorkloadError as error: print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    hint = "Install it with: pip install torch torchvision"
+    assert done.stdout.strip() == f"torch is not installed for {sys.executable}. {hint}"
 
 
 def test_the_registry_imports_no_framework() -> None:

@@ -1,4 +1,4 @@
-"""The contract of every launcher, as one suite. A new launcher adds a case, and passes."""
+"""The contract of launchers. A new launcher is added as a case."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from stepscope.errors import BadWorkload, CannotTry
+from stepscope.errors import TrialError, WorkloadError
 from stepscope.records import Outcome
 from stepscope.records.codec import to_json
 from stepscope.records.trial import StudyPlace, TrialFacts
@@ -37,15 +37,15 @@ from studies import design, planted_environment
 
 @dataclass(frozen=True)
 class Case:
-    """A launcher: `module:class`, made with who is told what a user should know."""
+    """A launcher as `module:class`."""
 
     name: str
     place: str
 
-    def make(self, told: list[str] | None = None) -> Launcher:
+    def make(self, messages: list[str] | None = None) -> Launcher:
         module, _, kind = self.place.partition(":")
-        tell = (lambda text: None) if told is None else told.append
-        return getattr(importlib.import_module(module), kind)(tell)  # type: ignore[no-any-return]
+        notify = (lambda text: None) if messages is None else messages.append
+        return getattr(importlib.import_module(module), kind)(notify)  # type: ignore[no-any-return]
 
 
 CASES = [
@@ -61,95 +61,96 @@ def case(request: pytest.FixtureRequest) -> Case:
 
 @pytest.fixture(autouse=True)
 def planted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """Trials train nothing, and write down when they began and ended."""
+    """Run planted trials, which record their start and end in the diary."""
     environment = planted_environment(tmp_path, diary=tmp_path / "diary", formula="100 * cpus")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return monkeypatch
 
 
-def job(folder: Path, limits: Limits | None = None, model: str = "cnn", **facts: Any) -> Job:
-    knobs = {} if ":" in model else {"framework": "made_up.loop", "data": "random"}
-    return Job(make_workload(model, knobs), limits or Limits(), folder, "some", TrialFacts(**facts))
+def make_job(folder: Path, limits: Limits | None = None, model: str = "cnn", **facts: Any) -> Job:
+    settings = {} if ":" in model else {"framework": "made_up.loop", "data": "random"}
+    return Job(
+        make_workload(model, settings), limits or Limits(), folder, "some", TrialFacts(**facts)
+    )
 
 
 def run_all(launcher: Launcher, jobs: list[Job]) -> dict[Path, FinishedTrial]:
-    """As the engine does: as many at once as it takes."""
-    over: dict[Path, FinishedTrial] = {}
-    waiting, under_way = list(jobs), Counter[str]()
+    """Run jobs as the engine does, in all slots."""
+    finished: dict[Path, FinishedTrial] = {}
+    waiting, running = list(jobs), Counter[str]()
     with launcher:
-        while waiting or under_way.total():
+        while waiting or running.total():
             for machine, slots in launcher.machines.items():
-                while waiting and under_way[machine] < slots:
+                while waiting and running[machine] < slots:
                     launcher.start(replace(waiting.pop(0), machine=machine))
-                    under_way[machine] += 1
-            ended = launcher.wait(lambda job, progress: None)
-            assert ended, "it waits until one is over"
-            for each in ended:
-                assert each.job.folder not in over, "a job is over once"
-                over[each.job.folder] = each
-                under_way[each.job.machine] -= 1
-    left = trial_processes.processes_of(trial_processes.runner_name())
-    assert not left, "something of it is left"
-    return over
+                    running[machine] += 1
+            trials = launcher.wait(lambda job, progress: None)
+            assert trials, "it returned before a job had finished"
+            for each in trials:
+                assert each.job.folder not in finished, "a job finished twice"
+                finished[each.job.folder] = each
+                running[each.job.machine] -= 1
+    leftovers = trial_processes.processes_of(trial_processes.runner_name())
+    assert not leftovers, "a process is left"
+    return finished
 
 
-def run_one(case: Case, it: Job) -> tuple[FinishedTrial, Run]:
-    over = run_all(case.make(), [it])[it.folder]
-    assert over.error is None and not over.left and not over.asked_to_end
-    return over, open_run(it.folder)
+def run_one(case: Case, job: Job) -> tuple[FinishedTrial, Run]:
+    finished = run_all(case.make(), [job])[job.folder]
+    assert finished.error is None and not finished.leftovers
+    assert not finished.termination_requested
+    return finished, open_run(job.folder)
 
 
-def lives_in(diary: Path) -> list[tuple[float, float]]:
-    """From when to when each trial was at work."""
-    begun: dict[str, float] = {}
-    lives = []
+def trial_spans(diary: Path) -> list[tuple[float, float]]:
+    """Return the start and end times of all trials."""
+    started: dict[str, float] = {}
+    spans = []
     for line in diary.read_text().splitlines():
         pid, at, word, _ = line.split(" ", 3)
         if word == "begin":
-            begun[pid] = float(at)
+            started[pid] = float(at)
         else:
-            lives.append((begun.pop(pid), float(at)))
-    assert not begun, "one did not end"
-    return sorted(lives)
+            spans.append((started.pop(pid), float(at)))
+    assert not started, "a trial did not finish"
+    return sorted(spans)
 
 
-def most_at_once(lives: list[tuple[float, float]]) -> int:
-    return max(sum(begin <= moment < end for begin, end in lives) for moment, _ in lives)
+def max_concurrent(spans: list[tuple[float, float]]) -> int:
+    return max(sum(begin <= moment < end for begin, end in spans) for moment, _ in spans)
 
 
-def test_a_job_runs_once_and_leaves_its_folder_where_it_says(case: Case, tmp_path: Path) -> None:
+def test_a_job_runs_once_into_its_folder(case: Case, tmp_path: Path) -> None:
     place = StudyPlace(name="planted", settings={"lr": 0.1})
-    it = job(tmp_path / "deep" / "er" / "r1a1", repeat=3, study=place)
-    _, run = run_one(case, it)
-    assert run.ending.outcome is Outcome.OK
+    job = make_job(tmp_path / "deep" / "er" / "r1a1", repeat=3, study=place)
+    _, run = run_one(case, job)
+    assert run.exit_status.outcome is Outcome.OK
     assert run.json["trial"]["repeat"] == 3
     assert run.json["trial"]["study"] == to_json(place)
-    assert run.json["workload"] == to_json(it.workload)
-    assert [path.name for path in it.folder.parent.iterdir()] == ["r1a1"]
-    assert len(lives_in(tmp_path / "diary")) == 1
+    assert run.json["workload"] == to_json(job.workload)
+    assert [path.name for path in job.folder.parent.iterdir()] == ["r1a1"]
+    assert len(trial_spans(tmp_path / "diary")) == 1
 
 
 def test_limits_are_passed_on(case: Case, tmp_path: Path, planted: pytest.MonkeyPatch) -> None:
-    _, run = run_one(case, job(tmp_path / "a", Limits(cpus=1, memory=1 << 30)))
+    _, run = run_one(case, make_job(tmp_path / "a", Limits(cpus=1, memory=1 << 30)))
     limits = run.json["limits"]
-    assert limits["cpus"]["asked"] == 1 and limits["memory"]["asked"] == 1 << 30
+    assert limits["cpus"]["requested"] == 1 and limits["memory"]["requested"] == 1 << 30
     planted.setenv("PLANTED_REAL_S", "60")
-    _, run = run_one(case, job(tmp_path / "b", Limits(timeout_s=0.5)))
-    assert run.ending.outcome is Outcome.TIMEOUT
+    _, run = run_one(case, make_job(tmp_path / "b", Limits(timeout_s=0.5)))
+    assert run.exit_status.outcome is Outcome.TIMEOUT
 
 
-def test_who_watches_hears_how_far_it_is(
-    case: Case, tmp_path: Path, planted: pytest.MonkeyPatch
-) -> None:
+def test_progress_is_reported(case: Case, tmp_path: Path, planted: pytest.MonkeyPatch) -> None:
     planted.setenv("PLANTED_REAL_S", "0.4")
-    it = job(tmp_path / "a")
-    heard: list[tuple[Job, Progress]] = []
+    job = make_job(tmp_path / "a")
+    reported: list[tuple[Job, Progress]] = []
     with case.make() as launcher:
-        launcher.start(replace(it, machine=next(iter(launcher.machines))))
-        launcher.wait(lambda job, progress: heard.append((job, progress)))
-    assert {each.folder for each, _ in heard} == {it.folder}
-    elapsed = [progress.elapsed_s for _, progress in heard]
+        launcher.start(replace(job, machine=next(iter(launcher.machines))))
+        launcher.wait(lambda job, progress: reported.append((job, progress)))
+    assert {each.folder for each, _ in reported} == {job.folder}
+    elapsed = [progress.elapsed_s for _, progress in reported]
     assert len(elapsed) > 2 and elapsed[-1] > 0 and elapsed == sorted(elapsed)
 
 
@@ -160,52 +161,52 @@ def test_who_watches_hears_how_far_it_is(
         ("PLANTED_FORMULA", "1 / 0", Outcome.CRASHED),
     ],
 )
-def test_a_trial_that_fails_is_no_error_of_its_launcher(
+def test_a_failed_trial_is_not_an_error_of_the_launcher(
     case: Case, tmp_path: Path, planted: pytest.MonkeyPatch, variable: str, text: str, outcome: Any
 ) -> None:
     planted.setenv(variable, text)
-    _, run = run_one(case, job(tmp_path / "a"))
-    assert run.ending.outcome is outcome
+    _, run = run_one(case, make_job(tmp_path / "a"))
+    assert run.exit_status.outcome is outcome
 
 
-def test_what_is_no_workload_leaves_nothing(case: Case, tmp_path: Path) -> None:
+def test_an_invalid_workload_leaves_no_folder(case: Case, tmp_path: Path) -> None:
     file = tmp_path / "train.py"
     file.write_text("def workload():\n    return 7\n")
-    bad, good = job(tmp_path / "a", model=f"{file}:workload"), job(tmp_path / "b")
-    over = run_all(case.make(), [bad, good])
-    assert isinstance(over[bad.folder].error, BadWorkload)
-    assert not bad.folder.exists()
-    assert over[good.folder].error is None, "the next one is not held up"
+    invalid, valid = make_job(tmp_path / "a", model=f"{file}:workload"), make_job(tmp_path / "b")
+    finished = run_all(case.make(), [invalid, valid])
+    assert isinstance(finished[invalid.folder].error, WorkloadError)
+    assert not invalid.folder.exists()
+    assert finished[valid.folder].error is None, "the next job runs"
 
 
-def test_what_cannot_be_had_is_not_tried(case: Case, tmp_path: Path) -> None:
-    much, good = job(tmp_path / "a", Limits(cpus=10_000)), job(tmp_path / "b")
-    over = run_all(case.make(), [much, good])
-    assert isinstance(over[much.folder].error, CannotTry)
-    assert not much.folder.exists()
-    assert over[good.folder].error is None
-    assert len(lives_in(tmp_path / "diary")) == 1
+def test_unavailable_limits_are_an_error(case: Case, tmp_path: Path) -> None:
+    unavailable, valid = make_job(tmp_path / "a", Limits(cpus=10_000)), make_job(tmp_path / "b")
+    finished = run_all(case.make(), [unavailable, valid])
+    assert isinstance(finished[unavailable.folder].error, TrialError)
+    assert not unavailable.folder.exists()
+    assert finished[valid.folder].error is None
+    assert len(trial_spans(tmp_path / "diary")) == 1
 
 
-def test_a_folder_that_is_there_is_left_alone(case: Case, tmp_path: Path) -> None:
-    it = job(tmp_path / "a")
-    it.folder.mkdir()
-    (it.folder / "precious").write_text("of the user")
-    assert isinstance(run_all(case.make(), [it])[it.folder].error, CannotTry)
-    assert [path.name for path in it.folder.iterdir()] == ["precious"]
+def test_an_existing_folder_is_not_changed(case: Case, tmp_path: Path) -> None:
+    job = make_job(tmp_path / "a")
+    job.folder.mkdir()
+    (job.folder / "precious").write_text("of the user")
+    assert isinstance(run_all(case.make(), [job])[job.folder].error, TrialError)
+    assert [path.name for path in job.folder.iterdir()] == ["precious"]
 
 
-def test_no_more_at_once_than_it_has_slots(case: Case, tmp_path: Path) -> None:
+def test_no_more_concurrent_jobs_than_slots(case: Case, tmp_path: Path) -> None:
     launcher = case.make()
     slots = sum(launcher.machines.values())
-    jobs = [job(tmp_path / str(number)) for number in range(slots + 2)]
-    over = run_all(launcher, jobs)
-    assert {open_run(folder).ending.outcome for folder in over} == {Outcome.OK}
-    lives = lives_in(tmp_path / "diary")
-    assert len(lives) == len(jobs) and most_at_once(lives) <= slots
+    jobs = [make_job(tmp_path / str(number)) for number in range(slots + 2)]
+    finished = run_all(launcher, jobs)
+    assert {open_run(folder).exit_status.outcome for folder in finished} == {Outcome.OK}
+    spans = trial_spans(tmp_path / "diary")
+    assert len(spans) == len(jobs) and max_concurrent(spans) <= slots
 
 
-def test_nothing_to_wait_for(case: Case) -> None:
+def test_wait_without_jobs(case: Case) -> None:
     with case.make() as launcher:
         assert launcher.wait(lambda job, progress: None) == []
 
@@ -214,16 +215,16 @@ PROGRAM = """
 import sys
 from pathlib import Path
 from stepscope.trials.processes import trial_processes
-from test_launchers import CASES, job, run_all
+from test_launchers import CASES, make_job, run_all
 
 name, folder, count = sys.argv[1:]
 case = next(case for case in CASES if case.name == name)
 print(trial_processes.runner_name(), flush=True)
 try:
-    over = run_all(case.make(), [job(Path(folder) / str(n)) for n in range(int(count))])
+    finished = run_all(case.make(), [make_job(Path(folder) / str(n)) for n in range(int(count))])
 except KeyboardInterrupt:
     sys.exit("interrupted")
-sys.exit("asked to end" if any(each.asked_to_end for each in over.values()) else 0)
+sys.exit("terminated" if any(each.termination_requested for each in finished.values()) else 0)
 """
 
 
@@ -234,8 +235,8 @@ def program_environment() -> dict[str, str]:
 
 
 @contextlib.contextmanager
-def somebody(case: Case, folder: Path, count: int = 1) -> Iterator[tuple[Any, str]]:
-    """Another process that runs jobs; with the name that its trials carry."""
+def other_process(case: Case, folder: Path, count: int = 1) -> Iterator[tuple[Any, str]]:
+    """Start another process that runs jobs; yield it with the runner name of its trials."""
     folder.mkdir()
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM, case.name, str(folder), str(count)],
@@ -251,63 +252,62 @@ def somebody(case: Case, folder: Path, count: int = 1) -> Iterator[tuple[Any, st
             process.kill()
 
 
-def wait_for(happened: Any, seconds: float = 60.0) -> bool:
+def wait_for(condition: Any, seconds: float = 60.0) -> bool:
     until = time.monotonic() + seconds
-    while not happened() and time.monotonic() < until:
+    while not condition() and time.monotonic() < until:
         time.sleep(0.02)
-    return bool(happened())
+    return bool(condition())
 
 
-def has_begun(diary: Path) -> bool:
+def has_started(diary: Path) -> bool:
     return diary.exists() and " begin " in diary.read_text()
 
 
-def test_a_ctrl_c_ends_the_trial_and_says_so(
+def test_ctrl_c_ends_the_trial_and_is_reported(
     case: Case, tmp_path: Path, planted: pytest.MonkeyPatch
 ) -> None:
     planted.setenv("PLANTED_REAL_S", "60")
-    with somebody(case, tmp_path / "jobs") as (process, name):
-        assert wait_for(lambda: has_begun(tmp_path / "diary"))
+    with other_process(case, tmp_path / "jobs") as (process, name):
+        assert wait_for(lambda: has_started(tmp_path / "diary"))
         assert trial_processes.processes_of(name)
         process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=60)
-    assert said.strip() in ("asked to end", "interrupted"), said
+        _, stderr = process.communicate(timeout=60)
+    assert stderr.strip() in ("terminated", "interrupted"), stderr
     assert not trial_processes.processes_of(name)
-    assert json.loads((tmp_path / "jobs" / "0" / "run.json").read_text())["ending"]["outcome"] in (
-        "interrupted",
-        "running",  # cut off: whoever reads it sees that its watcher is gone
-    )
+    facts = json.loads((tmp_path / "jobs" / "0" / "run.json").read_text())
+    # `running` is left if the monitor was cut off; readers see that it has exited.
+    assert facts["exit_status"]["outcome"] in ("interrupted", "running")
 
 
-def test_nothing_outlives_who_uses_it(
+def test_trials_end_with_the_process_that_uses_the_launcher(
     case: Case, tmp_path: Path, planted: pytest.MonkeyPatch
 ) -> None:
     planted.setenv("PLANTED_REAL_S", "60")
-    with somebody(case, tmp_path / "jobs") as (process, name):
-        assert wait_for(lambda: has_begun(tmp_path / "diary"))
+    with other_process(case, tmp_path / "jobs") as (process, name):
+        assert wait_for(lambda: has_started(tmp_path / "diary"))
         assert trial_processes.processes_of(name)
         process.kill()
         process.wait()
         assert wait_for(lambda: not trial_processes.processes_of(name))
-    run = tmp_path / "jobs" / "0"  # whoever watched it, on another machine, goes last
-    assert wait_for(lambda: open_run(run).ending.outcome is Outcome.LOST)
+    run = tmp_path / "jobs" / "0"  # its monitor, on another machine, exits last
+    assert wait_for(lambda: open_run(run).exit_status.outcome is Outcome.LOST)
 
 
-def test_two_on_one_machine_take_turns(
+def test_two_processes_on_one_machine_take_turns(
     case: Case, tmp_path: Path, planted: pytest.MonkeyPatch
 ) -> None:
-    """Trials that run at once disturb each other, whichever study they are of."""
+    """Concurrent trials slow each other down, also if they belong to different studies."""
     planted.setenv("PLANTED_REAL_S", "0.3")
     each = 5
     a, b = tmp_path / "a", tmp_path / "b"
-    with somebody(case, a, each) as (first, _), somebody(case, b, each) as (second, _):
+    with other_process(case, a, each) as (first, _), other_process(case, b, each) as (second, _):
         assert [first.wait(60), second.wait(60)] == [0, 0]
-    lives = lives_in(tmp_path / "diary")
-    assert len(lives) == 2 * each and most_at_once(lives) <= sum(case.make().machines.values())
-    assert {open_run(p).ending.outcome for f in (a, b) for p in f.iterdir()} == {Outcome.OK}
+    spans = trial_spans(tmp_path / "diary")
+    assert len(spans) == 2 * each and max_concurrent(spans) <= sum(case.make().machines.values())
+    assert {open_run(p).exit_status.outcome for f in (a, b) for p in f.iterdir()} == {Outcome.OK}
     lines = [line for line in (tmp_path / "diary").read_text().splitlines() if " begin " in line]
-    whose = ["a" if f"{a}/" in line else "b" for line in lines]
-    assert "b" in whose[: each + 1] and "a" in whose[: each + 1], "one waits for all of the other"
+    order = ["a" if f"{a}/" in line else "b" for line in lines]
+    assert {*order[: each + 1]} == {"a", "b"}, "one process waits for all trials of the other"
 
 
 DESIGN = """
@@ -317,33 +317,33 @@ blocks: {size: 2, reruns: 0}
 
 
 def run_planted(case: Case, folder: Path) -> StudyRun:
-    """A study of twelve trials, in blocks of two."""
+    """Run a study of twelve trials in blocks of two."""
     study = Study.of(design(folder, DESIGN), folder / "studies").to_run()
     return run_study(study, study.grid_to_run(), case.make(), SilentListener())
 
 
-def check_blocks(known: Results) -> None:
-    """Each machine has a reference trial before its block, and no other machine is in it."""
-    for results in known.in_blocks().values():
-        first, *others = sorted(results, key=lambda result: result.began)
+def check_blocks(all_results: Results) -> None:
+    """Check that each block starts with a reference trial and is on one machine."""
+    for results in all_results.in_blocks().values():
+        first, *others = sorted(results, key=lambda result: result.started)
         assert first.is_reference and not any(each.is_reference for each in others)
         assert {each.machine for each in others} <= {first.machine}
 
 
 def test_each_machine_has_its_own_blocks(case: Case, tmp_path: Path) -> None:
     ran = run_planted(case, tmp_path)
-    known = ran.scanned.results
+    results = ran.scanned.results
     machines = case.make().machines
     assert ran.stop_reason == "done"
-    assert {result.machine for result in known.results} == set(machines)
-    assert all(result.is_ok for result in known.results)
-    check_blocks(known)
+    assert {result.machine for result in results.results} == set(machines)
+    assert all(result.is_ok for result in results.results)
+    check_blocks(results)
     assert ran.trials >= 12 + 6
-    assert not any(judged.is_out_of_line for judged in known.judged.values()), (
-        "a slower machine is no drift"
+    assert not any(judged.is_outlier for judged in results.judged.values()), (
+        "a slower machine is not drift"
     )
     reread = Study.of(ran.scanned.study.paths.folder).scan().results
-    assert sorted(reread.results, key=str) == sorted(known.results, key=str)
+    assert sorted(reread.results, key=str) == sorted(results.results, key=str)
 
 
 STUDY_PROGRAM = """
@@ -356,9 +356,7 @@ run_planted(next(case for case in CASES if case.name == name), Path(folder))
 """
 
 
-def test_a_study_that_was_killed_goes_on_where_it_was(
-    case: Case, tmp_path: Path, planted: pytest.MonkeyPatch
-) -> None:
+def test_a_killed_study_resumes(case: Case, tmp_path: Path, planted: pytest.MonkeyPatch) -> None:
     planted.setenv("PLANTED_REAL_S", "0.6")  # long enough to be killed within
     diary = tmp_path / "diary"
     with subprocess.Popen(
@@ -368,10 +366,10 @@ def test_a_study_that_was_killed_goes_on_where_it_was(
         process.kill()
     planted.setenv("PLANTED_REAL_S", "0.02")
     ran = run_planted(case, tmp_path)
-    known = ran.scanned.results
+    results = ran.scanned.results
     assert ran.stop_reason == "done"
-    check_blocks(known)
-    answers = Counter(r.key for r in known.results if r.is_trial and r.is_result)
-    assert len(answers) == 12 and set(answers.values()) == {1}, "each is run to its end once"
-    lost = [result for result in known.results if result.outcome is Outcome.LOST]
+    check_blocks(results)
+    answers = Counter(r.key for r in results.results if r.is_trial and r.is_result)
+    assert len(answers) == 12 and set(answers.values()) == {1}, "each trial has one result"
+    lost = [result for result in results.results if result.outcome is Outcome.LOST]
     assert 1 <= len(lost) <= len(case.make().machines)

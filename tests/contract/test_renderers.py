@@ -1,4 +1,4 @@
-"""The contract of every output format, as one suite. A new renderer is registered, and passes."""
+"""The contract of every output format. New renderers are tested automatically."""
 
 from __future__ import annotations
 
@@ -51,29 +51,29 @@ FOREIGN = (
     "\u202eright to left",
     "a | b # c\n- d `e` *f* _g_",
 )
-"""Texts as a run may have recorded them: names, commands, paths, errors."""
+"""Texts that a run may contain: names, commands, paths, errors."""
 FORMS = tuple(RENDERERS.items())
 
 
 def every_block(text: str) -> tuple[Block, ...]:
-    """Each kind of block, each of its texts marked to be found again."""
+    """One block of each kind, with distinct texts."""
     times = np.array([0.0, 1.0, 2.0])
     line = PlotLine(f"line {text}", "ink", times, np.array([1.0, np.nan, 3.0]), "bold")
     columns = (
-        Column("titleA", number=False, toned=True),
-        Column("titleB", wide=True),
+        Column("titleA", number=False, colored=True),
+        Column("titleB", wrap=True),
         Column(text, number=False),
     )
     table = Table(columns, (("cellA", "1,234", text), ("cellB", "–", "")), ("bad", "weak"))
     return (
         Tiles((Tile("tileA", "12.5"), Tile("tileB", "–"), Tile(text, text))),
         Paragraph(text, "lead"),
-        Paragraph("told", "note", label="label"),
+        Paragraph("labeled", "note", label="label"),
         Paragraph("badged", badge=f"badge {text}", tone="warning"),
         Verbatim("stepscope run --very " + "long-option " * 20 + "end", "Command"),
-        Listing((Item("plain"), Item(f"change {text}", "train.py:41", "x = 1", "why so"))),
+        Listing((Item("plain"), Item(f"change {text}", "train.py:41", "x = 1", "the reason"))),
         Listing((Item("first"), Item("second")), numbered=True),
-        Facts((("name", text), ("", "goes on"))),
+        Facts((("name", text), ("", "continued"))),
         table,
         Section("Folded", (Table(columns, table.rows, ()),), folded=True),
         Section(
@@ -85,8 +85,8 @@ def every_block(text: str) -> tuple[Block, ...]:
             tone="good",
         ),
         Charts(
-            "Over time",
-            (Panel(f"panel {text}", "GB", (line,), "limit 4 GB"), Panel("bare", "W", ())),
+            "Timeline",
+            (Panel(f"panel {text}", "GiB", (line,), "limit 4 GiB"), Panel("bare", "W", ())),
             seconds=2.0,
             epochs=((0.5, 0),),
             phases=((f"phase {text}", 0.2, 0.4),),
@@ -102,12 +102,12 @@ def document(text: str = "plain") -> Document:
 
 
 def words(drawn: str) -> str:
-    """Without wrapping and white space, which a renderer may place as it likes."""
+    """Text without white space, which a renderer may change."""
     return re.sub(r"\s", "", drawn)
 
 
 class Elements(HTMLParser):
-    """All that a browser would act upon."""
+    """The elements, attributes and text of a page."""
 
     def __init__(self, page: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -126,7 +126,7 @@ class Elements(HTMLParser):
 
 
 def read_back(name: str, drawn: str) -> str:
-    """The texts of a drawn document, as its reader gets them."""
+    """The text of a rendered document, as a reader sees it."""
     if name == "html":
         return Elements(drawn).text
     if name == "json":
@@ -137,7 +137,7 @@ def read_back(name: str, drawn: str) -> str:
 
 
 def texts_in(value: Any) -> Iterator[str]:
-    """All texts of a document or of what was read from JSON."""
+    """All texts of a document or of parsed JSON."""
     if is_dataclass(value) and not isinstance(value, type):
         value = [getattr(value, field.name) for field in fields(value)]
     if isinstance(value, str):
@@ -150,29 +150,38 @@ def texts_in(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize(("name", "render"), FORMS)
-def test_no_fact_is_lost(name: str, render: Renderer) -> None:
+def test_all_texts_are_shown(name: str, render: Renderer) -> None:
     shown = words(read_back(name, render(document())))
     for text in (
         *("name plain", "ok", "reason plain", "below the name", "the end"),
-        *("tileA", "12.5", "label", "told", "badged", "badge plain", "why so", "train.py:41"),
-        *("stepscope run --very", "long-option end", "goes on", "titleA", "cellA", "1,234"),
-        *("figure", "what it shows", "caption", "Nested plain", "Inner", "deep", "limit 4 GB"),
-        *("change plain", "x = 1", "first", "second", "Over time", "panel plain", "Folded"),
+        *(
+            "tileA",
+            "12.5",
+            "label",
+            "labeled",
+            "badged",
+            "badge plain",
+            "the reason",
+            "train.py:41",
+        ),
+        *("stepscope run --very", "long-option end", "continued", "titleA", "cellA", "1,234"),
+        *("figure", "what it shows", "caption", "Nested plain", "Inner", "deep", "limit 4 GiB"),
+        *("change plain", "x = 1", "first", "second", "Timeline", "panel plain", "Folded"),
     ):
         assert words(text) in shown or (name, text) == ("html", "what it shows")
 
 
 @pytest.mark.parametrize(("name", "render"), FORMS)
-def test_what_is_empty_has_no_heading(name: str, render: Renderer) -> None:
+def test_empty_section_has_no_heading(name: str, render: Renderer) -> None:
     assert name == "json" or "Nothing here" not in render(document())
 
 
 @pytest.mark.parametrize("text", FOREIGN)
 @pytest.mark.parametrize(("name", "render"), FORMS)
-def test_recorded_texts_are_shown_and_not_obeyed(name: str, render: Renderer, text: str) -> None:
+def test_texts_are_escaped(name: str, render: Renderer, text: str) -> None:
     drawn = render(document(text))
     assert "\x1b" not in drawn and "\x07" not in drawn
-    drawn.encode()  # it can be written, also where a text is not UTF-8
+    drawn.encode()  # must not fail, even for texts that are not UTF-8
     shown = words(read_back(name, drawn))
     printable = "".join(
         c if c.isprintable() or c.isspace() else "\N{REPLACEMENT CHARACTER}" for c in text
@@ -181,7 +190,7 @@ def test_recorded_texts_are_shown_and_not_obeyed(name: str, render: Renderer, te
 
 
 @pytest.mark.parametrize("text", FOREIGN)
-def test_a_page_has_no_element_of_a_text(text: str) -> None:
+def test_texts_add_no_elements_to_a_page(text: str) -> None:
     render = RENDERERS["html"]
     foreign, plain = Elements(render(document(text))), Elements(render(document()))
     assert foreign.tags == plain.tags
@@ -190,8 +199,8 @@ def test_a_page_has_no_element_of_a_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", FOREIGN)
-def test_a_terminal_gets_no_style_of_a_text(text: str) -> None:
-    """Rich would read markup, links and emoji codes in a text, and colour numbers and paths."""
+def test_texts_add_no_styles_to_a_terminal(text: str) -> None:
+    """Rich interprets markup, links and emoji codes, and highlights numbers and paths."""
 
     def styles(text: str) -> set[str]:
         out = io.StringIO()
@@ -206,13 +215,13 @@ def test_a_terminal_gets_no_style_of_a_text(text: str) -> None:
 
 
 @pytest.mark.parametrize("text", FOREIGN)
-def test_json_gives_every_text_back_as_it_was(text: str) -> None:
-    def no_number(constant: str) -> None:
+def test_json_preserves_all_texts(text: str) -> None:
+    def reject(constant: str) -> None:
         raise AssertionError(f"{constant} is not JSON")
 
     drawn = RENDERERS["json"](document(text))
-    assert drawn.isascii() and drawn.count("\n") == 1, "one line, whatever it is sent through"
-    read = json.loads(drawn, parse_constant=no_number)
+    assert drawn.isascii() and drawn.count("\n") == 1, "one line of ASCII"
+    read = json.loads(drawn, parse_constant=reject)
     assert set(texts_in(document(text))) <= set(texts_in(read))
     data = {text: [text, {"nested": text}]}
     drawn = RENDERERS["json"](Document("a", "ok", "good", (), data=data))
@@ -220,23 +229,23 @@ def test_json_gives_every_text_back_as_it_was(text: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "render"), FORMS)
-def test_an_empty_document_can_be_drawn(name: str, render: Renderer) -> None:
+def test_empty_document(name: str, render: Renderer) -> None:
     assert "nothing" in render(Document("nothing", "", "neutral", ()))
 
 
-def test_a_terminal_wraps_all_but_what_is_copied() -> None:
+def test_terminal_wraps_everything_except_verbatim_texts() -> None:
     lines = RENDERERS["terminal"](document("long" * 200)).splitlines()
     wide = [line for line in lines if len(line.rstrip()) > 80]
     assert [line.split()[:2] for line in wide[1:]] == [["Command", "stepscope"]]
-    assert wide[0] == "long" * 200, "a command of the header"
+    assert wide[0] == "long" * 200, "the command in the header"
 
 
-def test_json_of_a_document_with_data_is_that_data() -> None:
+def test_json_of_a_document_with_data() -> None:
     drawn = RENDERERS["json"](Document("a", "ok", "good", (), data={"rate": float("nan")}))
     assert json.loads(drawn) == {"rate": None}
 
 
-def test_a_page_without_charts_has_no_script() -> None:
+def test_page_without_charts_has_no_script() -> None:
     page = RENDERERS["html"](Document("a", "ok", "good", (Paragraph("text"),)))
     assert "<script" not in page
     assert "script-src" not in page

@@ -1,4 +1,4 @@
-"""The contract of every sensor, as one suite. A new sensor adds a case, and passes."""
+"""The interface contract that every sensor must pass. Add a case for each new sensor."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from stepscope.sensors.tree import ProcessTree
 
 @dataclass(frozen=True)
 class Case:
-    """A sensor on this machine, and the same one where none of its sources exists."""
+    """A sensor on this machine, and the same sensor without any of its sources."""
 
     name: str
     here: Callable[[], Sensor]
     nowhere: Callable[[Path], Sensor] | None
-    most_ms: float = 5.0
-    """A generous bound for the CPU time of one reading."""
+    max_ms: float = 5.0
+    """Generous limit for the CPU time of one reading."""
 
 
 def _own_namespace() -> dict[int, int]:
@@ -49,7 +49,7 @@ def _own_namespace() -> dict[int, int]:
 
 @functools.cache
 def a_tree() -> ProcessTree:
-    """A shell with a child, both asleep."""
+    """A shell and its child, both sleeping."""
     shell = subprocess.Popen(["sh", "-c", "sleep 7200; true"], start_new_session=True)
     atexit.register(os.killpg, shell.pid, signal.SIGKILL)
     tree = ProcessTree(shell.pid)
@@ -71,7 +71,7 @@ CASES = [
         lambda root: NetworkSensor(_own_namespace, str(root)),
     ),
     Case("shm", ShmSensor, lambda root: ShmSensor(str(root / "shm"))),
-    # A tree that is gone is no missing source: the sampler is told by the process tree.
+    # An exited tree is not a missing source: the process tree reports it to the sampler.
     Case("process", lambda: UsageSensor(a_tree()), None),
     Case("process detail", lambda: DetailSensor(a_tree()), None),
     Case("process io", lambda: IoSensor(a_tree()), None),
@@ -79,7 +79,7 @@ CASES = [
     Case("pss", lambda: SharedMemorySensor(a_tree()), None),
 ]
 
-GPU_SENSORS = (*NAMES, "gpu pcie", "gpu pcie, looks")
+GPU_SENSORS = (*NAMES, "gpu pcie", "gpu pcie, sampled")
 FAKE_GPUS = [
     Case(
         f"{name}, fake",
@@ -90,7 +90,7 @@ FAKE_GPUS = [
 ]
 REAL_GPUS = [
     pytest.param(
-        Case(f"{name}, real", functools.partial(real_sensor, name), None, most_ms=20.0),
+        Case(f"{name}, real", functools.partial(real_sensor, name), None, max_ms=20.0),
         marks=pytest.mark.gpu,
         id=f"{name}, real",
     )
@@ -122,11 +122,11 @@ def totals(readings: list[Reading]) -> dict[tuple[str, int | None, str], float]:
 
 
 def spend() -> None:
-    """Give the counters something to count."""
+    """Use some CPU time."""
     sum(index * index for index in range(20_000))
 
 
-def test_it_names_itself_and_its_metrics(sensor: Sensor) -> None:
+def test_name_period_and_metrics_are_valid(sensor: Sensor) -> None:
     assert sensor.name
     assert sensor.period >= 0
     assert 0 < sensor.share < 0.1
@@ -135,13 +135,13 @@ def test_it_names_itself_and_its_metrics(sensor: Sensor) -> None:
         assert BY_KEY[key].scope == sensor.scope
 
 
-def test_every_value_is_one_of_its_metrics(sensor: Sensor) -> None:
+def test_values_belong_to_declared_metrics(sensor: Sensor) -> None:
     for reading in sensor.read():
         assert reading.entity.name
         assert reading.values.keys() <= set(sensor.metrics)
 
 
-def test_a_value_is_a_finite_number_or_missing_with_a_reason(sensor: Sensor) -> None:
+def test_values_are_finite_or_missing_with_a_reason(sensor: Sensor) -> None:
     for _ in range(3):
         for reading in sensor.read():
             for key, value in reading.values.items():
@@ -151,12 +151,12 @@ def test_a_value_is_a_finite_number_or_missing_with_a_reason(sensor: Sensor) -> 
                     assert math.isfinite(value) and value >= 0
 
 
-def test_it_says_nothing_twice(sensor: Sensor) -> None:
+def test_entities_are_unique(sensor: Sensor) -> None:
     entities = [reading.entity for reading in sensor.read()]
     assert len(entities) == len(set(entities))
 
 
-def test_counters_never_fall(sensor: Sensor) -> None:
+def test_counters_do_not_decrease(sensor: Sensor) -> None:
     before = totals(sensor.read())
     for _ in range(5):
         spend()
@@ -166,7 +166,7 @@ def test_counters_never_fall(sensor: Sensor) -> None:
         before |= after
 
 
-def test_it_reads_something_on_this_machine_or_says_why_not(sensor: Sensor) -> None:
+def test_every_metric_has_a_value_or_a_reason(sensor: Sensor) -> None:
     found = {
         key
         for reading in sensor.read()
@@ -177,7 +177,7 @@ def test_it_reads_something_on_this_machine_or_says_why_not(sensor: Sensor) -> N
 
 
 @pytest.mark.parametrize("case", [c for c in CASES if c.nowhere], ids=lambda case: case.name)
-def test_without_its_sources_it_has_reasons_and_no_values(case: Case, tmp_path: Path) -> None:
+def test_without_sources_all_metrics_have_reasons(case: Case, tmp_path: Path) -> None:
     assert case.nowhere is not None
     sensor = case.nowhere(tmp_path)
     for _ in range(2):
@@ -188,9 +188,9 @@ def test_without_its_sources_it_has_reasons_and_no_values(case: Case, tmp_path: 
     sensor.close()
 
 
-def test_closing_gives_back_its_descriptors(case: Case) -> None:
+def test_close_releases_descriptors(case: Case) -> None:
     a_tree()
-    case.here().close()  # a library that the sensor shares with others stays open
+    case.here().close()  # a library shared between sensors stays open
     before = set(os.listdir("/proc/self/fd"))
     sensor = case.here()
     sensor.read()
@@ -198,7 +198,7 @@ def test_closing_gives_back_its_descriptors(case: Case) -> None:
     assert set(os.listdir("/proc/self/fd")) == before
 
 
-def test_reading_keeps_no_more_descriptors(sensor: Sensor) -> None:
+def test_reading_does_not_leak_descriptors(sensor: Sensor) -> None:
     sensor.read()
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(5):
@@ -206,7 +206,7 @@ def test_reading_keeps_no_more_descriptors(sensor: Sensor) -> None:
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_a_reading_is_cheap(case: Case, sensor: Sensor) -> None:
+def test_reading_cost(case: Case, sensor: Sensor) -> None:
     sensor.read()
     times = []
     for _ in range(30):
@@ -214,5 +214,5 @@ def test_a_reading_is_cheap(case: Case, sensor: Sensor) -> None:
         sensor.read()
         times.append(time.thread_time_ns() - begin)
     cost = sorted(times)[len(times) // 2] / 1e6
-    print(f"{case.name}: {cost:.3f} ms of CPU time a reading (median of {len(times)})")
-    assert cost < case.most_ms
+    print(f"{case.name}: {cost:.3f} ms of CPU time per reading (median of {len(times)})")
+    assert cost < case.max_ms

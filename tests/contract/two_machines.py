@@ -1,7 +1,7 @@
-"""A launcher with two machines: on each, a process of its own runs one trial at a time.
+"""A launcher with two machines, which run one trial at a time in a separate process.
 
-Both are this computer; machine b trains at a third of the speed of a. It is what a launcher for a
-cluster would be, without the network.
+Both are this computer; machine b is three times slower than a. It works like a launcher for a
+cluster, without the network.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 
-from stepscope.errors import CannotTry
+from stepscope.errors import TrialError
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
 from stepscope.studies.launchers.local import LocalLauncher
 from stepscope.trials.heartbeat import Progress
@@ -29,8 +29,8 @@ _FORK = multiprocessing.get_context("fork")
 class TwoMachines:
     machines: Mapping[str, int] = {"a": 1, "b": 1}
 
-    def __init__(self, tell: Callable[[str], None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[str], None]) -> None:
+        self._notify = notify
         self._running: dict[Connection, tuple[Job, BaseProcess]] = {}
 
     def __enter__(self) -> TwoMachines:
@@ -46,46 +46,46 @@ class TwoMachines:
     def start(self, job: Job) -> None:
         assert job.machine in self.machines
         assert all(other.machine != job.machine for other, _ in self._running.values())
-        ours, theirs = _FORK.Pipe(duplex=False)
-        process = _FORK.Process(target=_work, args=(theirs, job, trial_processes.new_token()))
+        receiver, sender = _FORK.Pipe(duplex=False)
+        process = _FORK.Process(target=_work, args=(sender, job, trial_processes.new_token()))
         process.start()
-        theirs.close()
-        self._running[ours] = job, process
+        sender.close()
+        self._running[receiver] = job, process
 
     def wait(self, show: Show) -> list[FinishedTrial]:
-        over: list[FinishedTrial] = []
-        while self._running and not over:
+        finished: list[FinishedTrial] = []
+        while self._running and not finished:
             for pipe in wait(list(self._running)):
                 assert isinstance(pipe, Connection)
                 job, process = self._running[pipe]
                 try:
-                    said = pipe.recv()
+                    received = pipe.recv()
                 except EOFError:
-                    said = FinishedTrial(job, CannotTry(f"machine {job.machine} went down"))
-                if isinstance(said, Progress):
-                    show(job, said)
-                elif isinstance(said, str):
-                    self._tell(said)
+                    received = FinishedTrial(job, TrialError(f"machine {job.machine} went down"))
+                if isinstance(received, Progress):
+                    show(job, received)
+                elif isinstance(received, str):
+                    self._notify(received)
                 else:
                     del self._running[pipe]
                     process.join()
-                    over.append(replace(said, job=job))
-        return over
+                    finished.append(replace(received, job=job))
+        return finished
 
 
 def _work(pipe: Connection, job: Job, token: str) -> None:
-    """A machine, while it runs one job."""
-    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # the machine goes down with who uses it
+    """Run one job on a machine."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # exits with its parent
     if job.machine == "b" and _FORMULA in os.environ:
         os.environ[_FORMULA] = f"({os.environ[_FORMULA]}) / 3"
     lock = machine_lock()
     launcher = LocalLauncher(pipe.send, turns=lock.with_name(f"{job.machine}-{lock.name}"))
-    launcher._trials.token = token  # what names the process that uses us, not this one
+    launcher._trials.token = token  # names the parent, not this process
     try:
         with launcher:
             launcher.start(job)
-            (over,) = launcher.wait(lambda job, progress: pipe.send(progress))
-        pipe.send(over)
+            (finished,) = launcher.wait(lambda job, progress: pipe.send(progress))
+        pipe.send(finished)
     except (KeyboardInterrupt, OSError):
         os._exit(1)
     os._exit(0)

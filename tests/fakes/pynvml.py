@@ -1,4 +1,4 @@
-"""Found as `pynvml` by a process that has this folder before all others on its PYTHONPATH."""
+"""The fake `pynvml`, for processes with this folder at the front of PYTHONPATH."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""CUDA training under watch: steps exact, the allocator's figures told, nothing disturbed."""
+"""Monitored CUDA training: exact steps and allocator statistics, without side effects."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ torch.empty(8 << 30, dtype=torch.uint8, device="cuda")
 """
 
 
-def test_a_cuda_loop_is_seen(watch: Callable[..., Finished]) -> None:
+def test_cuda_loop_is_recorded(watch: Callable[..., Finished]) -> None:
     done = watch(
         sys.executable,
         str(TRAIN),
@@ -50,18 +50,18 @@ def test_a_cuda_loop_is_seen(watch: Callable[..., Finished]) -> None:
     )
 
     assert done.code == 0, done.err
-    assert "hook: DataLoader, optimizer" in done.err
+    assert "tracking epochs and steps (PyTorch DataLoader and optimizer)" in done.err
     summary = done.run.summary()
     assert [row.steps for row in summary.epochs] == [118] * 3
     assert [row.samples for row in summary.epochs] == [30_000] * 3
     assert {"main", "worker"} <= set(summary.roles)
     assert done.run.json["environment"]["gpus"], "the GPU is in the record of the environment"
     for row in summary.epochs:
-        assert row.joules and row.samples_per_joule and row.pcie_to_gpu_gb
+        assert row.joules and row.samples_per_joule and row.pcie_to_gpu_bytes
         assert row.gpu_sm is not None and 0 < row.gpu_sm < 1
 
 
-def test_the_allocators_figures_are_its_own(
+def test_allocator_statistics_are_exact(
     watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     done = watch(sys.executable, python_file(HOLD))
@@ -73,23 +73,23 @@ def test_the_allocators_figures_are_its_own(
     assert peak.value.max() == allocated
     assert series["gpu_reserved_peak", gpu].value.max() == reserved
     assert len(series["gpu_allocated", gpu]) >= 8
-    assert series["gpu_memory_tree", gpu].value.max() > 3 * 2**30
+    assert series["gpu_memory_run", gpu].value.max() > 3 * 2**30
     assert gpu in {facts["uuid"] for facts in done.run.json["environment"]["gpus"]}
 
 
-def test_running_out_of_gpu_memory_is_told(
+def test_gpu_oom_is_reported(
     watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     done = watch(sys.executable, python_file(TOO_MUCH))
 
     assert done.code == 1
-    assert done.run.ending.outcome.value == "gpu_oom"
-    assert "Tried to allocate 8.00 GiB" in done.run.ending.evidence["message"]
+    assert done.run.exit_status.outcome.value == "gpu_oom"
+    assert "Tried to allocate 8.00 GiB" in done.run.exit_status.evidence["message"]
     (ooms,) = [s for (m, _), s in done.run.data.series.items() if m == "gpu_alloc_ooms"]
     assert ooms.value.max() == 1
 
 
-def test_a_script_without_cuda_does_not_get_a_context(
+def test_script_without_cuda_gets_no_context(
     watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     script = python_file(

@@ -1,4 +1,4 @@
-"""What the hook tells of steps on a GPU, and what is made of it."""
+"""Step events of the hook on a GPU, and the resulting diagnosis."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ pytestmark = pytest.mark.gpu
 LOOP = """
 import sys, torch
 from torch.utils.data import DataLoader, TensorDataset
-loader = DataLoader(TensorDataset(torch.randn(4096, 8)), batch_size=16)
+loader = DataLoader(TensorDataset(torch.randn(32768, 8)), batch_size=16)
 model = torch.nn.Linear(8, 1).cuda()
 optimizer = torch.optim.SGD(model.parameters(), 0.01)
 for (rows,) in loader:
     optimizer.zero_grad()
     loss = model(rows.cuda(non_blocking=True)).mean()
-    torch.cuda._sleep(40_000_000)
+    torch.cuda._sleep(8_000_000)
     loss.backward()
     optimizer.step()
     if "read" in sys.argv:
@@ -34,7 +34,7 @@ torch.cuda.synchronize()
 
 
 @pytest.mark.parametrize(("word", "ahead"), [("", True), ("read", False)])
-def test_device_time_of_a_step_and_whether_the_host_is_ahead(
+def test_device_time_of_steps_and_host_ahead(
     word: str, ahead: bool, watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     done = watch(sys.executable, python_file(LOOP), word, options=["--quiet"])
@@ -42,15 +42,15 @@ def test_device_time_of_a_step_and_whether_the_host_is_ahead(
     (trainer,) = load(done.run).trainers
     steps = trainer.device_steps
     assert len(steps) >= 5
-    usual = float(np.median(np.diff(trainer.timeline.steps["t"])))
-    assert float(np.median(steps["a"])) == pytest.approx(usual, rel=0.1)
+    typical = float(np.median(np.diff(trainer.timeline.steps["t"])))
+    assert float(np.median(steps["a"])) == pytest.approx(typical, rel=0.1)
     assert (float((steps["flags"] & 1).mean()) > 0.5) == ahead
 
 
 @pytest.mark.parametrize("name", ["gpu_tiny_kernels", "gpu_healthy_compute"])
-def test_planted_causes_are_named(name: str, watch: Callable[..., Finished]) -> None:
+def test_planted_causes_are_found(name: str, watch: Callable[..., Finished]) -> None:
     (script,) = [each for each in planted_scripts("gpu") if each.name == name]
     done = watch(*script.command(fixed=False, seconds=7), options=["--json", "--quiet"])
     assert done.code == 0, done.err
-    told = json.loads(done.out.splitlines()[-1])  # what the script printed comes before
-    assert told["explained"]["cause"] == script.cause
+    report = json.loads(done.out.splitlines()[-1])  # after the output of the script
+    assert report["diagnosis"]["cause"] == script.cause

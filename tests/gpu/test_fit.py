@@ -1,6 +1,6 @@
-"""`fit` on a real GPU: its answers against fresh processes, and what can go wrong there.
+"""`fit` on a real GPU: its answers are checked with fresh processes, and errors are provoked.
 
-The model of the allocator, which the other tests trust, is held against the real one here.
+The allocator model, which other tests rely on, is compared with the real allocator.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from conftest import trial_environment
-from stepscope.analysis.memory.caching_allocator import growth
-from stepscope.analysis.memory.model import comfortable_bytes
+from stepscope.analysis.memory.caching_allocator import trace_growth
+from stepscope.analysis.memory.model import retry_free_bytes
 from stepscope.fit.memory_budget import choose_gpu
 from stepscope.fit.probes.client import ForkedProbes
 from stepscope.workloads.probing import ProbeRequest
@@ -85,7 +85,7 @@ def workloads(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def prober(workloads: Path) -> Iterator[ForkedProbes]:
-    # In fp32, cuDNN's workspace alone may take gigabytes of a net as small as this.
+    # In fp32, the cuDNN workspace alone may take gigabytes, even for such a small net.
     workload = make_workload(f"{workloads}:plain", {"precision": "bf16"})
     with ForkedProbes(workload, os.environ) as prober:
         yield prober
@@ -93,7 +93,7 @@ def prober(workloads: Path) -> Iterator[ForkedProbes]:
 
 def fit(folder: Path, *words: str | Path, code: int = 0) -> dict[str, Any]:
     done = subprocess.run(
-        [sys.executable, "-m", "stepscope", "fit", *map(str, words), "--json", "--fresh"],
+        [sys.executable, "-m", "stepscope", "fit", *map(str, words), "--json", "--no-cache"],
         capture_output=True,
         text=True,
         timeout=170,
@@ -103,99 +103,105 @@ def fit(folder: Path, *words: str | Path, code: int = 0) -> dict[str, Any]:
     return dict(json.loads(done.stdout)) if done.stdout else {"stderr": done.stderr}
 
 
-def test_the_model_of_the_allocator_holds_what_the_real_one_does(prober: ForkedProbes) -> None:
+def test_the_allocator_model_matches_the_real_allocator(prober: ForkedProbes) -> None:
     small, large = prober.run([ProbeRequest((b,), trace=True) for b in (100, 250)])
     for probed in (small, large):
         assert probed.trace is not None
-        assert comfortable_bytes(probed.trace) == probed.last.reserved_peak
+        assert retry_free_bytes(probed.trace) == probed.last.reserved_peak_bytes
     assert small.trace and large.trace
-    grows = growth(small.trace, 100, large.trace, 250)
-    assert grows is not None
+    growth = trace_growth(small.trace, 100, large.trace, 250)
+    assert growth is not None
     between = prober.run([ProbeRequest((180,))])[0].last
-    assert comfortable_bytes(grows.at(180)) == pytest.approx(between.reserved_peak, rel=0.1)
+    assert retry_free_bytes(growth.at(180)) == pytest.approx(between.reserved_peak_bytes, rel=0.1)
 
 
-def test_a_probe_that_runs_out_says_where_and_leaves_the_others_alone(prober: ForkedProbes) -> None:
+def test_an_oom_is_located_and_does_not_affect_other_probes(prober: ForkedProbes) -> None:
     fine, short = prober.run(
-        [ProbeRequest((16,), LIMIT, turn=True), ProbeRequest((20_000,), LIMIT, turn=True)]
+        [ProbeRequest((16,), LIMIT, exclusive=True), ProbeRequest((20_000,), LIMIT, exclusive=True)]
     )
     assert fine.last.is_ok and fine.last.retries == 0 and fine.last.samples_per_second
     assert short.last.kind == "gpu_oom" and short.last.phase == "step 1"
-    assert short.last.wanted and short.last.missing
+    assert short.last.requested_bytes and short.last.shortfall_bytes
     again = prober.run([ProbeRequest((16,), LIMIT)])[0].last
-    assert (again.allocated_peak, again.parts) == (fine.last.allocated_peak, fine.last.parts)
-    assert again.parts.weights and again.parts.optimizer and again.parts.activations
-
-
-def test_the_answer_passes_and_what_is_above_fails(
-    workloads: Path, prober: ForkedProbes, tmp_path: Path
-) -> None:
-    told = fit(tmp_path, f"{workloads}:plain", "--gpu-memory", "4GiB", *BF16, "--prove")
-    largest, fast = told["largest"], told["fast"]
-    assert told["verdict"] == "fits" and fast["size"] <= largest["size"] < 4096
-    passed = prober.run([ProbeRequest((largest["size"],), LIMIT, 10, 10)] * 3)
-    assert all(each.last.is_ok for each in passed)
-    assert prober.run([ProbeRequest((fast["size"],), LIMIT, 10, 10)])[0].last.retries == 0
-    assert not prober.run([ProbeRequest((largest["above"],), LIMIT, 10, 10)])[0].last.is_ok
-    assert largest["above"] <= 1.02 * largest["size"] + 1
-    assert all(proof["kind"] == "ok" for proof in told["proof"]) and len(told["proof"]) >= 3
-    assert told["composition"]["parts"]["outside"] > 50 << 20
-    assert [card["largest"] for card in told["cards"]] == sorted(
-        card["largest"] for card in told["cards"]
+    assert again.allocated_peak_bytes == fine.last.allocated_peak_bytes
+    assert again.parts == fine.last.parts
+    assert (
+        again.parts.weights_bytes and again.parts.optimizer_bytes and again.parts.activations_bytes
     )
 
 
-def test_a_rank_of_several_also_holds_buckets_of_gradients(
+def test_the_answer_passes_and_the_next_batch_fails(
+    workloads: Path, prober: ForkedProbes, tmp_path: Path
+) -> None:
+    result = fit(tmp_path, f"{workloads}:plain", "--gpu-memory", "4GiB", *BF16, "--verify")
+    largest, recommended = result["max_batch"], result["recommended_batch"]
+    assert result["verdict"] == "fits" and recommended["size"] <= largest["size"] < 4096
+    passed = prober.run([ProbeRequest((largest["size"],), LIMIT, 10, 10)] * 3)
+    assert all(each.last.is_ok for each in passed)
+    assert prober.run([ProbeRequest((recommended["size"],), LIMIT, 10, 10)])[0].last.retries == 0
+    assert not prober.run([ProbeRequest((largest["batch_above"],), LIMIT, 10, 10)])[0].last.is_ok
+    assert largest["batch_above"] <= 1.02 * largest["size"] + 1
+    verification = result["verification"]
+    assert all(each["kind"] == "ok" for each in verification) and len(verification) >= 3
+    assert result["memory_breakdown"]["parts"]["context_bytes"] > 50 << 20
+    predicted = [each["max_batch"] for each in result["predictions"]]
+    assert predicted == sorted(predicted)
+
+
+def test_a_distributed_rank_also_allocates_gradient_buckets(
     workloads: Path, prober: ForkedProbes
 ) -> None:
     workload = make_workload(f"{workloads}:plain", {"ranks": 2, "precision": "bf16"})
     with ForkedProbes(workload, os.environ) as ranks:
         one, of_two = (each.run([ProbeRequest((8,))])[0].last for each in (prober, ranks))
     assert of_two.is_ok, of_two.message
-    assert max(of_two.kept) >= max(one.kept) + one.parts.gradients
+    assert max(of_two.allocated_bytes) >= max(one.allocated_bytes) + one.parts.gradients_bytes
 
 
-def test_the_2019_method(workloads: Path, tmp_path: Path) -> None:
-    told = fit(
+def test_linear2019(workloads: Path, tmp_path: Path) -> None:
+    result = fit(
         tmp_path, f"{workloads}:plain", "--gpu-memory", "9GiB", *BF16, "--method", "linear2019"
     )
-    linear = told["linear"]
-    assert (linear["small"], linear["large"]) == (10, 50) and linear["per_sample"] > 0
-    batches = [batch for _, batch in linear["by_reserve"]]
-    assert batches[0] > batches[1] > batches[2] and linear["layers"] and linear["by_layers"]
+    linear = result["linear2019"]
+    assert (linear["small_batch"], linear["large_batch"]) == (10, 50)
+    assert linear["per_sample_bytes"] > 0
+    batches = [batch for _, batch in linear["max_batch_by_reserve"]]
+    assert batches[0] > batches[1] > batches[2]
+    assert linear["layers"] and linear["max_batch_by_layers"]
 
 
 def test_a_limit_below_the_size_of_the_model(workloads: Path, tmp_path: Path) -> None:
-    told = fit(tmp_path, f"{workloads}:large", "--gpu-memory", "3GiB", code=10)
-    assert told["verdict"] == "does not fit" and "more would be needed" in told["says"]
+    result = fit(tmp_path, f"{workloads}:large", "--gpu-memory", "3GiB", code=10)
+    assert result["verdict"] == "does_not_fit" and "more are needed" in result["summary"]
 
 
-def test_a_leak_is_named(workloads: Path, tmp_path: Path) -> None:
-    told = fit(tmp_path, f"{workloads}:leaks", "--gpu-memory", "4GiB", code=14)
-    assert told["verdict"] == "cannot tell" and "32 MiB more stay" in told["says"]
+def test_a_leak_is_reported(workloads: Path, tmp_path: Path) -> None:
+    result = fit(tmp_path, f"{workloads}:leaks", "--gpu-memory", "4GiB", code=14)
+    assert result["verdict"] == "unknown" and "32 MiB more stay allocated" in result["summary"]
 
 
 def test_memory_that_does_not_grow(workloads: Path, tmp_path: Path) -> None:
-    told = fit(tmp_path, f"{workloads}:no_growth", "--gpu-memory", "4GiB")
-    assert told["verdict"] == "fits" and told["largest"]["size"] == 4096  # all samples there are
-    assert any("no more than 4,096 samples" in note for note in told["notes"])
+    result = fit(tmp_path, f"{workloads}:no_growth", "--gpu-memory", "4GiB")
+    assert result["verdict"] == "fits" and result["max_batch"]["size"] == 4096  # the whole data set
+    assert any("limits the batch to 4,096 samples" in note for note in result["notes"])
 
 
 def test_a_step_that_fails_for_another_reason(workloads: Path, tmp_path: Path) -> None:
-    told = fit(tmp_path, f"{workloads}:wrong", "--gpu-memory", "4GiB", code=4)
-    assert "shapes" in told["stderr"] or "mat1" in told["stderr"]
+    result = fit(tmp_path, f"{workloads}:wrong", "--gpu-memory", "4GiB", code=4)
+    assert "shapes" in result["stderr"] or "mat1" in result["stderr"]
 
 
 @pytest.mark.timeout(300)
-def test_what_others_hold_is_not_ours_and_they_are_named(workloads: Path, tmp_path: Path) -> None:
+def test_memory_of_other_processes_is_not_used(workloads: Path, tmp_path: Path) -> None:
     gpu = choose_gpu(None, os.environ)
     assert gpu is not None
-    held = gpu.free - 6 * GiB
+    used = gpu.free_bytes - 6 * GiB
     with subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(held)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as tenant:
-        assert tenant.stdout and tenant.stdout.readline()
-        told = fit(tmp_path, f"{workloads}:plain")
-        tenant.kill()
-    assert told["room"]["limit"] < 6 * GiB and told["room"]["tenants"]
-    assert 1 < told["largest"]["size"] <= 4096
+        [sys.executable, "-c", HOLD, str(used)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as other:
+        assert other.stdout and other.stdout.readline()
+        result = fit(tmp_path, f"{workloads}:plain")
+        other.kill()
+    assert result["budget"]["limit_bytes"] < 6 * GiB
+    assert result["budget"]["other_processes"]
+    assert 1 < result["max_batch"]["size"] <= 4096

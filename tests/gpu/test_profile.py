@@ -1,4 +1,4 @@
-"""The profiler on a GPU: copies, memory and kernels of steps of which it is known what they do."""
+"""The profiler on a GPU: copies, memory and kernels of steps with known operations."""
 
 from __future__ import annotations
 
@@ -39,35 +39,37 @@ def test_known_steps_on_a_gpu(tmp_path: Path) -> None:
     step()
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
-    told = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0")
+    profiled = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0")
 
-    assert told.get("error") is None and told["missing"] == ""
-    copies = told["copies"]
+    assert profiled.get("error") is None and profiled["missing"] == ""
+    copies = profiled["copies"]
     assert copies["to_device"]["calls"] == STEPS * 2
     assert 0 < copies["to_device"]["pageable_us"] < copies["to_device"]["us"]
     assert copies["within_device"]["calls"] == STEPS and copies["within_device"]["us"] > 0
     assert copies["from_device"]["calls"] == STEPS
-    assert sum(each["us"] for each in copies.values()) == pytest.approx(told["sums"]["memcpy_us"])
-    assert told["memory"]["cuda:0"]["allocated"] == torch.cuda.max_memory_allocated()
-    assert told["memory"]["cuda:0"]["reserved"] == torch.cuda.max_memory_reserved()
+    assert sum(each["us"] for each in copies.values()) == pytest.approx(
+        profiled["sums"]["memcpy_us"]
+    )
+    assert profiled["memory"]["cuda:0"]["allocated"] == torch.cuda.max_memory_allocated()
+    assert profiled["memory"]["cuda:0"]["reserved"] == torch.cuda.max_memory_reserved()
 
-    operators = {row["name"]: row for row in told["operators"]}
+    operators = {row["name"]: row for row in profiled["operators"]}
     assert operators["aten::mm"]["calls"] == STEPS
     assert operators["aten::mm"]["self_cuda_us"] > 0
     assert operators["cudaLaunchKernel"]["kind"] == "runtime"
-    sums = told["sums"]
+    sums = profiled["sums"]
     assert sums["launches"] == sums["kernels"] >= 2 * STEPS
     assert sums["memcpy_us"] > 0 and sums["synchronize_cpu_us"] > 0
-    in_operators = sum(row["self_cuda_us"] for row in told["operators"])
+    in_operators = sum(row["self_cuda_us"] for row in profiled["operators"])
     on_device = sums["kernel_us"] + sums["memcpy_us"] + sums["memset_us"]
-    assert in_operators == pytest.approx(on_device, rel=0.02), "what operators started is all"
+    assert in_operators == pytest.approx(on_device, rel=0.02), "operators cover all device time"
 
-    profile = from_json(RankProfile, told)
+    profile = from_json(RankProfile, profiled)
     assert profile.copies
     assert "mm" in profile.operators[0].name or "copy_" in profile.operators[0].name
 
 
-def test_kernels_are_those_of_the_trace(tmp_path: Path) -> None:
+def test_kernels_match_the_trace(tmp_path: Path) -> None:
     import torch
     from torch import nn
 
@@ -82,13 +84,13 @@ def test_kernels_are_those_of_the_trace(tmp_path: Path) -> None:
         optimizer.step()
 
     step()
-    told = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0")
+    profiled = profile_steps(step, STEPS, tmp_path / "trace0.json.gz", "cuda:0")
     events = json.loads(gzip.decompress((tmp_path / "trace0.json.gz").read_bytes()))["traceEvents"]
     kernels = [event for event in events if event.get("cat") == "kernel"]
-    assert told["sums"]["kernels"] == len(kernels) > 10 * STEPS
-    assert told["sums"]["kernel_us"] == pytest.approx(sum(e["dur"] for e in kernels), rel=0.01)
-    names = {row["name"]: row["calls"] for row in told["kernels"]}
+    assert profiled["sums"]["kernels"] == len(kernels) > 10 * STEPS
+    assert profiled["sums"]["kernel_us"] == pytest.approx(sum(e["dur"] for e in kernels), rel=0.01)
+    names = {row["name"]: row["calls"] for row in profiled["kernels"]}
     assert names == Counter(event["name"] for event in kernels)
-    operators = {row["name"]: row for row in told["operators"]}
+    operators = {row["name"]: row for row in profiled["operators"]}
     assert operators["aten::convolution_backward"]["self_cuda_us"] > 0
     assert operators["aten::convolution_backward"]["calls"] == STEPS

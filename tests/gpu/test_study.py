@@ -1,4 +1,4 @@
-"""Studies on a real GPU: what is measured there, memory that runs out, and who else is on it."""
+"""Studies on a real GPU: measurements, OOM, and interference of another process."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ledger(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.timeout(300)
-def test_memory_runs_out_and_what_needs_more_is_skipped(tmp_path: Path) -> None:
-    told = run(
+def test_larger_trials_are_skipped_after_an_oom(tmp_path: Path) -> None:
+    results = run(
         tmp_path,
         """
 workload: resnet50
@@ -49,30 +49,29 @@ fixed: {data: resident, steps: 20, samples: 256}
 factors:
   batch_size: [16, 128, 256]
   gpu_memory: [3GiB, 40GiB]
-blocks: {sentinel: none}
+blocks: {reference: none}
 oom: {test: 0}
 seed: 2
 """,
     )
-    results = {
+    lines = {
         (line["settings"]["batch_size"], line["settings"]["gpu_memory"] >> 30): line
         for line in ledger(tmp_path)
     }
-    good = results[16, 40]
+    good = lines[16, 40]
     assert good["outcome"] == "ok"
     for key in ("gpu_utilization", "gpu_sm", "gpu_memory_peak", "joules_per_sample"):
         assert good["values"][key] > 0, key
-    small = [line for (_, limit), line in results.items() if limit == 3]
+    small = [line for (_, limit), line in lines.items() if limit == 3]
     assert "gpu_oom" in {line["outcome"] for line in small}
-    tried = len(results)
-    skipped = [each for each in told["skipped"] if "gpu_oom already" in each["reason"]]
-    assert tried + len(skipped) == 6
-    responses = {effects["response"] for effects in told["effects"]}
-    assert {"samples_per_second", "gpu_memory_peak", "joules_per_sample"} <= responses
+    skipped = [each for each in results["skipped"] if "gpu_oom already" in each["reason"]]
+    assert len(lines) + len(skipped) == 6
+    responses = {effects["response"] for effects in results["effects"]}
+    assert {"samples_per_second", "gpu_memory_peak_bytes", "joules_per_sample"} <= responses
 
 
 @pytest.mark.timeout(300)
-def test_another_process_on_the_gpu_flags_the_block(tmp_path: Path) -> None:
+def test_other_process_on_the_gpu_is_interference(tmp_path: Path) -> None:
     other = subprocess.Popen([sys.executable, "-c", MULTIPLY], stdout=subprocess.PIPE)
     try:
         assert other.stdout is not None and other.stdout.readline() == b"ready\n"
@@ -82,11 +81,11 @@ def test_another_process_on_the_gpu_flags_the_block(tmp_path: Path) -> None:
 workload: resnet18
 fixed: {data: resident, seconds: 3, samples: 64}
 factors: {batch_size: [32]}
-blocks: {sentinel: none, reruns: 0}
+blocks: {reference: none, reruns: 0}
 """,
         )
     finally:
         other.kill()
         other.wait()
     (line,) = ledger(tmp_path)
-    assert any("used its GPU" in text for text in line["noise"]), line
+    assert any(reason["kind"] == "gpu" for reason in line["interference"]), line

@@ -1,4 +1,4 @@
-"""Trials on a real GPU: the papers' models and others, limits of its memory, what is left of it."""
+"""Trials on a real GPU: models, GPU memory limits and clean-up."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepscope.sensors.gpu.nvml import open_nvml
 pytestmark = pytest.mark.gpu
 Trial = Callable[..., Tried]
 
-OF_THE_PAPERS = (
+PAPER_MODELS = (
     "alexnet",
     "vgg16",
     "inception_v3",
@@ -24,25 +24,32 @@ OF_THE_PAPERS = (
     "r3d_18",
     "cnn",
 )
-OTHERS = ("vit_b_16", "convnext_tiny", "efficientnet_b0", "mobilenet_v3_large", "swin_t", "lstm")
+OTHER_MODELS = (
+    "vit_b_16",
+    "convnext_tiny",
+    "efficientnet_b0",
+    "mobilenet_v3_large",
+    "swin_t",
+    "lstm",
+)
 
 
-@pytest.mark.parametrize("model", [*OF_THE_PAPERS, *OTHERS])
+@pytest.mark.parametrize("model", [*PAPER_MODELS, *OTHER_MODELS])
 def test_models(trial: Trial, model: str) -> None:
     done = trial(
         model, "--batch-size", "16", "--samples", "64", "--steps", "20", "--precision", "bf16"
     )
     assert done.code == 0, done.err
-    told = done.told
-    assert told["device"].startswith("cuda") and told["steps"] == 20
-    assert told["samples_per_second"] > 0 and told["compute_seconds"] > 0
-    assert told["copy_seconds"] > 0 and told["data_wait_share"] is not None
-    assert told["reserved_peak_bytes"] >= told["allocated_peak_bytes"] > 1e6
-    assert told["host_memory_peak_bytes"] > 5e8
+    result = done.told
+    assert result["device"].startswith("cuda") and result["steps"] == 20
+    assert result["samples_per_second"] > 0 and result["compute_seconds"] > 0
+    assert result["copy_seconds"] > 0 and result["data_wait_share"] is not None
+    assert result["reserved_peak_bytes"] >= result["allocated_peak_bytes"] > 1e6
+    assert result["host_memory_peak_bytes"] > 5e8
 
 
-def test_gpu_oom_and_what_comes_after(trial: Trial) -> None:
-    """The allocator's words with their sizes; then nothing is held, and the next trial runs."""
+def test_gpu_oom_and_the_next_trial(trial: Trial) -> None:
+    """The message of the allocator is kept, all memory is released, and the next trial runs."""
     done = trial(
         "resnet50",
         "--batch-size",
@@ -57,11 +64,14 @@ def test_gpu_oom_and_what_comes_after(trial: Trial) -> None:
         "256",
     )
     assert done.code == 10, done.err
-    told = done.told
-    assert told["outcome"] == "gpu_oom"
-    assert "Tried to allocate" in done.run.ending.evidence["message"]
-    assert done.run.json["limits"]["gpu_memory"] == {"asked": 4 << 30, "by": "framework"}
-    assert told["left"] == []
+    result = done.told
+    assert result["outcome"] == "gpu_oom"
+    assert "Tried to allocate" in done.run.exit_status.evidence["message"]
+    assert done.run.json["limits"]["gpu_memory"] == {
+        "requested": 4 << 30,
+        "enforced_by": "framework",
+    }
+    assert result["leftovers"] == []
     for gpu in open_nvml().gpus:
         assert gpu.memory_used() < 4e9
     smaller = trial(
@@ -97,12 +107,12 @@ def test_data_from_files(trial: Trial) -> None:
         "--channels-last",
         "--precision",
         "fp16",
-        "--cache",
+        "--page-cache",
         "cold",
     )
     assert done.code == 0, done.err
     assert done.told["workload"]["pin"] is True
-    assert done.told["closing_seconds"] < 3
+    assert done.told["shutdown_seconds"] < 3
     run = done.run
     assert run.summary().totals["gpu_pcie_received"] > 32 * 40 * 3 * 224 * 224 * 4 * 0.9
 
@@ -125,8 +135,8 @@ def test_video(trial: Trial) -> None:
     assert done.code == 0, done.err
 
 
-def test_numbers_make_a_difference(trial: Trial) -> None:
-    """True fp32 is slower than TF32, and that slower than bf16; compiled is at least not broken."""
+def test_precision_changes_throughput(trial: Trial) -> None:
+    """fp32 is slower than TF32, which is slower than bf16."""
     rates = {}
     for precision in ("fp32", "tf32", "bf16"):
         done = trial(
@@ -154,7 +164,7 @@ def test_compiled(trial: Trial) -> None:
     assert done.code == 0, done.err
 
 
-def test_no_such_gpu(trial: Trial) -> None:
+def test_unavailable_gpus_and_limits(trial: Trial) -> None:
     done = trial("cnn", "--gpus", "7", "--steps", "8")
     assert done.code == 5 and "GPU" in done.err
     many = trial("cnn", "--ranks", "3", "--steps", "8", "--samples", "512")
@@ -163,7 +173,7 @@ def test_no_such_gpu(trial: Trial) -> None:
     assert too_much.code in (4, 5), too_much.err
 
 
-def test_no_gpu_at_all(trial: Trial) -> None:
+def test_cpu_on_a_machine_with_a_gpu(trial: Trial) -> None:
     done = trial("cnn", "--device", "cpu", "--steps", "8", "--samples", "512")
     assert done.code == 0, done.err
     assert done.told["device"] == "cpu"

@@ -1,4 +1,4 @@
-"""What we say of a tree against what its processes say of themselves."""
+"""The measurements of a process tree, compared with those of its processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PythonFile = Callable[[str], str]
 
 pytestmark = pytest.mark.quiet
 
-REPORTS = """
+REPORTING = """
 import json, os, sys, time
 FOLDER = {folder!r}
 
@@ -25,7 +25,7 @@ def burn(seconds):
         pass
 
 def report(**more):
-    # The last thing a process does: os._exit skips what would still cost time.
+    # The last action of a process: os._exit skips everything that would still take CPU time.
     with open(os.path.join(FOLDER, str(os.getpid())), "w") as file:
         json.dump(dict(cpu=time.process_time(), **more), file)
 
@@ -51,7 +51,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 CPU_TREES = {
-    # Most of them live and die between two samples.
+    # Most of them start and exit between two samples.
     "short-lived": "for _ in range(60): os.waitpid(child(0.03), 0)",
     "parallel": "[child(0.6) for _ in range(3)]\nfor _ in range(3): os.wait()",
     "grandchildren": """
@@ -62,7 +62,7 @@ for _ in range(3):
         os._exit(0)
     os.wait()
 """,
-    # Orphans: nobody in the tree waits for them, the watcher does.
+    # Orphans: no process of the tree reaps them, the monitor does.
     "double-forked": """
 for _ in range(12):
     if os.fork() == 0:
@@ -73,7 +73,7 @@ for _ in range(12):
     os.wait()
 burn(0.4)
 """,
-    # Their parent lets the kernel bury them: only what was sampled while they lived can be known.
+    # Their parent reaps them late: they stay zombies for some time.
     "zombies kept": """
 for _ in range(4): child(0.2)
 time.sleep(0.6)
@@ -87,24 +87,24 @@ for _ in range(4): os.wait()
 def test_cpu_of_a_tree_within_two_percent(
     watch: Watch, python_file: PythonFile, folder: Path, tree: str
 ) -> None:
-    script = python_file(REPORTS.format(folder=str(folder)) + CPU_TREES[tree] + "\nreport()\n")
+    script = python_file(REPORTING.format(folder=str(folder)) + CPU_TREES[tree] + "\nreport()\n")
 
     done = watch(sys.executable, "-S", script, options=["--wait-tree", "--no-hook"])
 
-    told = reported(folder, "cpu")
+    expected = reported(folder, "cpu")
     measured = done.run.summary().core_seconds
-    # What a process spends after it reported (writing the report, exiting) is ours to see, not its
-    # to tell: about a millisecond each.
-    unseen = 0.001 * len(list(folder.iterdir())) + 0.01
+    # Processes do not report the time that they spend after their report (writing it, exiting),
+    # about a millisecond each.
+    unreported = 0.001 * len(list(folder.iterdir())) + 0.01
     assert measured is not None
-    assert told * 0.98 <= measured <= told * 1.02 + unseen, (told, measured)
+    assert expected * 0.98 <= measured <= expected * 1.02 + unreported, (expected, measured)
 
 
 def test_cpu_by_role_adds_up_to_the_tree(
     watch: Watch, python_file: PythonFile, folder: Path
 ) -> None:
     script = python_file(
-        REPORTS.format(folder=str(folder)) + CPU_TREES["parallel"] + "\nreport()\n"
+        REPORTING.format(folder=str(folder)) + CPU_TREES["parallel"] + "\nreport()\n"
     )
 
     done = watch(sys.executable, script, options=["--wait-tree"])
@@ -116,7 +116,7 @@ def test_cpu_by_role_adds_up_to_the_tree(
         for role in run.summary().roles
     }
     assert sum(by_role.values()) == pytest.approx(run.summary().core_seconds, rel=0.001)
-    assert by_role["other"] == pytest.approx(1.8, rel=0.05), "the children are not main's"
+    assert by_role["other"] == pytest.approx(1.8, rel=0.05), "the children are not counted as main"
 
 
 def test_forked_data_set_is_not_counted_once_per_worker(
@@ -138,7 +138,7 @@ for _ in range(4): os.wait()
     summary = watch(sys.executable, script).run.summary()
 
     by_metric = {s.metric: s.max for s in summary.statistics if s.entity == "tree"}
-    assert by_metric["rss"] > 4.5 * size, "every process shows the shared pages as its own"
+    assert by_metric["rss"] > 4.5 * size, "the RSS of every process includes the shared pages"
     assert 0.95 * size < by_metric["pss"] < 1.4 * size
     assert 0.95 * size < by_metric["memory"] < 1.6 * size
 
@@ -153,7 +153,7 @@ def write(i):
     with open({str(tmp_path)!r} + f"/piece{{i}}", "wb") as file:
         file.write(b"x" * {size})
 """
-    how = {
+    body = {
         "itself": f"for i in range({pieces}): write(i); time.sleep(0.03)",
         "in short-lived children": f"""
 for i in range({pieces}):
@@ -170,7 +170,7 @@ for i in range({pieces}):
     time.sleep(0.03)
 """,
     }[where]
-    script = python_file("import os, time\n" + write + how)
+    script = python_file("import os, time\n" + write + body)
 
     done = watch(sys.executable, "-S", script, options=["--wait-tree", "--no-hook"])
 

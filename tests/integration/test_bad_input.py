@@ -1,4 +1,4 @@
-"""What a user gets wrong ends in one line, a documented code, and nothing touched."""
+"""Invalid input ends with one line and a documented exit code, and changes nothing."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ def check_one_line(done: Finished, *words: str) -> None:
     assert done.err.startswith("stepscope: ") and done.err.count("\n") == 1, done.err
     for word in words:
         assert word in done.err
-    assert not done.runs.exists() or not list(done.runs.iterdir()), "nothing else is touched"
+    assert not done.runs.exists() or not list(done.runs.iterdir()), "no run folder is left"
 
 
-def test_a_command_that_does_not_exist(watch: Watch) -> None:
+def test_command_not_found(watch: Watch) -> None:
     done = watch("no-such-command-anywhere")
     assert done.code == 127
-    check_one_line(done, "There is no command no-such-command-anywhere")
+    check_one_line(done, "Command not found: `no-such-command-anywhere`")
 
 
-def test_a_script_without_its_interpreter(watch: Watch) -> None:
+def test_script_without_its_interpreter(watch: Watch) -> None:
     done = watch("train.py")
     assert done.code == 127
     check_one_line(done, "stepscope run -- python train.py")
 
 
-def test_a_command_that_cannot_be_executed(watch: Watch, tmp_path: Path) -> None:
+def test_command_not_executable(watch: Watch, tmp_path: Path) -> None:
     plain = tmp_path / "plain.txt"
     plain.write_text("text")
     done = watch(str(plain))
@@ -48,20 +48,20 @@ def test_a_command_that_cannot_be_executed(watch: Watch, tmp_path: Path) -> None
     check_one_line(done, "cannot be executed", "#!/bin/sh")
 
 
-def test_a_pattern_that_is_no_regex(watch: Watch) -> None:
+def test_invalid_epoch_pattern(watch: Watch) -> None:
     done = watch("true", options=["--epoch-pattern", "epoch ("])
     assert done.code == 125
-    check_one_line(done, "'epoch ('", "For example")
+    check_one_line(done, "'epoch ('", "for example")
 
 
-def test_an_interval_that_is_not_possible(watch: Watch) -> None:
+def test_interval_out_of_range(watch: Watch) -> None:
     for interval in ("0", "-1", "nan", "0.001"):
         done = watch("true", options=["--interval", interval])
         assert done.code == 125, interval
         check_one_line(done, "0.02 to 60")
 
 
-def test_a_folder_that_cannot_be_written(watch: Watch, tmp_path: Path) -> None:
+def test_unwritable_output_folder(watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     done = watch("true", options=["--out", str(tmp_path / "file" / "runs")])
     assert done.code == 125
@@ -88,19 +88,19 @@ def kept_run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (lambda folder: (folder / "run.json").unlink(), "it has no run.json"),
         (lambda folder: (folder / "run.json").write_text("{"), "cannot be read"),
-        (lambda folder: (folder / "run.json").write_text("[]"), "does not describe a run"),
+        (lambda folder: (folder / "run.json").write_text("[]"), "is not the run.json of a run"),
         (lambda folder: (folder / "run.json").write_text('{"format": 99}'), "Upgrade"),
-        (lambda folder: (folder / "run.json").write_text('{"format": 1}'), "lacks clock"),
+        (lambda folder: (folder / "run.json").write_text('{"format": 1}'), "has no `clock`"),
         (
             lambda folder: (folder / "run.json").write_text(
-                '{"format": 1, "clock": {}, "watcher": {}, "ending": {}}'
+                '{"format": 1, "clock": {}, "monitor": {}, "exit_status": {}}'
             ),
-            "cannot be understood",
+            "is invalid",
         ),
         (lambda folder: (folder / "host.0000.parquet").write_bytes(b"PAR1"), "cannot be read"),
     ],
 )
-def test_a_damaged_run_folder(
+def test_damaged_run_folder(
     kept_run: Path, tmp_path: Path, damage: Callable[[Path], object], words: str
 ) -> None:
     folder = Path(shutil.copytree(kept_run, tmp_path / "run"))
@@ -113,8 +113,8 @@ def test_a_damaged_run_folder(
     assert words in done.stderr
 
 
-def test_no_such_run(tmp_path: Path) -> None:
-    for arguments in ([str(tmp_path / "nowhere")], []):
+def test_missing_run(tmp_path: Path) -> None:
+    for arguments in ([str(tmp_path / "missing")], []):
         done = subprocess.run(
             [*STEPSCOPE, "report", *arguments], capture_output=True, text=True, cwd=tmp_path
         )
@@ -123,7 +123,7 @@ def test_no_such_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [("report", "--json"), ("top", "--json"), ("report",)])
-def test_output_that_cannot_be_written_is_one_line(
+def test_unwritable_output_is_reported_in_one_line(
     tmp_path: Path, command: tuple[str, ...]
 ) -> None:
     write_run(tmp_path / "run")
@@ -135,4 +135,4 @@ def test_output_that_cannot_be_written_is_one_line(
             text=True,
         )
     assert done.returncode == 1
-    assert done.stderr == "stepscope: The output cannot be written: No space left on device\n"
+    assert done.stderr == "stepscope: Cannot write to standard output: No space left on device\n"

@@ -1,4 +1,4 @@
-"""`stepscope doctor` on this machine, as it is and with a sensor that lies."""
+"""`stepscope doctor` on this machine, with correct sensors and with a wrong one."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from conftest import STEPSCOPE
 from stepscope.opened_run import open_run
 from stepscope.runs.reader import latest_run
 
-# The very program, with a sensor that sees half of what is written and all of it as reads, too.
-LIAR = """
+# stepscope with a sensor that counts half of the written bytes.
+WRONG_SENSOR = """
 from stepscope.sensors.process import IoSensor
-honest = IoSensor._amounts
+original = IoSensor._amounts
 def halved(self, pid):
-    amounts = honest(self, pid)
+    amounts = original(self, pid)
     return amounts and [amounts[0], amounts[1] // 2, *amounts[2:]]
 IoSensor._amounts = halved
 from stepscope.cli.app import main
@@ -31,11 +31,11 @@ main()
 pytestmark = pytest.mark.quiet
 HOST = (
     "CPU",
-    "CPU of a worker",
-    "CPU of the machine",
-    "CPU of the cgroup",
+    "Worker CPU",
+    "Host CPU",
+    "Cgroup CPU",
     "Memory",
-    "Disk written",
+    "Disk write",
     "Disk read",
     "Loopback",
     "/dev/shm",
@@ -53,40 +53,41 @@ def doctor(*options: str, program: list[str] | None = None, **more: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Path]:
-    """A whole examination, the run kept."""
+    """A complete check, with the run kept."""
     out = tmp_path_factory.mktemp("doctor")
     return doctor("--json", "--no-gpu", "--keep", "--out", str(out)), out
 
 
-def test_the_sensors_of_this_machine_tell_the_truth(healthy: tuple[Any, Path]) -> None:
+def test_sensors_of_this_machine_are_correct(healthy: tuple[Any, Path]) -> None:
     done, _ = healthy
-    found = json.loads(done.stdout)
-    wrong = [verdict for verdict in found["self_test"] if verdict["state"] == "wrong"]
+    report = json.loads(done.stdout)
+    wrong = [result for result in report["self_test"] if result["state"] == "wrong"]
     assert wrong == []
-    assert (done.returncode, found["ok"], done.stderr) == (0, True, "")
-    states = {verdict["name"]: verdict["state"] for verdict in found["self_test"]}
+    assert (done.returncode, report["ok"], done.stderr) == (0, True, "")
+    states = {result["name"]: result["state"] for result in report["self_test"]}
     for name in HOST:
-        assert states[name] in ("ok", "not tried"), name
-    # These can be tried everywhere.
-    for name in ("CPU", "CPU of a worker", "CPU of the machine", "Memory", "Loopback"):
+        assert states[name] in ("ok", "not tested"), name
+    # These can be tested everywhere.
+    for name in ("CPU", "Worker CPU", "Host CPU", "Memory", "Loopback"):
         assert states[name] == "ok", name
-    assert states["PCIe to GPU"] == "not tried"
+    assert states["PCIe to GPU"] == "not tested"
 
 
 def test_every_sensor_has_a_state_and_a_cost(healthy: tuple[Any, Path]) -> None:
-    found = json.loads(healthy[0].stdout)
-    sensors = {sensor["name"]: sensor for sensor in found["sensors"]}
-    for name in ("process", "process io", "host", "shm", "network", "watcher"):
-        assert sensors[name]["state"] in ("works", "in part")
+    report = json.loads(healthy[0].stdout)
+    sensors = {sensor["name"]: sensor for sensor in report["sensors"]}
+    for name in ("process", "process io", "host", "shm", "network", "monitor"):
+        assert sensors[name]["state"] in ("works", "partial")
         assert 0 < sensors[name]["cost_s"] < 0.02
         assert 0 < sensors[name]["core_share"] < 0.1
     for sensor in sensors.values():
         assert sensor["state"] == "works" or sensor["missing"], sensor["name"]
-    assert 0 < found["watcher_cores"] < 0.2
-    assert {"CPUs", "Memory", "Disk"} <= {remark["topic"] for remark in found["surroundings"]}
+    assert 0 < report["monitor_cores"] < 0.2
+    topics = {remark["topic"] for remark in report["machine"]}
+    assert {"CPUs", "CPU load", "Memory", "Disk"} <= topics
 
 
-def test_the_run_is_kept_with_its_report(healthy: tuple[Any, Path]) -> None:
+def test_run_is_kept_with_its_report(healthy: tuple[Any, Path]) -> None:
     done, out = healthy
     run = open_run(latest_run(out))
     assert json.loads(done.stdout)["run"] == str(run.path)
@@ -94,36 +95,37 @@ def test_the_run_is_kept_with_its_report(healthy: tuple[Any, Path]) -> None:
     assert {name for name, *_ in run.summary().phases} >= {"burn", "worker", "write", "read"}
 
 
-def test_a_sensor_that_lies_is_found(tmp_path: Path) -> None:
-    liar = doctor(
+def test_wrong_sensor_is_detected(tmp_path: Path) -> None:
+    done = doctor(
         "--no-gpu",
         "--out",
         str(tmp_path),
-        program=[sys.executable, "-c", LIAR],
+        program=[sys.executable, "-c", WRONG_SENSOR],
         env={**os.environ, "COLUMNS": "80"},
     )
-    assert liar.returncode == 1, liar.stdout
-    (advice,) = [line for line in liar.stdout.splitlines() if line.startswith("Do not trust:")]
-    assert "Disk written" in advice
-    (line,) = [line for line in liar.stdout.splitlines() if line.startswith("Disk written")]
-    assert line.split() == ["Disk", "written", "wrong", "67.1", "MB", "33.6", "MB"]
-    assert "50 % of what was done" in liar.stdout
-    assert max(map(len, liar.stdout.splitlines())) <= 80
-    assert list(tmp_path.iterdir()) == [], "nothing is left behind"
+    assert done.returncode == 1, done.stdout
+    lines = done.stdout.splitlines()
+    (conclusion,) = [line for line in lines if line.startswith("Wrong readings:")]
+    assert "Disk write" in conclusion
+    (row,) = [line for line in lines if line.startswith("Disk write")]
+    assert row.split() == ["Disk", "write", "wrong", "64.0", "MiB", "32.0", "MiB"]
+    assert "50 % of expected" in done.stdout
+    assert max(map(len, lines)) <= 80
+    assert list(tmp_path.iterdir()) == [], "the run is removed"
 
 
-def test_quick_is_quick_and_tests_nothing(tmp_path: Path) -> None:
+def test_quick_skips_the_self_test(tmp_path: Path) -> None:
     begun = time.monotonic()
     done = doctor("--quick", env={**os.environ, "TMPDIR": str(tmp_path)}, cwd=tmp_path)
     assert time.monotonic() - begun < 10
     assert done.returncode == 0, done.stderr
     headings = [line.strip() for line in done.stdout.splitlines() if line.strip().isalpha()]
-    assert headings == ["Sensors", "Surroundings"]
+    assert headings == ["Sensors", "Machine"]
     assert "was not tested (--quick)" in done.stdout
     assert list(tmp_path.iterdir()) == []
 
 
-def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_ctrl_c_removes_the_run(tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*STEPSCOPE, "doctor", "--out", str(tmp_path)],
         stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""`stepscope fit` as its user meets it: mistakes, interruptions, and an answer on the CPU.
+"""`stepscope fit` on the command line: errors, interruptions, and a result on the CPU.
 
-No GPU is visible here, so that every machine gives the same answers.
+No GPU is visible, so that every machine gives the same results.
 """
 
 from __future__ import annotations
@@ -44,100 +44,110 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("model", "options", "code", "said"),
+    ("model", "options", "code", "message"),
     [
-        ("resnt50", {}, 4, "no model 'resnt50'. Did you mean resnet50"),
-        ("train.py:workload", {}, 4, "There is no file train.py"),
-        ("cnn", {"batch_size": 8}, 4, "--batch-size is not for a fit to be told"),
-        ("cnn", {"seconds": 8.0}, 4, "--seconds is not for a fit to be told"),
-        ("cnn", {"precision": "fp8"}, 4, "--precision fp8 is not known"),
-        ("cnn", {"memory": "lots"}, 5, "'lots' is no size"),
-        ("cnn", {"memory": "1MiB"}, 5, "--memory 1 MiB is too small"),
-        ("cnn", {"memory": "900TiB"}, 5, "--memory 900 TiB is more than there is"),
-        ("cnn", {"gpu_memory": "8GiB"}, 5, "--gpu-memory is about a GPU, and there is none"),
-        ("cnn", {"cards": ["11GiB"]}, 5, "--cards is about a GPU"),
-        ("cnn", {"cards": ["big"]}, 5, "'big' is no size"),
-        ("cnn", {"gpus": ["none"]}, 5, "--gpus none names no GPU"),
-        ("cnn", {"device": "cuda"}, 5, "There is no GPU here"),
+        ("resnt50", {}, 4, "Unknown model 'resnt50'. Did you mean 'resnet50'"),
+        ("train.py:workload", {}, 4, "No such file: train.py"),
+        ("cnn", {"batch_size": 8}, 4, "`fit` finds the batch size. Remove --batch-size"),
+        ("cnn", {"seconds": 8.0}, 4, "`fit` decides how long a probe trains. Remove --sec"),
+        ("cnn", {"precision": "fp8"}, 4, "Unknown precision 'fp8'"),
+        ("cnn", {"memory": "lots"}, 5, "Invalid size 'lots'"),
+        ("cnn", {"memory": "1MiB"}, 5, "`--memory 1MiB` must be at least 64 MiB"),
+        ("cnn", {"memory": "900TiB"}, 5, "`--memory 900TiB` exceeds the available"),
+        ("cnn", {"gpu_memory": "8GiB"}, 5, "`--gpu-memory` needs a GPU, but no usable GPU"),
+        ("cnn", {"predict_for": ["11GiB"]}, 5, "`--predict-for` needs a GPU"),
+        ("cnn", {"predict_for": ["big"]}, 5, "Invalid size 'big'"),
+        ("cnn", {"gpus": ["none"]}, 5, "Invalid GPU 'none' in --gpus"),
+        ("cnn", {"device": "cuda"}, 5, "`--device cuda` needs a GPU, but no usable GPU"),
         (
             "cnn",
             {"device": "cpu", "gpus": ["0"]},
             5,
-            "--device cpu leaves out the GPU that --gpus 0",
+            "`--device cpu` and `--gpus 0` exclude each other",
         ),
-        ("cnn", {"device": "cpu", "gpu_memory": "1GiB"}, 5, "and --device cpu leaves it out"),
-        ("cnn", {"device": "cpu", "cards": ["1GiB"]}, 5, "and --device cpu leaves it out"),
+        ("cnn", {"device": "cpu", "gpu_memory": "1GiB"}, 5, "but `--device cpu` is set"),
+        ("cnn", {"device": "cpu", "predict_for": ["1GiB"]}, 5, "but `--device cpu` is set"),
         (
             "cnn",
             {"method": "linear2019"},
             5,
-            "--method linear2019 is about a GPU, and there is none",
+            "`--method linear2019` needs a GPU, but no usable GPU",
         ),
-        ("cnn", {"method": "linear"}, 5, "--method linear is not known. Did you mean linear2019"),
-        ("cnn", {"hang": 0.0}, 5, "--hang 0 is no time"),
-        ("cnn", {"headroom": "much"}, 5, "'much' is no size"),
-        ("cnn", {"headroom": "-1"}, 5, "'-1' is no size"),
-        ("cnn", {"headroom": "x%"}, 5, "--headroom x% is no percentage"),
-        ("cnn", {"headroom": "nan%"}, 5, "--headroom nan% is no percentage"),
-        ("cnn", {"headroom": "100%"}, 5, "leaves nothing to fit into"),
-        ("cnn", {"headroom": "2GiB", "memory": "1GiB"}, 5, "--headroom 2 GiB leaves nothing of"),
+        ("cnn", {"method": "linear"}, 5, "Unknown method 'linear'. Did you mean 'linear2019'"),
+        ("cnn", {"stall_timeout": 0.0}, 5, "`--stall-timeout 0` must be greater than 0"),
+        ("cnn", {"headroom": "much"}, 5, "Invalid size 'much'"),
+        ("cnn", {"headroom": "-1"}, 5, "Invalid size '-1'"),
+        ("cnn", {"headroom": "x%"}, 5, "Invalid percentage 'x%' in `--headroom`"),
+        ("cnn", {"headroom": "nan%"}, 5, "Invalid percentage 'nan%' in `--headroom`"),
+        ("cnn", {"headroom": "100%"}, 5, "`--headroom 100%` leaves no memory"),
+        ("cnn", {"headroom": "2GiB", "memory": "1GiB"}, 5, "`--headroom 2 GiB` leaves none of"),
     ],
 )
-def test_a_mistake_is_told(model: str, options: dict[str, Any], code: int, said: str) -> None:
+def test_invalid_arguments(model: str, options: dict[str, Any], code: int, message: str) -> None:
     with pytest.raises(StepscopeError) as error:
         stepscope.fit(model, **options)
-    assert said in str(error.value) and error.value.exit_code == code
+    assert message in str(error.value) and error.value.exit_code == code
 
 
 def workload() -> None:
-    """At the top of this file, which would be imported."""
+    """A function at the top level of a file, which probes could import."""
 
 
-def test_a_function_is_found_by_its_place() -> None:
-    """The mistake is another one: it was found, or there would be no talk of methods."""
-    with pytest.raises(StepscopeError, match="--method none is not known"):
+def test_a_function_can_be_passed() -> None:
+    """The error is about the method, so the function was found."""
+    with pytest.raises(StepscopeError, match="Unknown method 'none'"):
         stepscope.fit(workload, method="none")
 
 
-def test_a_function_that_no_other_process_finds_is_refused() -> None:
+def test_a_function_that_cannot_be_imported_is_rejected() -> None:
     def within() -> None: ...
 
     for function in (lambda: None, within, print, int):
-        with pytest.raises(StepscopeError, match="cannot be found by another process"):
+        with pytest.raises(StepscopeError, match="cannot be imported by another process"):
             stepscope.fit(function)
 
 
-def test_a_function_that_was_typed_in_is_refused() -> None:
+def test_a_function_without_a_file_is_rejected() -> None:
     code = "import stepscope\ndef workload(): ...\nstepscope.fit(workload)\n"
     done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True)
-    assert "workload was typed in, and is in no file. The probes are processes" in done.stderr
+    assert "workload is not defined in a file. The probes import it" in done.stderr
 
 
-def test_a_mistake_on_the_command_line_is_one_line(tmp_path: Path) -> None:
+def test_an_error_on_the_command_line_is_one_line(tmp_path: Path) -> None:
     done = fit(tmp_path, "cnn", "--gpu-memory", "8GiB", "--json")
     assert done.returncode == 5 and done.stdout == ""
-    assert done.stderr.startswith("stepscope: --gpu-memory is about a GPU")
+    assert done.stderr.startswith("stepscope: `--gpu-memory` needs a GPU")
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_cards_without_a_size_are_no_cards(tmp_path: Path) -> None:
-    done = fit(tmp_path, "cnn", "--cards", ",,")
-    assert done.returncode == 5 and "--cards ,, names no size. For example" in done.stderr
+def test_a_setting_that_fit_determines_is_explained(tmp_path: Path) -> None:
+    done = fit(tmp_path, "cnn", "--batch-size", "32")
+    assert done.returncode == 4 and done.stderr == (
+        "stepscope: `fit` finds the batch size. Remove --batch-size, or use `stepscope trial` to "
+        "train at a given batch size\n"
+    )
 
 
-def test_what_does_not_fit_says_how_much_is_missing(tmp_path: Path, own: Own) -> None:
-    done = fit(tmp_path, own(), "--memory", "128MiB", "--headroom", "25%", "--prove", "--json")
+def test_an_empty_list_of_sizes_is_rejected(tmp_path: Path) -> None:
+    done = fit(tmp_path, "cnn", "--predict-for", ",,")
+    assert done.returncode == 5 and "`--predict-for ,,` contains no size. Pass sizes" in done.stderr
+
+
+def test_a_model_that_does_not_fit_reports_the_shortfall(tmp_path: Path, own: Own) -> None:
+    done = fit(tmp_path, own(), "--memory", "128MiB", "--headroom", "25%", "--verify", "--json")
     assert done.returncode == 11, done.stderr
-    told = json.loads(done.stdout)
-    assert told["verdict"] == "does not fit" and told["batch_size"] is None
-    assert told["room"]["asked"] == 128 << 20 and told["room"]["headroom"] == 32 << 20
-    assert "does not fit into 96 MiB" in " ".join(done.stderr.split())
-    assert "stepscope: --prove is for a GPU" in done.stderr
-    assert "nothing of yours was touched" in " ".join(done.stderr.split())
+    result = json.loads(done.stdout)
+    assert result["verdict"] == "does_not_fit" and result["batch_size"] is None
+    assert result["budget"]["requested_bytes"] == 128 << 20
+    assert result["budget"]["headroom_bytes"] == 32 << 20
+    printed = " ".join(done.stderr.split())
+    assert "does not fit in 96 MiB" in printed
+    assert "stepscope: `--verify` has no effect on the host" in printed
+    assert "Probes are disposable processes and do not affect yours" in printed
 
 
-def test_a_request_to_end_leaves_nothing(tmp_path: Path, own: Own) -> None:
-    """Sent while the first probe trains, which it does for ever."""
+def test_termination_leaves_no_processes(tmp_path: Path, own: Own) -> None:
+    """The signal arrives while the first probe trains."""
     started = tmp_path / "started"
     place = own(step=f"open({str(started)!r}, 'w').write(str(os.getpid())); time.sleep(60)")
     process = subprocess.Popen(
@@ -153,5 +163,5 @@ def test_a_request_to_end_leaves_nothing(tmp_path: Path, own: Own) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
-    assert "interrupted: there is no answer, and no probe is left running" in err
+    assert "interrupted: there is no result, and no probe is left running" in err
     assert not probe.exists()

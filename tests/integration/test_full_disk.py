@@ -1,4 +1,4 @@
-"""A full disk: the training goes on, the user is told, what was written stays readable."""
+"""A full disk: training continues, the user is notified, and written data stays readable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-TRAINS = """
+TRAINING = """
 import os, sys, time, stepscope
 for step in range(300):
     stepscope.mark("step", step)
@@ -47,10 +47,8 @@ print("trained")
 
 
 @pytest.mark.parametrize("then", ["stay", "free"])
-def test_the_training_goes_on(
-    small_disk: Path, python_file: Callable[[str], str], then: str
-) -> None:
-    script = python_file(TRAINS)
+def test_training_continues(small_disk: Path, python_file: Callable[[str], str], then: str) -> None:
+    script = python_file(TRAINING)
     done = subprocess.run(
         [
             *STEPSCOPE,
@@ -71,22 +69,22 @@ def test_the_training_goes_on(
 
     assert (done.returncode, done.stdout) == (0, "trained\n"), done.stderr
     assert "No space left on device" in done.stderr
-    assert "The command goes on" in done.stderr
+    assert "The command continues" in done.stderr
     assert "Traceback" not in done.stderr
     run = open_run(latest_run(small_disk / "runs"))
     steps = run.summary().steps
     times = run.samples("process").column("t_ns").to_pylist()
     assert times == sorted(times)
     if then == "free":
-        assert run.ending.outcome == "ok"
+        assert run.exit_status.outcome == "ok"
         covered = (times[-1] - times[0]) / 1e9
-        assert covered > 2.5, "the samples of the full second were kept and written later"
-        assert steps == 300, "and so were the steps"
+        assert covered > 2.5, "samples that could not be written were kept and written later"
+        assert steps == 300, "steps that could not be written were kept and written later"
     else:
         assert 100 <= steps < 300
 
 
-def test_no_room_from_the_start(small_disk: Path) -> None:
+def test_disk_is_full_from_the_start(small_disk: Path) -> None:
     ballast = os.open(small_disk / "ballast", os.O_WRONLY | os.O_CREAT)
     with pytest.raises(OSError):
         while True:

@@ -1,4 +1,4 @@
-"""Whole runs with GPUs, on the fake NVML: what they record, and what goes wrong with a GPU."""
+"""Whole runs with GPUs of the fake NVML: recorded metrics and failures."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from stepscope.opened_run import open_run
 
 SLEEP = ("-c", "import time; time.sleep(1.2)")
 SLEEP_LONGER = ("-c", "import time; time.sleep(2.6)")
-"""Long enough for what is read every two seconds."""
+"""Long enough for metrics that are read every two seconds."""
 ALL = {metric.key for metric in of_scope("gpu")}
 
 
 def machine(scenario: dict[str, Any], **more: str) -> dict[str, str]:
-    """An environment in which stepscope finds the GPUs of a scenario."""
-    others = os.environ.get("PYTHONPATH", "")
+    """Environment variables with which stepscope finds the GPUs of a scenario."""
+    inherited = os.environ.get("PYTHONPATH", "")
     return {
         **os.environ,
-        "PYTHONPATH": os.pathsep.join(filter(None, (str(fake_nvml.STAND_IN), others))),
+        "PYTHONPATH": os.pathsep.join(filter(None, (str(fake_nvml.STAND_IN), inherited))),
         fake_nvml.SCENARIO_VARIABLE: json.dumps(scenario),
         **more,
     }
@@ -43,7 +43,7 @@ def uuids(done: Finished) -> list[str]:
     return [gpu["uuid"] for gpu in done.run.json["environment"]["gpus"]]
 
 
-def test_a_run_records_its_gpu(watch: Callable[..., Finished]) -> None:
+def test_run_records_its_gpu(watch: Callable[..., Finished]) -> None:
     done = watch(sys.executable, *SLEEP_LONGER, env=machine(fake_nvml.ONE_H200))
     assert done.code == 0
     (gpu,) = done.run.json["environment"]["gpus"]
@@ -56,12 +56,12 @@ def test_a_run_records_its_gpu(watch: Callable[..., Finished]) -> None:
     assert not ALL & set(done.run.json["sensors"]["missing"])
 
 
-def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(watch: Callable[..., Finished]) -> None:
+def test_lost_gpu_is_reported_and_the_other_is_monitored(watch: Callable[..., Finished]) -> None:
     lost = {"errors": {"*": {"code": LOST, "after": 0.8}}}
     done = watch(sys.executable, *SLEEP, env=machine({"gpus": [lost, {"load": "idle"}]}))
     assert done.code == 0
     first, second = uuids(done)
-    (remark,) = done.run.json["sensors"]["remarks"]
+    (remark,) = done.run.json["sensors"]["notes"]
     assert "GPU 0" in remark and "fallen off the bus" in remark
     assert "was lost" in " ".join(done.err.split())
     power = done.run.data.series["gpu_power", second]
@@ -69,19 +69,17 @@ def test_a_gpu_that_is_lost_is_told_and_the_other_goes_on(watch: Callable[..., F
 
 
 @pytest.mark.parametrize("code", [NOT_SUPPORTED, NO_PERMISSION, 999])
-def test_whatever_a_driver_refuses_the_run_is_watched(
-    watch: Callable[..., Finished], code: int
-) -> None:
+def test_run_is_monitored_despite_driver_errors(watch: Callable[..., Finished], code: int) -> None:
     broken = {"errors": {"*": {"code": code, "after": 0.3}}}
     done = watch(sys.executable, *SLEEP, env=machine({"gpus": [broken]}))
     assert done.code == 0
-    assert done.run.ending.outcome.value == "ok"
+    assert done.run.exit_status.outcome.value == "ok"
     assert done.run.summary().core_seconds is not None
     assert "failed" not in done.err and "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(("code", "words"), [(9, "not loaded"), (12, "no NVIDIA driver")])
-def test_without_a_driver_every_metric_has_the_reason(
+def test_missing_driver_is_the_reason_of_every_metric(
     watch: Callable[..., Finished], code: int, words: str
 ) -> None:
     done = watch(sys.executable, *SLEEP, env=machine({"init": code, "gpus": []}))
@@ -90,7 +88,7 @@ def test_without_a_driver_every_metric_has_the_reason(
     assert set(missing) >= ALL and all(words in missing[key] for key in ALL)
 
 
-def test_a_driver_that_sleeps_does_not_hold_the_command_up(
+def test_slow_driver_does_not_delay_the_command(
     watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     slow = {**fake_nvml.ONE_H200, "wakes_up_in": 1.5}
@@ -104,29 +102,29 @@ def test_a_driver_that_sleeps_does_not_hold_the_command_up(
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetMemoryInfo", "nvmlGpmSampleGet"])
-def test_a_driver_that_never_answers_holds_nobody_up(
+def test_hanging_driver_does_not_block_the_run(
     watch: Callable[..., Finished], function: str
 ) -> None:
     hangs = {"gpus": [{"naps": {function: {"after": 0.7, "seconds": 600}}}]}
     begun = time.monotonic()
     done = watch(sys.executable, "-c", "import time; time.sleep(3); exit(7)", env=machine(hangs))
     assert (done.code, time.monotonic() - begun < 60) == (7, True)
-    (remark,) = done.run.json["sensors"]["remarks"]
-    assert remark == "the NVIDIA driver did not answer at the end: its last readings are missing"
+    (remark,) = done.run.json["sensors"]["notes"]
+    assert remark == "the NVIDIA driver did not answer at the end: the last readings are missing"
     times = done.run.data.of("rss").t
     assert len(times) > 10 and max(b - a for a, b in pairwise(times)) < 1.5e9
 
 
-def test_a_driver_that_never_opens_holds_nobody_up(watch: Callable[..., Finished]) -> None:
+def test_driver_that_never_opens_does_not_block_the_run(watch: Callable[..., Finished]) -> None:
     asleep = {**fake_nvml.ONE_H200, "wakes_up_in": 600}
     begun = time.monotonic()
     done = watch(sys.executable, *SLEEP, env=machine(asleep))
     assert (done.code, time.monotonic() - begun < 60) == (0, True)
     missing = done.run.json["sensors"]["missing"]
-    assert all("had not answered" in missing[key] for key in ALL)
+    assert all("did not answer" in missing[key] for key in ALL)
 
 
-def test_only_gpus_that_the_command_may_use_are_watched(watch: Callable[..., Finished]) -> None:
+def test_only_visible_gpus_are_monitored(watch: Callable[..., Finished]) -> None:
     env = machine(fake_nvml.TWO_GPUS, CUDA_VISIBLE_DEVICES="1")
     done = watch(sys.executable, *SLEEP, env=env)
     (gpu,) = done.run.json["environment"]["gpus"]
@@ -141,7 +139,7 @@ def test_only_gpus_that_the_command_may_use_are_watched(watch: Callable[..., Fin
     assert open_run(folder).json["environment"]["gpus"] == []
 
 
-def test_a_package_that_knows_less_costs_no_more_than_that(
+def test_old_nvml_package_only_lacks_its_missing_metrics(
     watch: Callable[..., Finished],
 ) -> None:
     old = {
@@ -155,16 +153,17 @@ def test_a_package_that_knows_less_costs_no_more_than_that(
     done = watch(sys.executable, *SLEEP, env=machine(old))
     (gpu,) = uuids(done)
     assert {"gpu_power", "gpu_memory", "gpu_utilization"} <= read_of(done, gpu)
-    assert "too old" in done.run.json["sensors"]["missing"]["gpu_ecc_corrected"]
+    missing = done.run.json["sensors"]["missing"]
+    assert "not supported by the installed version" in missing["gpu_ecc_corrected"]
 
 
-def test_a_number_means_a_slice_where_a_gpu_is_sliced(watch: Callable[..., Finished]) -> None:
+def test_gpu_number_with_mig_selects_its_slices(watch: Callable[..., Finished]) -> None:
     done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.MIG, CUDA_VISIBLE_DEVICES="0"))
     labels = [gpu["label"] for gpu in done.run.json["environment"]["gpus"]]
     assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
 
 
-def test_slices_are_gpus_of_their_own(watch: Callable[..., Finished]) -> None:
+def test_mig_slices_are_separate_gpus(watch: Callable[..., Finished]) -> None:
     done = watch(sys.executable, *SLEEP, env=machine(fake_nvml.MIG))
     labels = [gpu["label"] for gpu in done.run.json["environment"]["gpus"]]
     assert labels == ["GPU 0", "GPU 0 slice 0", "GPU 0 slice 1"]
@@ -174,7 +173,7 @@ def test_slices_are_gpus_of_their_own(watch: Callable[..., Finished]) -> None:
         assert "gpu_power" not in read_of(done, uuid)
 
 
-def test_running_out_of_gpu_memory_is_a_result(
+def test_gpu_out_of_memory_is_an_outcome(
     watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     script = python_file(
@@ -183,21 +182,21 @@ def test_running_out_of_gpu_memory_is_a_result(
     )
     done = watch(sys.executable, script)
     assert done.code == 1
-    ending = done.run.ending
-    assert ending.outcome.value == "gpu_oom"
-    assert ending.reason == "exit code 1; CUDA out of memory"
-    assert "20.00 GiB" in ending.evidence["message"]
+    exit_status = done.run.exit_status
+    assert exit_status.outcome.value == "gpu_oom"
+    assert exit_status.reason == "exit code 1; CUDA out of memory"
+    assert "20.00 GiB" in exit_status.evidence["message"]
 
 
-def test_a_trial_that_ran_out_of_memory_does_not_explain_another_failure(
+def test_out_of_memory_of_a_child_does_not_explain_a_later_failure(
     watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     script = python_file("import torch; raise torch.OutOfMemoryError('CUDA out of memory')")
     done = watch("sh", "-c", f"{sys.executable} {script} 2>/dev/null; exit 3")
-    assert (done.code, done.run.ending.outcome.value) == (3, "crashed")
+    assert (done.code, done.run.exit_status.outcome.value) == (3, "crashed")
 
 
-def test_an_out_of_memory_that_was_caught_is_none(
+def test_caught_out_of_memory_is_not_the_outcome(
     watch: Callable[..., Finished], python_file: Callable[[str], str]
 ) -> None:
     script = python_file(
@@ -206,4 +205,4 @@ def test_an_out_of_memory_that_was_caught_is_none(
         "except torch.OutOfMemoryError: sys.exit(3)\n"
     )
     done = watch(sys.executable, script)
-    assert (done.code, done.run.ending.outcome.value) == (3, "crashed")
+    assert (done.code, done.run.exit_status.outcome.value) == (3, "crashed")

@@ -1,4 +1,4 @@
-"""If the runner dies, its trials die too, wherever they went; nobody else does."""
+"""The guard ends all processes of a killed runner, and no other processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from runners import DEAF, PYTHON, SLEEPS, SOURCE
+from runners import IGNORES_SIGTERM, PYTHON, SLEEPS, SOURCE
 from stepscope.trials.processes import trial_processes
 
 RUNNER = f"""
@@ -23,8 +23,8 @@ from stepscope.trials.processes import trial_processes
 from stepscope.trials.processes.guard import Guard
 guard = Guard(trial_processes.runner_name())
 print(trial_processes.runner_name(), guard.process.pid, flush=True)
-groups, holds_pipe, ending = json.loads(sys.argv[1])
-for group in groups: guard.tell_group(group)
+groups, holds_pipe, end = json.loads(sys.argv[1])
+for group in groups: guard.add_group(group)
 def start(code, **more):
     environment = {{**os.environ, trial_processes.VARIABLE: trial_processes.new_token()}}
     process = subprocess.Popen([*{PYTHON!r}, code], stdout=subprocess.PIPE, env=environment,
@@ -33,19 +33,19 @@ def start(code, **more):
     return process.pid
 plain = start({SLEEPS!r})
 elsewhere = start("import os; os.setsid();" + {SLEEPS!r}, start_new_session=False)
-deaf = start({DEAF!r})
+ignoring = start({IGNORES_SIGTERM!r})
 stopped = start({SLEEPS!r})
 os.kill(stopped, signal.SIGSTOP)
 if holds_pipe and os.fork() == 0:
     time.sleep(20)
     os._exit(0)
 for group in groups: open(group + "/cgroup.procs", "w").write(str(plain))
-print(plain, elsewhere, deaf, stopped, flush=True)
-if ending == "killed":
+print(plain, elsewhere, ignoring, stopped, flush=True)
+if end == "killed":
     os.kill(guard.process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, guard.process.pid, os.WEXITED | os.WNOWAIT)
-    guard.tell_group("/nowhere")
-if ending:
+    guard.add_group("/nowhere")
+if end:
     guard.dismiss()
     print("dismissed", flush=True)
 time.sleep(60)
@@ -59,7 +59,7 @@ class Running:
     guard: int
     trial: list[int]
 
-    def living(self) -> list[int]:
+    def running(self) -> list[int]:
         return [pid for pid in self.trial if trial_processes.identify(pid)]
 
 
@@ -68,12 +68,12 @@ Run = Callable[..., Running]
 
 @pytest.fixture
 def run() -> Iterator[Run]:
-    """A runner with a guard and four processes of its trials."""
+    """A runner with a guard and four trial processes."""
     running: list[Running] = []
 
-    def begin(groups: tuple[str, ...] = (), holds_pipe: bool = False, ending: str = "") -> Running:
+    def begin(groups: tuple[str, ...] = (), holds_pipe: bool = False, end: str = "") -> Running:
         process = subprocess.Popen(
-            [sys.executable, "-c", RUNNER, json.dumps([groups, holds_pipe, ending])],
+            [sys.executable, "-c", RUNNER, json.dumps([groups, holds_pipe, end])],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
@@ -82,7 +82,7 @@ def run() -> Iterator[Run]:
         name, guard = process.stdout.readline().split()
         trial = list(map(int, process.stdout.readline().split()))
         running.append(Running(process, name, int(guard), trial))
-        assert running[-1].living() == trial
+        assert running[-1].running() == trial
         return running[-1]
 
     yield begin
@@ -92,9 +92,9 @@ def run() -> Iterator[Run]:
         trial_processes.end_all(each.name, patience_s=0)
 
 
-def gone_within(seconds: float, look: Callable[[], object]) -> bool:
+def gone_within(seconds: float, find: Callable[[], object]) -> bool:
     deadline = time.monotonic() + seconds
-    while look():
+    while find():
         if time.monotonic() > deadline:
             return False
         time.sleep(0.02)
@@ -102,51 +102,51 @@ def gone_within(seconds: float, look: Callable[[], object]) -> bool:
 
 
 @pytest.mark.parametrize("holds_pipe", [False, True], ids=["alone", "with a fork"])
-def test_all_of_a_killed_runner_are_gone_soon(run: Run, holds_pipe: bool) -> None:
+def test_processes_of_a_killed_runner_are_ended(run: Run, holds_pipe: bool) -> None:
     bystander = run()
     running = run(holds_pipe=holds_pipe)
     running.process.kill()
-    assert gone_within(20, running.living), running.living()
+    assert gone_within(20, running.running), running.running()
     assert gone_within(20, lambda: trial_processes.identify(running.guard))
-    assert bystander.living() == bystander.trial and trial_processes.identify(bystander.guard)
+    assert bystander.running() == bystander.trial and trial_processes.identify(bystander.guard)
 
 
-def test_its_groups_are_removed(run: Run) -> None:
+def test_control_groups_are_removed(run: Run) -> None:
     from stepscope.trials.limits.cgroups import PREFIX, Refused, make_group
 
     group = make_group(f"{PREFIX}{trial_processes.new_token()}", 256 << 20, None)
     if isinstance(group, Refused):
-        pytest.skip(f"no cgroup can be made here: {group.reason}")
+        pytest.skip(f"cannot create a cgroup: {group.reason}")
     folders = tuple(map(str, group.folders))
     try:
         running = run(folders)
         running.process.kill()
         assert gone_within(20, lambda: any(map(os.path.exists, folders)))
-        assert running.living() == []
+        assert running.running() == []
     finally:
         group.kill_all()
         assert group.remove() == []
 
 
-def test_one_that_is_dismissed_leaves_and_touches_nothing(run: Run) -> None:
-    running = run(ending="dismiss")
+def test_dismissed_guard_exits_without_effect(run: Run) -> None:
+    running = run(end="dismiss")
     assert running.process.stdout is not None
     assert running.process.stdout.readline() == "dismissed\n"
     assert not os.path.exists(f"/proc/{running.guard}")
-    assert running.living() == running.trial
+    assert running.running() == running.trial
 
 
-def test_what_schedulers_send_to_all_does_not_end_the_guard(run: Run) -> None:
+def test_guard_ignores_signals_of_schedulers(run: Run) -> None:
     running = run()
     time.sleep(0.1)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         os.kill(running.guard, number)
     running.process.kill()
-    assert gone_within(20, running.living)
+    assert gone_within(20, running.running)
 
 
-def test_a_guard_that_somebody_killed_does_not_hurt_the_runner(run: Run) -> None:
-    running = run(ending="killed")
+def test_killed_guard_does_not_affect_the_runner(run: Run) -> None:
+    running = run(end="killed")
     assert running.process.stdout is not None
     assert running.process.stdout.readline() == "dismissed\n"
-    assert running.living() == running.trial
+    assert running.running() == running.trial

@@ -1,4 +1,4 @@
-"""What takes long: a day of samples, and a long look for gaps under load."""
+"""Tests that take long: the samples of a day, and gaps between samples under load."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ def test_no_gap_longer_than_two_intervals_with_every_core_busy(
     watch: Callable[..., Finished], python_file: Callable[[str], str], interval: float
 ) -> None:
     done = watch(sys.executable, "-S", python_file(BUSY), options=["--interval", str(interval)])
-    assert done.run.summary().watcher["longest_gap_s"] <= 2 * interval
+    assert done.run.summary().monitor["longest_gap_s"] <= 2 * interval
 
 
 @pytest.fixture(scope="module")
 def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A day with a GPU, ended and killed; made aside, as it takes more memory than it may take to
-    explain it, and a child begins with what its parent has."""
+    """Runs of a day with a GPU, finished and killed. A separate process generates them: its memory
+    would otherwise be inherited by the measured processes."""
     folder = tmp_path_factory.mktemp("day")
     program = Path(__file__).parents[1] / "synthetic_day.py"
     subprocess.run([sys.executable, str(program), str(folder), "1"], check=True, timeout=600)
@@ -43,7 +43,7 @@ def day(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def cost(*command: str) -> tuple[float, int]:
-    """Seconds and peak bytes of a process."""
+    """Return the seconds and the peak bytes of a process."""
     began = time.monotonic()
     child = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     _, status, used = os.wait4(child.pid, 0)
@@ -53,17 +53,17 @@ def cost(*command: str) -> tuple[float, int]:
     return seconds, used.ru_maxrss * 1024
 
 
-@pytest.mark.parametrize("ending", ["ended", "killed"])
-def test_a_day_is_explained_in_two_seconds_and_a_gibibyte(day: Path, ending: str) -> None:
-    command = [sys.executable, "-m", "stepscope", "explain", str(day / ending), "--json"]
-    found = [cost(*command) for _ in range(3)]
-    assert min(seconds for seconds, _ in found) < 2.0
-    assert max(peak for _, peak in found) < 2**30
+@pytest.mark.parametrize("exit_status", ["ended", "killed"])
+def test_explain_of_a_day_takes_two_seconds_and_one_gibibyte(day: Path, exit_status: str) -> None:
+    command = [sys.executable, "-m", "stepscope", "explain", str(day / exit_status), "--json"]
+    costs = [cost(*command) for _ in range(3)]
+    assert min(seconds for seconds, _ in costs) < 2.0
+    assert max(peak for _, peak in costs) < 2**30
 
 
-@pytest.mark.parametrize("ending", ["ended", "killed"])
-def test_the_report_of_a_day(day: Path, ending: str) -> None:
-    seconds, peak = cost(sys.executable, "-m", "stepscope", "report", str(day / ending))
+@pytest.mark.parametrize("exit_status", ["ended", "killed"])
+def test_report_of_a_day(day: Path, exit_status: str) -> None:
+    seconds, peak = cost(sys.executable, "-m", "stepscope", "report", str(day / exit_status))
     assert seconds < 30
     assert peak < 1.5 * 2**30
-    assert (day / ending / "derived" / "report.html").stat().st_size < 5_000_000
+    assert (day / exit_status / "derived" / "report.html").stat().st_size < 5_000_000

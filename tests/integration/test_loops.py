@@ -1,4 +1,4 @@
-"""Training loops as people write them: epochs, steps and samples are those of the loop."""
+"""Common training loops: epochs, steps and samples are exact."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from stepscope.analysis.run.data import RunData
-from stepscope.analysis.run.summary import summarise
+from stepscope.analysis.run.summary import summarize
 from stepscope.inject import events, finder
 from stepscope.records import Summary
 from stepscope.runs.events import read_folder
@@ -21,7 +21,7 @@ SAMPLES, BATCH, EPOCHS = 32, 4, 3
 DATA = TensorDataset(torch.zeros(SAMPLES, 2))
 
 
-def an_optimizer(cls: type[torch.optim.SGD] = torch.optim.SGD) -> torch.optim.SGD:
+def make_optimizer(cls: type[torch.optim.SGD] = torch.optim.SGD) -> torch.optim.SGD:
     parameter = torch.nn.Parameter(torch.zeros(1))
     parameter.grad = torch.zeros(1)
     return cls([parameter], lr=0.1)
@@ -32,7 +32,7 @@ def summary_of(tmp_path: Path) -> Iterator[Callable[[Callable[[], None]], Summar
     finder.load_hook()
     finder.attach_to_imported()
 
-    def watched(loop: Callable[[], None]) -> Summary:
+    def monitored(loop: Callable[[], None]) -> Summary:
         folder = tmp_path / loop.__name__
         folder.mkdir()
         before = events.report_to(str(folder))
@@ -41,21 +41,21 @@ def summary_of(tmp_path: Path) -> Iterator[Callable[[Callable[[], None]], Summar
         timelines = [timeline_of(process) for process in read_folder(folder)]
         first = min(int(p.records["t"][0]) for p in read_folder(folder))
         last = max(int(p.records["t"][-1]) for p in read_folder(folder))
-        return summarise(RunData({}, timelines, first, last))
+        return summarize(RunData({}, timelines, first, last))
 
-    yield watched
+    yield monitored
     events.report_to(None)
 
 
 def plain() -> None:
-    loader, optimizer = DataLoader(DATA, BATCH), an_optimizer()
+    loader, optimizer = DataLoader(DATA, BATCH), make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
 
 
 def with_evaluation_in_the_middle() -> None:
-    loader, test, optimizer = DataLoader(DATA, BATCH), DataLoader(DATA, 16), an_optimizer()
+    loader, test, optimizer = DataLoader(DATA, BATCH), DataLoader(DATA, 16), make_optimizer()
     for _ in range(EPOCHS):
         for index, _batch in enumerate(loader):
             optimizer.step()
@@ -64,8 +64,8 @@ def with_evaluation_in_the_middle() -> None:
 
 
 def one_batch_ahead() -> None:
-    """As Accelerate and Lightning do: the last step comes after the loader's end."""
-    loader, optimizer = DataLoader(DATA, BATCH), an_optimizer()
+    """As in Accelerate and Lightning: the last step follows the end of the loader."""
+    loader, optimizer = DataLoader(DATA, BATCH), make_optimizer()
     for _ in range(EPOCHS):
         source = iter(loader)
         current = next(source, None)
@@ -76,7 +76,7 @@ def one_batch_ahead() -> None:
 
 
 def ahead_with_evaluation() -> None:
-    loader, test, optimizer = DataLoader(DATA, BATCH), DataLoader(DATA, 16), an_optimizer()
+    loader, test, optimizer = DataLoader(DATA, BATCH), DataLoader(DATA, 16), make_optimizer()
     for _ in range(EPOCHS):
         source = iter(loader)
         current = next(source, None)
@@ -92,14 +92,14 @@ def own_iter() -> None:
         def __iter__(self) -> Any:
             return self._get_iterator()
 
-    loader, optimizer = Loader(DATA, BATCH), an_optimizer()
+    loader, optimizer = Loader(DATA, BATCH), make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
 
 
 def endless_pass() -> None:
-    """One iterator for all epochs, as timm's loaders have it."""
+    """One iterator for all epochs, as in the loaders of timm."""
 
     class Repeat:
         def __init__(self, sampler: Any) -> None:
@@ -122,21 +122,21 @@ def endless_pass() -> None:
             for _ in range(len(self)):
                 yield next(self.source)
 
-    loader, optimizer = Loader(DATA, BATCH), an_optimizer()
+    loader, optimizer = Loader(DATA, BATCH), make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
 
 
-def a_batch_of_each_pass() -> None:
-    loader, optimizer = DataLoader(DATA, BATCH, shuffle=True), an_optimizer()
+def one_batch_per_pass() -> None:
+    loader, optimizer = DataLoader(DATA, BATCH, shuffle=True), make_optimizer()
     for _ in range(EPOCHS * SAMPLES // BATCH):
         next(iter(loader))
         optimizer.step()
 
 
 def two_optimizers() -> None:
-    loader, generator, critic = DataLoader(DATA, BATCH), an_optimizer(), an_optimizer()
+    loader, generator, critic = DataLoader(DATA, BATCH), make_optimizer(), make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             critic.step()
@@ -145,17 +145,17 @@ def two_optimizers() -> None:
 
 def new_objects_in_every_epoch() -> None:
     for _ in range(EPOCHS):
-        loader, optimizer = DataLoader(DATA, BATCH), an_optimizer()
+        loader, optimizer = DataLoader(DATA, BATCH), make_optimizer()
         for _batch in loader:
             optimizer.step()
 
 
-def cannot_be_hashed() -> None:
+def unhashable_optimizer() -> None:
     class Optimizer(torch.optim.SGD):
         def __hash__(self) -> int:
             raise RuntimeError("no")
 
-    loader, optimizer = DataLoader(DATA, BATCH), an_optimizer(Optimizer)
+    loader, optimizer = DataLoader(DATA, BATCH), make_optimizer(Optimizer)
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
@@ -167,21 +167,21 @@ def iterator_without_attributes() -> None:
             inner = super()._get_iterator()
             return (batch for batch in inner)
 
-    loader, optimizer = Loader(DATA, BATCH), an_optimizer()
+    loader, optimizer = Loader(DATA, BATCH), make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
 
 
 def lists_of_images() -> None:
-    """Detection: images differ in size, so that a batch is a list of them."""
+    """Detection: images differ in size, so a batch is a list of images."""
     images = [torch.zeros(3, 8 + i, 8) for i in range(SAMPLES)]
     loader = DataLoader(
         [(image, {"boxes": torch.zeros(2, 4)}) for image in images],  # type: ignore[arg-type]
         BATCH,
         collate_fn=lambda batch: tuple(zip(*batch, strict=True)),
     )
-    optimizer = an_optimizer()
+    optimizer = make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
@@ -192,7 +192,7 @@ def several_inputs() -> None:
         [((torch.zeros(5), torch.zeros(6)), (torch.zeros(1), torch.zeros(1)))] * SAMPLES,  # type: ignore[arg-type]
         BATCH,
     )
-    optimizer = an_optimizer()
+    optimizer = make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
@@ -200,7 +200,7 @@ def several_inputs() -> None:
 
 def dictionaries() -> None:
     loader = DataLoader([{"ids": torch.zeros(7), "label": 1}] * SAMPLES, BATCH)  # type: ignore[arg-type]
-    optimizer = an_optimizer()
+    optimizer = make_optimizer()
     for _ in range(EPOCHS):
         for _batch in loader:
             optimizer.step()
@@ -213,10 +213,10 @@ LOOPS = [
     ahead_with_evaluation,
     own_iter,
     endless_pass,
-    a_batch_of_each_pass,
+    one_batch_per_pass,
     two_optimizers,
     new_objects_in_every_epoch,
-    cannot_be_hashed,
+    unhashable_optimizer,
     iterator_without_attributes,
     lists_of_images,
     several_inputs,
@@ -240,7 +240,7 @@ def test_epochs_steps_and_samples_are_exact(
 
 def test_gradient_accumulation(summary_of: Callable[[Callable[[], None]], Summary]) -> None:
     def accumulates() -> None:
-        loader, optimizer = DataLoader(DATA, BATCH), an_optimizer()
+        loader, optimizer = DataLoader(DATA, BATCH), make_optimizer()
         for _ in range(EPOCHS):
             for index, _batch in enumerate(loader):
                 if index % 4 == 3:
@@ -251,11 +251,11 @@ def test_gradient_accumulation(summary_of: Callable[[Callable[[], None]], Summar
     assert [row.samples for row in summary.epochs] == [SAMPLES] * EPOCHS
 
 
-def test_one_batch_an_epoch_fetched_ahead(
+def test_single_batch_per_epoch_fetched_ahead(
     summary_of: Callable[[Callable[[], None]], Summary],
 ) -> None:
     def tiny() -> None:
-        loader, optimizer = DataLoader(DATA, SAMPLES), an_optimizer()
+        loader, optimizer = DataLoader(DATA, SAMPLES), make_optimizer()
         for _ in range(EPOCHS):
             source = iter(loader)
             next(source)

@@ -1,4 +1,4 @@
-"""The OOM killer is named, with the cgroup's evidence, also when it only took a worker."""
+"""OOM kills are reported with the count of the cgroup, also if only a worker was killed."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stepscope.sensors.cgroup import find_cgroup
 
 LIMIT = 400 << 20
 
-EATS = "data = []\nwhile True: data.append(bytearray(b'x' * (8 << 20)))"
-WORKER_EATS = f"""
+ALLOCATE = "data = []\nwhile True: data.append(bytearray(b'x' * (8 << 20)))"
+WORKER_ALLOCATES = f"""
 import os, sys
 if os.fork() == 0:
-    {EATS.replace(chr(10), chr(10) + "    ")}
+    {ALLOCATE.replace(chr(10), chr(10) + "    ")}
 _, status = os.wait()
 sys.exit(1 if status else 0)
 """
@@ -29,7 +29,7 @@ sys.exit(1 if status else 0)
 
 @pytest.fixture
 def group() -> Iterator[Path]:
-    """A group with a memory limit of its own, where that is allowed."""
+    """A cgroup with a memory limit, if it can be created."""
     try:
         own = find_cgroup(os.getpid()).groups["memory"]
         group = own.top / f"stepscope-oom-{os.getpid()}"
@@ -41,12 +41,12 @@ def group() -> Iterator[Path]:
         if (group / names[1]).exists():
             (group / names[1]).write_text("0" if own.version == 2 else str(LIMIT))
     except (KeyError, OSError) as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
+        pytest.skip(f"cannot create a memory cgroup: {error}")
     yield group
     group.rmdir()
 
 
-@pytest.mark.parametrize("program", [EATS, WORKER_EATS], ids=["main", "worker"])
+@pytest.mark.parametrize("program", [ALLOCATE, WORKER_ALLOCATES], ids=["main", "worker"])
 def test_host_oom(
     group: Path, python_file: Callable[[str], str], tmp_path: Path, program: str
 ) -> None:
@@ -66,8 +66,8 @@ def test_host_oom(
     )
 
     run = open_run(latest_run(tmp_path / "runs"))
-    assert run.ending.outcome == "host_oom", (run.ending, done.stderr)
-    assert "its cgroup counted 1 OOM kill" in run.ending.reason
+    assert run.exit_status.outcome == "host_oom", (run.exit_status, done.stderr)
+    assert "its cgroup counted 1 OOM kill" in run.exit_status.reason
     assert "host_oom" in done.stderr
     peak = max(s.max for s in run.summary().statistics if s.metric == "cgroup_memory")
     limit = max(s.max for s in run.summary().statistics if s.metric == "cgroup_memory_limit")

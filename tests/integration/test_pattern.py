@@ -1,4 +1,4 @@
-"""Epochs told by a pattern on the output."""
+"""Epochs that are matched in the output."""
 
 from __future__ import annotations
 
@@ -30,18 +30,18 @@ for epoch in range(1, 4):
 
     assert done.code == 0
     text = done.out if stream == "stdout" else done.err
-    assert text.count("loss=0.5\n") == 3, "the output is passed on"
+    assert text.count("loss=0.5\n") == 3, "the output is forwarded"
     run = done.run
     assert (run.path / f"{stream}.log").read_text().count("loss=0.5\n") == 3
     summary = run.summary()
     assert summary.epoch_source == "pattern"
     assert [row.index for row in summary.epochs] == [1, 2, 3]
     seconds = [row.seconds for row in summary.epochs]
-    # On a busy machine a line may be read late, even after the end: the time is of another epoch.
+    # On a busy machine a line may be read late, even after the end of the command.
     assert min(seconds) > 0 and 0.6 < sum(seconds) < summary.seconds + 0.5
 
 
-def test_output_is_passed_on_byte_for_byte(watch: Watch) -> None:
+def test_output_is_forwarded_unchanged(watch: Watch) -> None:
     program = "import sys; sys.stdout.buffer.write(bytes(range(256)) * 4096)"
     import subprocess
 
@@ -49,12 +49,12 @@ def test_output_is_passed_on_byte_for_byte(watch: Watch) -> None:
     assert done.out == subprocess.run([sys.executable, "-c", program], stdout=-1).stdout
 
 
-def test_a_reader_that_goes_away_ends_the_command(watch: Watch) -> None:
-    """As alone: `yes | head` ends because `yes` gets SIGPIPE."""
+def test_closed_reader_ends_the_command(watch: Watch) -> None:
+    """As without stepscope: `yes | head` ends because `yes` gets SIGPIPE."""
     done = watch("sh", "-c", "yes | head -n 3", options=["--epoch-pattern", "never", "-q"])
     assert (done.code, done.out) == (0, "y\ny\ny\n")
 
 
-def test_no_output_is_kept_without_a_pattern(watch: Watch) -> None:
+def test_output_is_not_stored_without_a_pattern(watch: Watch) -> None:
     run = watch(sys.executable, "-c", "print('secret')").run
     assert not (run.path / "stdout.log").exists()

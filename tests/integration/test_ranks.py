@@ -1,4 +1,4 @@
-"""Processes that train together: they share the data, agree on gradients, and leave in peace."""
+"""Distributed trials: data sharding, gradient averaging and clean exit."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def workload(seed):
 """
 
 
-def test_gradients_are_those_of_the_whole_batch(trial: Trial, tmp_path: Path) -> None:
-    """Two ranks of 4 step as one process of 8 does, also with gradients that are added up."""
+def test_gradients_match_a_single_process(trial: Trial, tmp_path: Path) -> None:
+    """Two ranks with batch 4 and accumulation match one process with the global batch."""
     file = tmp_path / "gradients.py"
     file.write_text(WITH_GRADIENTS)
     alone = trial(f"{file}:workload", "--batch-size", "16", "--steps", "8", "--name", "alone")
@@ -69,12 +69,12 @@ def test_gradients_are_those_of_the_whole_batch(trial: Trial, tmp_path: Path) ->
 
 
 def _check_both_ranks(done: Tried) -> None:
-    told = done.told
-    assert told["global_batch"] == 16 and told["imbalance"] >= 1
+    result = done.told
+    assert result["global_batch"] == 16 and result["rank_imbalance"] >= 1
     (folder,) = (f for f in done.folders if "together" in f.name)
     ranks = [json.loads((folder / "trial" / f"rank{n}.json").read_text()) for n in (0, 1)]
     assert all(rank["done"] for rank in ranks)
-    assert ranks[0]["steps"] == ranks[1]["steps"] == told["steps"] >= 8
+    assert ranks[0]["steps"] == ranks[1]["steps"] == result["steps"] >= 8
     assert ranks[0]["threads"] == 1
     facts = json.loads((folder / "run.json").read_text())
     assert facts["limits"]["cpus"]["threads"] == 1
@@ -88,14 +88,14 @@ def _check_both_ranks(done: Tried) -> None:
 @pytest.mark.parametrize(
     ("end", "reason"),
     [
-        ("raise AssertionError('this one has had enough')", "this one has had enough"),
+        ("raise AssertionError('rank 1 fails')", "rank 1 fails"),
         ("os.abort()", "rank 1 was killed by SIGABRT"),
     ],
 )
-def test_a_rank_that_fails_ends_the_trial(
+def test_failed_rank_ends_the_trial(
     trial: Trial, own: Callable[..., str], end: str, reason: str
 ) -> None:
-    """The cause is the rank that failed, not one that was ended for it."""
+    """The reason names the failed rank, not one that the launcher ended."""
     fails = own(step=f"if os.environ['RANK'] == '1': {end}")
     done = trial(fails, "--ranks", "2", "--seconds", "600", "--workers", "1")
     assert done.code == 14, done.err
@@ -103,7 +103,7 @@ def test_a_rank_that_fails_ends_the_trial(
 
 
 @pytest.mark.long
-def test_ten_in_a_row_end_cleanly(trial: Trial) -> None:
+def test_ten_consecutive_trials_exit_cleanly(trial: Trial) -> None:
     for number in range(10):
         done = trial(
             "cnn",
@@ -120,5 +120,5 @@ def test_ten_in_a_row_end_cleanly(trial: Trial) -> None:
         )
         assert done.code == 0, done.err
         folder = sorted(done.runs.glob(f"*_n{number}_*"))[0]
-        said = (folder / "stderr.log").read_text()
-        assert "terminate called" not in said and "Error" not in said, said
+        stderr = (folder / "stderr.log").read_text()
+        assert "terminate called" not in stderr and "Error" not in stderr, stderr

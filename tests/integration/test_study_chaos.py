@@ -1,4 +1,4 @@
-"""A study that is killed at random moments comes out as if nothing had happened."""
+"""A study that is killed at random moments has the same results as one that is not."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.runs.facts import ending_of, read_facts
+from stepscope.runs.facts import exit_status_of, read_facts
 from stepscope.trials.processes import trial_processes
 from studies import STUDY, design, planted_environment, study
 
@@ -43,8 +43,8 @@ SAME_TABLES = (
     "pareto.csv",
     "skipped.csv",
 )
-OF_THIS_MACHINE = ("host_memory", "cpu", "waiting")
-"""What the watcher measures of the real process differs from run to run, planted or not."""
+MACHINE_DEPENDENT = ("host_memory", "cpu", "data_wait")
+"""The monitor measures these on the real process, so they differ from run to run."""
 
 
 @pytest.fixture
@@ -61,17 +61,17 @@ def test_killed_at_random_moments(
     tmp_path: Path, env: dict[str, str], kills: int, points: int
 ) -> None:
     text = DESIGN.replace("POINTS", str(points))
-    calm = run_to_the_end(tmp_path / "calm", text, env)
+    uninterrupted = run_to_the_end(tmp_path / "uninterrupted", text, env)
     diary = tmp_path / "diary"
     diary.unlink()
     chaos = tmp_path / "chaos"
     chaos.mkdir()
     file = design(chaos, text)
-    chance = random.Random(6)
+    generator = random.Random(6)
     for kill in range(kills):
-        # Some while it starts, most somewhere in or between trials, all along the study.
-        begun = 0 if kill % 5 == 0 else begun_in(diary) + chance.randint(1, 3)
-        run_and_kill(file, chaos, env, diary, begun, chance.uniform(0.0, 0.4))
+        # Some kills hit the start, most of them a random moment during or between trials.
+        started = 0 if kill % 5 == 0 else started_in(diary) + generator.randint(1, 3)
+        run_and_kill(file, chaos, env, diary, started, generator.uniform(0.0, 0.4))
     done = study("run", file, "--out", chaos, env=env)
     assert done.returncode == 0, done.stderr
 
@@ -83,28 +83,28 @@ def test_killed_at_random_moments(
     )
     trials = {which: count for which, count in answers.items() if which[1].startswith("r")}
     assert len(trials) == 2 * points
-    assert set(trials.values()) == {1}, "a trial has more than one answer"
+    assert set(trials.values()) == {1}, "a trial has more than one result"
     assert sum(outcome == "lost" for _, outcome in outcomes(folder)) > kills / 4
-    assert no_stray(), "a process of a trial is left"
+    assert no_leftovers(), "a process of a trial is left"
     for name in SAME_TABLES:
-        assert table(folder, name) == table(calm, name), name
+        assert table(folder, name) == table(uninterrupted, name), name
 
 
-def begun_in(diary: Path) -> int:
+def started_in(diary: Path) -> int:
     return diary.read_text().count(" begin ") if diary.exists() else 0
 
 
 def run_and_kill(
-    file: Path, out: Path, env: dict[str, str], diary: Path, begun: int, then_s: float
+    file: Path, out: Path, env: dict[str, str], diary: Path, started: int, then_s: float
 ) -> None:
-    """Run the study until so many trials were begun, and a moment longer; then kill who runs it."""
+    """Kill a run of the study `then_s` seconds after this number of trials has started."""
     runner = subprocess.Popen(
         [*STUDY, "run", str(file), "--out", str(out)],
         env=env,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
     )
-    while begun_in(diary) < begun and runner.poll() is None:
+    while started_in(diary) < started and runner.poll() is None:
         time.sleep(0.005)
     time.sleep(then_s)
     assert runner.poll() is None, runner.stderr and runner.stderr.read()
@@ -123,25 +123,25 @@ def outcomes(folder: Path) -> list[tuple[Path, str]]:
     found = []
     for facts in sorted(folder.glob("*/*/run.json")):
         found.append(
-            (facts.parent, ending_of(read_facts(facts.parent), facts.parent).outcome.value)
+            (facts.parent, exit_status_of(read_facts(facts.parent), facts.parent).outcome.value)
         )
     return found
 
 
-def no_stray() -> bool:
-    """The guard has a moment: it ends what is left when the runner has gone."""
+def no_leftovers() -> bool:
+    """Wait for the guard, which ends the leftover processes of a killed runner."""
     until = time.monotonic() + 20
-    while trial_processes.strays() and time.monotonic() < until:
+    while trial_processes.stale_processes() and time.monotonic() < until:
         time.sleep(0.1)
-    return not trial_processes.strays()
+    return not trial_processes.stale_processes()
 
 
 def table(study_folder: Path, name: str) -> list[dict[str, str]]:
-    """A table without what depends on the machine rather than on the trials."""
+    """Read a table without the values that depend on the machine."""
     with (study_folder / "derived" / name).open(newline="") as file:
         rows = list(csv.DictReader(file))
     return [
-        {key: value for key, value in row.items() if not key.startswith(OF_THIS_MACHINE)}
+        {key: value for key, value in row.items() if not key.startswith(MACHINE_DEPENDENT)}
         for row in rows
-        if not str(row.get("response", "")).startswith(OF_THIS_MACHINE)
+        if not str(row.get("response", "")).startswith(MACHINE_DEPENDENT)
     ]

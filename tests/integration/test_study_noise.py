@@ -1,4 +1,4 @@
-"""A neighbour that takes the CPUs during a block is noticed, and the block is run again."""
+"""A block is rerun if other processes use the CPUs during it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ blocks: {size: 3, reruns: 1}
 SPINS = "while True: pass"
 
 
-def test_a_disturbed_block_is_flagged_and_run_again(tmp_path: Path) -> None:
+def test_a_block_with_interference_is_flagged_and_rerun(tmp_path: Path) -> None:
     diary = tmp_path / "diary"
     env = planted_environment(tmp_path, diary=diary)
     file = design(tmp_path, DESIGN)
@@ -34,29 +34,29 @@ def test_a_disturbed_block_is_flagged_and_run_again(tmp_path: Path) -> None:
     )
     hogs: list[subprocess.Popen[bytes]] = []
     try:
-        wait_for(diary, "begin", 6, runner)  # the sentinel and three trials, then a sentinel again
+        wait_for(diary, "begin", 6, runner)  # a reference trial, three trials, a reference trial
         hogs = [subprocess.Popen([sys.executable, "-c", SPINS]) for _ in range(os.cpu_count() or 2)]
         wait_for(diary, "done", 8, runner)
     finally:
         for hog in hogs:
             hog.kill()
             hog.wait()
-        _, said = runner.communicate(timeout=90)
-    assert runner.returncode == 0, said
+        _, stderr = runner.communicate(timeout=90)
+    assert runner.returncode == 0, stderr
 
-    told = json.loads(study("show", file, "--out", tmp_path, "--json", env=env).stdout)
-    second = next(block for block in told["blocks"] if block["number"] == 2)
-    assert second["flagged"] and second["rerun"], told["blocks"]
-    assert any("others used" in reason for reason in second["reasons"])
+    shown = json.loads(study("show", file, "--out", tmp_path, "--json", env=env).stdout)
+    second = next(block for block in shown["blocks"] if block["number"] == 2)
+    assert second["flagged"] and second["rerun"], shown["blocks"]
+    assert any("cores" in reason for reason in second["reasons"])
     results = [
         json.loads(line)
         for ledger in sorted((tmp_path / "planted" / "ledger").iterdir())
         for line in ledger.read_text().splitlines()
     ]
-    disturbed = {r["key"] for r in results if r["block"] == 2 and r["role"] == "trial"}
-    again = {r["key"] for r in results if r["block"] > 2 and r["attempt"] == 2}
-    assert len(disturbed) == 3
-    assert disturbed <= again, "a trial of the disturbed block was not run again"
+    flagged = {r["key"] for r in results if r["block"] == 2 and r["role"] == "trial"}
+    rerun = {r["key"] for r in results if r["block"] > 2 and r["attempt"] == 2}
+    assert len(flagged) == 3
+    assert flagged <= rerun, "a trial of the flagged block was not rerun"
 
 
 def wait_for(diary: Path, word: str, count: int, runner: subprocess.Popen[bytes]) -> None:

@@ -1,4 +1,4 @@
-"""The command runs as if alone: its terminal, its signals, its exit code, its life."""
+"""The command runs as if without stepscope: its terminal, signals, exit code and environment."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from stepscope.runs.reader import latest_run, open_run
 Watch = Callable[..., Finished]
 PythonFile = Callable[[str], str]
 
-COUNTS = """
+COUNT_SIGNALS = """
 import signal, sys, time
 got = []
 signal.signal(signal.SIGINT, lambda *_: got.append("INT"))
 signal.signal(signal.SIGTERM, lambda *_: got.append("TERM"))
 print("ready", flush=True)
-end = time.monotonic() + {longest}
+end = time.monotonic() + {seconds}
 while time.monotonic() < end and not got: time.sleep(0.02)
 if got: time.sleep(0.5)
 print("got", ",".join(got), flush=True)
 """
-"""Ends a moment after the first signal, in which a second one would come."""
+"""Exits shortly after the first signal, so that a second one would be counted."""
 
 
-COUNTS_SIGNALS, COUNTS_NONE = (COUNTS.replace("{longest}", s) for s in ("60", "1.2"))
+WAIT_FOR_SIGNAL, WAIT_BRIEFLY = (COUNT_SIGNALS.replace("{seconds}", s) for s in ("60", "1.2"))
 
 
 def start(script: str, runs: Path, *options: str, **popen: object) -> subprocess.Popen[str]:
@@ -61,7 +61,7 @@ def read_until(descriptor: int, text: str, seconds: float = 60) -> str:
 
 
 def in_terminal(command: list[str]) -> tuple[int, int]:
-    """Start a command with a terminal of its own; its pid and our side of the terminal."""
+    """Start a command in a new terminal. Return its pid and the other end of the terminal."""
     pid, terminal = pty.fork()
     if pid == 0:
         os.execvp(command[0], command)
@@ -72,7 +72,7 @@ def in_terminal(command: list[str]) -> tuple[int, int]:
 def test_ctrl_c_reaches_the_command_once(
     python_file: PythonFile, tmp_path: Path, options: list[str]
 ) -> None:
-    script = python_file(COUNTS_SIGNALS)
+    script = python_file(WAIT_FOR_SIGNAL)
     pid, terminal = in_terminal(
         [*STEPSCOPE, "run", "--out", str(tmp_path / "runs"), *options, "--", sys.executable, script]
     )
@@ -84,8 +84,8 @@ def test_ctrl_c_reaches_the_command_once(
     assert re.search(r"got INT\r?\n", printed), printed
 
 
-def test_a_signal_sent_to_stepscope_is_passed_on(python_file: PythonFile, tmp_path: Path) -> None:
-    process = start(python_file(COUNTS_SIGNALS), tmp_path, stdout=subprocess.PIPE)
+def test_signal_to_stepscope_is_forwarded(python_file: PythonFile, tmp_path: Path) -> None:
+    process = start(python_file(WAIT_FOR_SIGNAL), tmp_path, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
     assert process.stdout.readline() == "got TERM\n"
@@ -93,8 +93,8 @@ def test_a_signal_sent_to_stepscope_is_passed_on(python_file: PythonFile, tmp_pa
 
 
 def test_stopped_and_continued_at_any_time(python_file: PythonFile, tmp_path: Path) -> None:
-    """As by Ctrl-Z and fg. Nothing must look like a signal for the command afterwards."""
-    process = start(python_file(COUNTS_NONE), tmp_path, stdout=subprocess.PIPE)
+    """As with Ctrl-Z and fg. The command must not receive a signal afterwards."""
+    process = start(python_file(WAIT_BRIEFLY), tmp_path, stdout=subprocess.PIPE)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     for _ in range(8):
         process.send_signal(signal.SIGSTOP)
@@ -105,32 +105,32 @@ def test_stopped_and_continued_at_any_time(python_file: PythonFile, tmp_path: Pa
     assert process.wait(60) == 0
 
 
-def test_a_signal_to_the_whole_group_reaches_the_command_once(
+def test_signal_to_the_process_group_reaches_the_command_once(
     python_file: PythonFile, tmp_path: Path
 ) -> None:
-    counts = python_file(
-        COUNTS_SIGNALS.replace('got.append("TERM")', '(got.append("TERM"), time.sleep(0.2))')
+    script = python_file(
+        WAIT_FOR_SIGNAL.replace('got.append("TERM")', '(got.append("TERM"), time.sleep(0.2))')
     )
-    for how in ("killpg", "timeout"):
-        prefix = ["timeout", "-s", "TERM", "100"] if how == "timeout" else []
+    for sender in ("killpg", "timeout"):
+        prefix = ["timeout", "-s", "TERM", "100"] if sender == "timeout" else []
         command = [*prefix, *STEPSCOPE, "run", "-q", "--out", str(tmp_path), "--"]
         process = subprocess.Popen(
-            [*command, sys.executable, "-S", counts],
+            [*command, sys.executable, "-S", script],
             stdout=subprocess.PIPE,
             text=True,
             start_new_session=True,
         )
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
-        if how == "killpg":
+        if sender == "killpg":
             os.killpg(process.pid, signal.SIGTERM)
-        else:  # which passes it on to its whole group, as it does when the time is over
+        else:  # it signals its whole group, as at the end of the time
             process.send_signal(signal.SIGTERM)
-        assert process.stdout.readline() == "got TERM\n", how
+        assert process.stdout.readline() == "got TERM\n", sender
         process.wait(60)
 
 
 @pytest.mark.parametrize("options", [[], ["--epoch-pattern", "x"]])
-def test_the_command_has_its_terminal(tmp_path: Path, options: list[str]) -> None:
+def test_command_has_its_terminal(tmp_path: Path, options: list[str]) -> None:
     program = "import os, sys; print([os.isatty(f) for f in (0, 1, 2)], os.get_terminal_size())"
     pid, terminal = in_terminal(
         [*STEPSCOPE, "run", "--out", str(tmp_path), *options, "--", sys.executable, "-c", program]
@@ -151,19 +151,19 @@ def test_the_command_has_its_terminal(tmp_path: Path, options: list[str]) -> Non
         ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", -signal.SIGKILL),
     ],
 )
-def test_its_exit_code_is_ours(watch: Watch, program: str, code: int) -> None:
+def test_exit_code_is_that_of_the_command(watch: Watch, program: str, code: int) -> None:
     done = watch(sys.executable, "-S", "-c", program, options=["--quiet"])
 
     assert done.code == code
     assert done.err == ""
-    ending = done.run.ending
-    assert ending.outcome == ("ok" if code == 0 else "crashed")
-    assert (ending.exit_code, ending.signal) == (
+    exit_status = done.run.exit_status
+    assert exit_status.outcome == ("ok" if code == 0 else "crashed")
+    assert (exit_status.exit_code, exit_status.signal) == (
         (code, None) if code >= 0 else (None, signal.Signals(-code).name)
     )
 
 
-def test_a_killed_watcher_leaves_the_command_alone(python_file: PythonFile, tmp_path: Path) -> None:
+def test_command_survives_a_killed_monitor(python_file: PythonFile, tmp_path: Path) -> None:
     script = python_file("""
 import time
 for i in range(20):
@@ -178,10 +178,10 @@ print("finished", flush=True)
         process.kill()
         assert process.stdout.read().endswith("line 19\nfinished\n"), options
         process.wait()
-        assert open_run(latest_run(tmp_path)).ending.outcome == "lost"
+        assert open_run(latest_run(tmp_path)).exit_status.outcome == "lost"
 
 
-def test_the_environment_is_what_it_was_but_for_two_variables(watch: Watch) -> None:
+def test_only_two_environment_variables_change(watch: Watch) -> None:
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     alone = subprocess.run([sys.executable, "-S", "-c", program], capture_output=True, text=True)
     done = watch(sys.executable, "-S", "-c", program, options=["--quiet"])
@@ -193,23 +193,23 @@ def test_the_environment_is_what_it_was_but_for_two_variables(watch: Watch) -> N
     assert before.keys() <= under.keys()
 
 
-def test_a_hidden_sitecustomize_still_runs(watch: Watch, tmp_path: Path) -> None:
+def test_shadowed_sitecustomize_runs(watch: Watch, tmp_path: Path) -> None:
     (tmp_path / "own").mkdir()
-    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.theirs = 42\n")
-    program = "import sys, sitecustomize; print(theirs, sitecustomize.__file__, sys.path)"
+    (tmp_path / "own" / "sitecustomize.py").write_text("import builtins; builtins.from_user = 42\n")
+    program = "import sys, sitecustomize; print(from_user, sitecustomize.__file__, sys.path)"
     path = os.pathsep.join([str(tmp_path / "own"), os.environ.get("PYTHONPATH", "")])
     done = watch(sys.executable, "-c", program, env={**os.environ, "PYTHONPATH": path})
 
     assert done.code == 0, done.err
     assert done.out.startswith(f"42 {tmp_path}/own/sitecustomize.py")
-    assert "inject" not in done.out, "our folder is not on the script's path"
+    assert "inject" not in done.out, "the folder of the hook is not in sys.path"
 
 
-def test_signal_dispositions_are_those_of_a_shell(watch: Watch) -> None:
+def test_signal_dispositions_are_unchanged(watch: Watch) -> None:
     program = "grep -E 'Sig(Blk|Ign)' /proc/self/status"
 
     def masks(printed: str) -> list[int]:
-        # Signals 32 and 33 belong to the C library, which ignores them in what it spawns.
+        # Signals 32 and 33 belong to the C library, which ignores them in spawned processes.
         return [int(line.split()[1], 16) & 0x7FFFFFFF for line in printed.splitlines()]
 
     alone = subprocess.run(["sh", "-c", program], capture_output=True, text=True)
@@ -217,8 +217,8 @@ def test_signal_dispositions_are_those_of_a_shell(watch: Watch) -> None:
     assert masks(done.out) == masks(alone.stdout)
 
 
-def test_a_script_that_closes_all_descriptors(watch: Watch, python_file: PythonFile) -> None:
-    """Ours may be closed under us; a file of the script's must never be written to by us."""
+def test_script_that_closes_all_descriptors(watch: Watch, python_file: PythonFile) -> None:
+    """The hook must not mistake a file of the script for its own closed descriptor."""
     script = python_file("""
 import os, stepscope
 stepscope.mark("epoch", 0)

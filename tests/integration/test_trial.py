@@ -1,4 +1,4 @@
-"""`stepscope trial` as its user runs it: real training in real processes."""
+"""`stepscope trial` with real training in real processes."""
 
 from __future__ import annotations
 
@@ -22,26 +22,26 @@ Own = Callable[..., str]
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def test_cnn_with_a_profile(trial: Trial) -> None:
+def test_cnn_with_profile(trial: Trial) -> None:
     done = trial("cnn", "--samples", "4096", "--steps", "40", "--profile")
     assert done.code == 0, done.err
-    told = done.told
-    assert told["outcome"] == "ok"
-    assert told["samples_per_second_low"] < told["samples_per_second"]
-    assert told["samples_per_second"] < told["samples_per_second_high"]
-    assert told["host_memory_peak_bytes"] > 200e6
-    assert told["allocated_peak_bytes"] is None
-    assert 0 <= told["data_wait_share"] < 0.5
-    assert told["global_batch"] == 32
+    result = done.told
+    assert result["outcome"] == "ok"
+    assert result["samples_per_second_low"] < result["samples_per_second"]
+    assert result["samples_per_second"] < result["samples_per_second_high"]
+    assert result["host_memory_peak_bytes"] > 200e6
+    assert result["allocated_peak_bytes"] is None
+    assert 0 <= result["data_wait_share"] < 0.5
+    assert result["global_batch"] == 32
     assert "samples/s" in done.err.lower()
     run = done.run
-    assert run.ending.outcome == "ok"
+    assert run.exit_status.outcome == "ok"
     assert run.json["workload"]["model"] == "cnn"
     summary = run.summary()
     assert (run.path / "derived" / "report.html").exists()
     profile = json.loads((run.path / "trial" / "profile0.json").read_text())
-    assert told["steps"] == 40, "profiled steps do not count"
-    assert summary.steps == 40 + 1 + profile["steps"], "the profiler warms up for one"
+    assert result["steps"] == 40, "profiled steps do not count"
+    assert summary.steps == 40 + 1 + profile["steps"], "the profiler uses one warm-up step"
     assert (run.path / "trial" / "trace0.json.gz").stat().st_size > 1000
     calls = {row["name"]: row["calls"] for row in profile["operators"]}
     assert calls["aten::conv2d"] == 3 * profile["steps"]
@@ -67,17 +67,17 @@ def test_jpeg_with_workers(trial: Trial) -> None:
         "10",
     )
     assert done.code == 0, done.err
-    told = done.told
-    assert told["steps"] == 10 and told["samples_per_second"] > 0
-    assert told["data_wait_share"] is not None
+    result = done.told
+    assert result["steps"] == 10 and result["samples_per_second"] > 0
+    assert result["data_wait_share"] is not None
     assert "worker" in done.run.summary().roles
     rank = json.loads((done.run.path / "trial" / "rank0.json").read_text())
     assert rank["data"]["source"] == "generated" and rank["data"]["samples"] == 48
 
 
 @pytest.mark.long
-def test_parts_of_a_training(trial: Trial) -> None:
-    """Without data it is not slower than with it, and loading alone is faster than both."""
+def test_data_modes(trial: Trial) -> None:
+    """Resident data is not slower than loaded data, and loading alone is faster than both."""
     rates = {}
     for data in ("random", "resident", "loader-only"):
         done = trial("cnn", "--samples", "8192", "--seconds", "4", "--data", data, "--name", data)
@@ -93,12 +93,12 @@ def test_parts_of_a_training(trial: Trial) -> None:
 
 @pytest.mark.quiet
 def test_cpus(trial: Trial) -> None:
-    """Two CPUs do nearly twice the work of one, and one is all that a trial of one uses."""
-    assert _quick_step(trial, 1) > 1.25 * _quick_step(trial, 2)
+    """Two CPUs are faster than one, and the affinity is enforced."""
+    assert _fast_step(trial, 1) > 1.25 * _fast_step(trial, 2)
 
 
-def _quick_step(trial: Trial, cpus: int) -> float:
-    """How long a step takes while nobody else on this machine wants its CPUs."""
+def _fast_step(trial: Trial, cpus: int) -> float:
+    """Return the compute time of fast steps, with little interference from other processes."""
     done = trial(
         "resnet18",
         "--image-size",
@@ -119,13 +119,15 @@ def _quick_step(trial: Trial, cpus: int) -> float:
     assert done.code == 0, done.err
     (folder,) = done.runs.glob(f"*_cpus{cpus}_*")
     limit = json.loads((folder / "run.json").read_text())["limits"]["cpus"]
-    assert limit["by"] == "affinity" and len(limit["cpus"]) == limit["threads"] == cpus
+    assert limit["enforced_by"] == "affinity" and len(limit["cpus"]) == limit["threads"] == cpus
     assert limit["masks_checked"] > 0 and limit["escaped"] == []
     return float(np.quantile(read_steps(folder / "trial" / "steps0.bin")["compute_ns"], 0.1))
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("example", ["own_huggingface", "own_lightning", "own_variable_length"])
+@pytest.mark.parametrize(
+    "example", ["workload_huggingface", "workload_lightning", "workload_variable_length"]
+)
 def test_examples(trial: Trial, example: str) -> None:
     (file,) = (EXAMPLES / example).glob("*.py")
     done = trial(f"{file}:workload", "--steps", "10", "--batch-size", "8")
@@ -133,26 +135,26 @@ def test_examples(trial: Trial, example: str) -> None:
     assert done.told["steps"] == 10 and done.told["samples_per_second"] > 0
 
 
-def test_repeats_of_an_example_teach_the_spread(trial: Trial, tmp_path: Path) -> None:
-    (file,) = (EXAMPLES / "own_plain_loop").glob("*.py")
+def test_repeats_of_an_example_update_the_noise(trial: Trial, tmp_path: Path) -> None:
+    (file,) = (EXAMPLES / "workload_plain_loop").glob("*.py")
     done = trial(f"{file}:workload", "--steps", "40", "--batch-size", "8", "--repeat", "2")
     assert done.code == 0, done.err
     for folder in done.folders:
         rank = json.loads((folder / "trial" / "rank0.json").read_text())
-        assert rank["steps"] == 40, "and nothing that only `fit` asks for"
+        assert rank["steps"] == 40, "without the extra phases of `fit`"
         assert "evaluation" not in rank["phases"] and "parts" not in rank
-    told = json.loads(done.out)
-    assert told["ok"] == 2 and len(done.folders) == 2
-    assert told["samples_per_second_low"] < told["samples_per_second"]
-    learnt = tmp_path / "state" / "spread.json"
-    if not any(each["disturbed"] for each in told["trials"]):
-        (machine,) = json.loads(learnt.read_text())["machines"].values()
+    result = json.loads(done.out)
+    assert result["ok"] == 2 and len(done.folders) == 2
+    assert result["samples_per_second_low"] < result["samples_per_second"]
+    noise = tmp_path / "state" / "noise.json"
+    if not any(each["interference"] for each in result["trials"]):
+        (machine,) = json.loads(noise.read_text())["machines"].values()
         assert machine["trials"] == 2
     else:
-        assert not learnt.exists(), "a trial that says little teaches nothing"
+        assert not noise.exists(), "trials with interference are not used"
 
 
-def test_every_knob_at_once(trial: Trial) -> None:
+def test_all_settings_at_once(trial: Trial) -> None:
     done = trial(
         "cnn",
         "--samples",
@@ -194,16 +196,16 @@ def test_every_knob_at_once(trial: Trial) -> None:
         "100",
     )
     assert done.code == 0, done.err
-    told = done.told
-    assert told["global_batch"] == 32 and told["steps"] == 2 * (512 // 16 // 2)
-    assert told["samples"] == 1024
+    result = done.told
+    assert result["global_batch"] == 32 and result["steps"] == 2 * (512 // 16 // 2)
+    assert result["samples"] == 1024
     limits = done.run.json["limits"]
-    assert limits["memory"]["asked"] == 4 << 30 and limits["cpus"]["asked"] == 1.5
-    assert told["epoch_measured"]
+    assert limits["memory"]["requested"] == 4 << 30 and limits["cpus"]["requested"] == 1.5
+    assert result["epoch_measured"]
 
 
 def test_as_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A program may have children of its own, from before and from now: they are its own."""
+    """Children of the calling program, started before or during a trial, are not affected."""
     import stepscope
 
     for name, value in trial_environment(tmp_path).items():
@@ -220,7 +222,7 @@ def test_as_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         "cnn", samples=512, seconds=2, out=tmp_path / "runs", cpus=1, show=show
     )
     assert len(children) == 2 and all(child.poll() is None for child in children)
-    assert ended[0].wait() == 7, "nobody else has buried it"
+    assert ended[0].wait() == 7, "not reaped by stepscope"
     for child in children:
         child.kill()
         child.wait()
@@ -229,7 +231,7 @@ def test_as_a_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "other" not in open_run(view.folder).summary().roles
 
 
-def test_monitoring_that_fails_as_it_begins_leaves_no_trial_behind(
+def test_failed_start_of_monitoring_leaves_no_trial_behind(
     own: Own, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import stepscope
@@ -248,8 +250,8 @@ def test_monitoring_that_fails_as_it_begins_leaves_no_trial_behind(
 
 
 @pytest.mark.long
-def test_two_at_once_in_one_program(own: Own, tmp_path: Path) -> None:
-    """The one that ends first leaves the other alone."""
+def test_two_concurrent_trials_in_one_program(own: Own, tmp_path: Path) -> None:
+    """The trial that ends first does not affect the other."""
     program = f"""
 import threading, stepscope
 views = {{}}
@@ -258,7 +260,7 @@ def run(name, seconds):
 threads = [threading.Thread(target=run, args=pair) for pair in (("short", 2), ("long", 12))]
 [thread.start() for thread in threads]
 [thread.join() for thread in threads]
-print({{name: view.ending.outcome.value for name, view in views.items()}})
+print({{name: view.exit_status.outcome.value for name, view in views.items()}})
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
@@ -271,13 +273,13 @@ print({{name: view.ending.outcome.value for name, view in views.items()}})
 
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["SIG_IGN", "lambda *_: [os.waitpid(-1, os.WNOHANG)]"])
-def test_a_program_that_buries_all_its_children(own: Own, tmp_path: Path, how: str) -> None:
+def test_program_that_reaps_all_its_children(own: Own, tmp_path: Path, how: str) -> None:
     how = f"signal.{how}" if how == "SIG_IGN" else how
     program = f"""
 import os, signal, stepscope
 signal.signal(signal.SIGCHLD, {how})
-(view,) = stepscope.trial({own()!r}, steps=16, hang=30, out={str(tmp_path / "runs")!r})
-print(view.ending.outcome.value)
+(view,) = stepscope.trial({own()!r}, steps=16, stall_timeout=30, out={str(tmp_path / "runs")!r})
+print(view.exit_status.outcome.value)
 """
     done = subprocess.run(
         [sys.executable, "-c", program],

@@ -1,4 +1,4 @@
-"""`stepscope watch PID`: real processes that somebody else started."""
+"""`stepscope watch PID`, with real processes that stepscope did not start."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ PythonFile = Callable[[str], str]
 
 KERNEL = tuple(int(word) for word in platform.release().split("-")[0].split(".")[:2])
 
-# Waits for a file to appear, and ends.
+# Waits for a file to appear, and exits.
 SCRIPT = """
 import os, sys, time
 while not os.path.exists(sys.argv[1]):
     time.sleep(0.02)
 {end}
 """
-ENDS = {
+EXITS = {
     "exits 0": "sys.exit(0)",
     "exits 3": "sys.exit(3)",
     "is killed": "os.kill(os.getpid(), 9)",
-    "is asked to end": "os.kill(os.getpid(), 15)",
+    "is terminated": "os.kill(os.getpid(), 15)",
 }
-REAPS = """
+REAPING_PARENT = """
 import subprocess, sys
 process = subprocess.Popen(sys.argv[1:])
 print(process.pid, flush=True)
 process.wait()
 """
-# As on a kernel that knows no pidfd.
+# As on a kernel without pidfd.
 OLD_KERNEL = """
 import errno, os
 def absent(*_):
@@ -54,19 +54,19 @@ main()
 
 
 @dataclass(frozen=True)
-class Watcher:
-    """A `stepscope watch` that goes on."""
+class Monitor:
+    """A running `stepscope watch`."""
 
     process: subprocess.Popen[str]
     runs: Path
 
-    def wait_until_it_samples(self) -> None:
+    def wait_until_sampling(self) -> None:
         end = time.monotonic() + 60
         while time.monotonic() < end:
             if any('"root"' in path.read_text() for path in self.runs.glob("*/run.json")):
                 return
             time.sleep(0.02)
-        raise AssertionError("it does not sample")
+        raise AssertionError("no samples")
 
     def result(self) -> dict[str, Any]:
         out, err = self.process.communicate(timeout=60)
@@ -78,17 +78,17 @@ class Watcher:
         return open_run(latest_run(self.runs))
 
 
-def watch(pid: int, runs: Path, *options: str, program: list[str] | None = None) -> Watcher:
+def watch(pid: int, runs: Path, *options: str, program: list[str] | None = None) -> Monitor:
     command = [*(program or STEPSCOPE), "watch", str(pid), "--json", "--out", str(runs), *options]
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
-    return Watcher(process, runs)
+    return Monitor(process, runs)
 
 
 @pytest.fixture
 def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
-    """Start a process that is not stepscope's."""
+    """Start a process without stepscope."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(*command: str, **more: Any) -> subprocess.Popen[str]:
@@ -102,68 +102,68 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_says_how_it_ended(
+def test_exit_status(
     start: Callable[..., subprocess.Popen[str]], python_file: PythonFile, tmp_path: Path
 ) -> None:
-    """Nobody has waited for these: they stay zombies, and show their status."""
+    """These are not reaped: they stay zombies, and their status can be read."""
     go = tmp_path / "go"
-    watchers = {}
-    for number, (name, end) in enumerate(ENDS.items()):
+    monitors = {}
+    for number, (name, end) in enumerate(EXITS.items()):
         script = python_file(SCRIPT.format(end=end))
         process = start(sys.executable, script, str(go), "--api-key", "hunter2hunter2")
-        watchers[name] = watch(process.pid, tmp_path / f"runs{number}")
-    for watcher in watchers.values():
-        watcher.wait_until_it_samples()
+        monitors[name] = watch(process.pid, tmp_path / f"runs{number}")
+    for monitor in monitors.values():
+        monitor.wait_until_sampling()
     go.touch()
-    results = {name: watcher.result() for name, watcher in watchers.items()}
+    results = {name: monitor.result() for name, monitor in monitors.items()}
 
     assert {name: result["outcome"] for name, result in results.items()} == {
         "exits 0": "ok",
         "exits 3": "crashed",
         "is killed": "crashed",
-        "is asked to end": "interrupted",
+        "is terminated": "interrupted",
     }
     assert [result["exit_code"] for result in results.values()] == [0, 3, None, None]
     assert [result["signal"] for result in results.values()] == [None, None, "SIGKILL", "SIGTERM"]
-    assert "somebody sent it" in results["is killed"]["reason"]
-    run = watchers["exits 0"].run
+    assert "another process sent the signal" in results["is killed"]["reason"]
+    run = monitors["exits 0"].run
     assert run.command[0] == sys.executable
     assert "hunter2hunter2" not in run.paths.run_json.read_text()
     assert run.paths.report_html.exists()
 
 
-def test_one_whose_parent_waits_for_it_at_once(
+def test_process_that_its_parent_reaps_at_once(
     start: Callable[..., subprocess.Popen[str]], python_file: PythonFile, tmp_path: Path
 ) -> None:
     go = tmp_path / "go"
     script = python_file(SCRIPT.format(end="sys.exit(3)"))
     pids = []
     for _ in range(2):
-        parent = start(sys.executable, "-c", REAPS, sys.executable, script, str(go))
+        parent = start(sys.executable, "-c", REAPING_PARENT, sys.executable, script, str(go))
         assert parent.stdout is not None
         pids.append(int(parent.stdout.readline()))
     new = watch(pids[0], tmp_path / "new")
     old = watch(pids[1], tmp_path / "old", program=[sys.executable, "-c", OLD_KERNEL])
-    for watcher in (new, old):
-        watcher.wait_until_it_samples()
+    for monitor in (new, old):
+        monitor.wait_until_sampling()
     go.touch()
 
-    told, untold = new.result(), old.result()
+    on_new, on_old = new.result(), old.result()
 
     if KERNEL >= (6, 15):
-        assert (told["outcome"], told["exit_code"]) == ("crashed", 3)
+        assert (on_new["outcome"], on_new["exit_code"]) == ("crashed", 3)
     else:
-        assert told["outcome"] in ("crashed", "lost")
-    assert untold["outcome"] == "lost", "nothing good is claimed"
-    assert "how is not known" in untold["reason"]
+        assert on_new["outcome"] in ("crashed", "lost")
+    assert on_old["outcome"] == "lost", "never `ok`"
+    assert "unknown exit code" in on_old["reason"]
 
 
-BURNS = """
+BURNING = """
 import os, sys, time
 def burn(seconds):
     end = time.process_time() + seconds
     while time.process_time() < end: pass
-burn(1.0)  # before it is watched
+burn(1.0)  # before monitoring starts
 print("ready", flush=True)
 if os.fork() == 0:
     burn(30)
@@ -172,15 +172,15 @@ time.sleep(30)
 """
 
 
-def test_ctrl_c_and_a_duration_end_only_the_watching(
+def test_ctrl_c_and_duration_end_only_the_monitoring(
     start: Callable[..., subprocess.Popen[str]], python_file: PythonFile, tmp_path: Path
 ) -> None:
-    process = start(sys.executable, python_file(BURNS), start_new_session=True)
+    process = start(sys.executable, python_file(BURNING), start_new_session=True)
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     try:
         timed = watch(process.pid, tmp_path / "timed", "--duration", "1.5", "--name", "burns")
         stopped = watch(process.pid, tmp_path / "stopped")
-        stopped.wait_until_it_samples()
+        stopped.wait_until_sampling()
         result = timed.result()
         stopped.process.send_signal(signal.SIGINT)
         interrupted = stopped.result()
@@ -189,74 +189,73 @@ def test_ctrl_c_and_a_duration_end_only_the_watching(
         os.killpg(process.pid, signal.SIGKILL)
 
     assert (result["name"], result["outcome"]) == ("burns", "interrupted")
-    assert result["reason"] == "it was watched for 1.5 s, as asked; the process runs on"
+    assert result["reason"] == "monitoring ended after 1.5 s; the process is still running"
     assert 1.4 < result["seconds"] < 5
-    # What it burned before is not counted; its child is, which may have to share its core.
+    # The CPU time before monitoring is not counted; that of its child is.
     assert 0.1 < result["core_seconds"] < 1.1 * result["seconds"]
     statistics = {(s["metric"], s["entity"]): s for s in result["statistics"]}
     assert statistics["processes", "tree"]["max"] == 2
     assert statistics["cpu", "other"]["mean"] > 5 * statistics["cpu", "main"]["mean"]
-    assert interrupted["reason"] == "watching was stopped; the process runs on"
+    assert interrupted["reason"] == "monitoring was stopped; the process is still running"
     assert stopped.run.paths.report_html.exists()
 
 
-def test_its_surroundings_are_those_of_the_process(
+def test_environment_is_that_of_the_process(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     folder = tmp_path / "elsewhere"
     folder.mkdir()
-    environment = {**os.environ, "OMP_NUM_THREADS": "7", "STEPSCOPE_EVENTS": "/runs/it/events"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "7", "STEPSCOPE_EVENTS": "/runs/other/events"}
     process = start("sleep", "30", cwd=folder, env=environment)
-    watcher = watch(process.pid, tmp_path / "runs", "--duration", "0.3")
-    result = watcher.result()
-    facts = watcher.run.json
+    monitor = watch(process.pid, tmp_path / "runs", "--duration", "0.3")
+    result = monitor.result()
+    facts = monitor.run.json
     assert facts["cwd"] == str(folder)
     assert facts["root"]["pid"] == process.pid
     assert facts["environment"]["variables"]["OMP_NUM_THREADS"] == "7"
-    assert any("but in /runs/it" in note for note in result["notes"])
+    assert any("They are recorded in /runs/other" in note for note in result["notes"])
 
 
-def test_it_says_what_it_does_and_who_is_left(
+def test_messages_and_survivors(
     start: Callable[..., subprocess.Popen[str]], tmp_path: Path
 ) -> None:
     process = start(
         "sh", "-c", "sleep 100 & read line", stdin=subprocess.PIPE, start_new_session=True
     )
-    watcher = subprocess.Popen(
+    monitor = subprocess.Popen(
         [*STEPSCOPE, "watch", str(process.pid), "--out", str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert watcher.stderr is not None and process.stdin is not None
-    first = watcher.stderr.readline().rstrip()
-    while watcher.poll() is None and not (
+    assert monitor.stderr is not None and process.stdin is not None
+    first = monitor.stderr.readline().rstrip()
+    while monitor.poll() is None and not (
         list(tmp_path.glob("*/run.json")) and open_run(tmp_path).samples().num_rows
     ):
         time.sleep(0.02)
     process.stdin.write("\n")
     process.stdin.flush()
-    out, rest = watcher.communicate()
+    out, rest = monitor.communicate()
     os.killpg(process.pid, signal.SIGKILL)
-    assert watcher.returncode == 0, rest
+    assert monitor.returncode == 0, rest
     assert out == ""
     last = rest.splitlines()[-1]
     assert first == (
-        f"stepscope: watching sh (pid {process.pid}); Ctrl-C ends the watching, the process runs on"
+        f"stepscope: monitoring sh (pid {process.pid}); Ctrl-C ends monitoring, not the process"
     )
     assert last.startswith("stepscope: still running: sleep (pid ")
-    assert "sh  ok  the command ended normally" in rest
-    assert "hook: none, since the process was running already" in rest
+    assert "sh  ok  exited normally" in rest
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["999999999"], "There is no process 999999999. List yours with: ps"),
-        ([str(os.getpid()), "--interval", "0"], "An interval of 0.0 s is not possible"),
+        (["999999999"], "There is no process 999999999. List your processes with `ps"),
+        ([str(os.getpid()), "--interval", "0"], "The sampling interval 0.0 s is out of range"),
     ],
 )
-def test_mistakes_are_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
+def test_errors_are_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
     command = [*STEPSCOPE, "watch", *arguments, "--out", str(tmp_path / "runs")]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (125, "")

@@ -39,7 +39,7 @@ _LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
 _HTML_LINK = re.compile(r'(?:src|srcset|href)="([^"\s]+)"')
 _HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 
-JUDGED_WITHOUT_STEPS = {"io.bound", "gpu.idle", "short", "unclear"}
+JUDGED_WITHOUT_STEPS = {"io.wait", "gpu.idle", "too_short", "unknown"}
 
 MARKS = """
 import time, stepscope
@@ -108,12 +108,12 @@ def test_generated_parts_are_fresh() -> None:
 
 
 def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
-    for file in (DOCS / "generate.py", *PAGES):
+    for file in (DOCS / "generate.py", DOCS / "messages.py", *PAGES):
         shutil.copy(file, tmp_path)
     for page, word in (
         ("measurement.md", "`rss`"),
         ("cli.md", "`trial`: `shm_full`"),
-        ("trials.md", "`between_dof`"),
+        ("trials.md", "`noise_dof`"),
         ("workloads.md", "`batch_size`"),
         ("explain.md", "`host_ahead`"),
     ):

@@ -1,4 +1,4 @@
-"""The one table of metrics."""
+"""The table of metrics."""
 
 from stepscope.metrics import BY_KEY, DERIVED, SCOPES, TABLE, of_scope
 

@@ -1,4 +1,4 @@
-"""Student's t for any probability, without SciPy: it takes half a second to import."""
+"""Student's t distribution without SciPy, which takes half a second to import."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from functools import lru_cache
 from statistics import NormalDist
 
 _AS_NORMAL = 1e7
-"""Degrees of freedom from which on Student's t and the normal agree to seven digits."""
+"""Degrees of freedom above which Student's t and the normal distribution agree to 7 digits."""
 _TINY = 1e-300
 
 
 @lru_cache(maxsize=4096)
 def t_quantile(probability: float, dof: float) -> float:
-    """What Student's t with so many degrees of freedom is below of, with this probability."""
+    """Return the quantile of Student's t distribution."""
     if not 0 < probability < 1 or not dof > 0:
-        raise ValueError(f"no quantile of {probability} with {dof} degrees of freedom")
+        raise ValueError(f"no quantile for probability {probability} and {dof} degrees of freedom")
     if probability < 0.5:
         return -t_quantile(1 - probability, dof)
     if probability == 0.5:
@@ -35,23 +35,23 @@ def t_quantile(probability: float, dof: float) -> float:
 
 
 def t_tail(value: float, dof: float) -> float:
-    """How often Student's t is above a value that is not negative."""
-    whole = dof + value * value
-    return 0.5 * _beta_share(dof / 2, 0.5, dof / whole, value * value / whole)
+    """Return the upper tail probability of Student's t for a non-negative value."""
+    total = dof + value * value
+    return 0.5 * _beta_share(dof / 2, 0.5, dof / total, value * value / total)
 
 
 def _beta_share(a: float, b: float, x: float, rest: float) -> float:
-    """The regularised incomplete beta function; `rest` is what x lacks of 1, in all its digits."""
+    """Regularized incomplete beta function; `rest` is 1 - x at full precision."""
     if x <= 0 or rest <= 0:
         return float(rest <= 0)
-    if x > (a + 1) / (a + b + 2):  # where the fraction converges slowly, its mirror does not
+    if x > (a + 1) / (a + b + 2):  # the fraction of the mirrored function converges faster
         return 1 - _beta_share(b, a, rest, x)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b)
     return math.exp(scale + a * math.log(x) + b * math.log(rest)) / a / _fraction(a, b, x)
 
 
 def _fraction(a: float, b: float, x: float) -> float:
-    """Its continued fraction, by the method of Lentz."""
+    """Continued fraction of the incomplete beta function (Lentz's method)."""
     value, upper, lower = 1.0, 1.0, 0.0
     for step in range(1, 1000):
         half = step // 2

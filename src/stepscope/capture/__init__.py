@@ -1,1 +1,1 @@
-"""Watching: start a command or attach to a process, sample it, and say how it ended."""
+"""Monitoring: start a command or attach to a process, sample it, and record its exit status."""

@@ -1,4 +1,4 @@
-"""Monitors a process that is running already, until it ends or somebody says stop."""
+"""Monitor a process that is already running, until it exits or monitoring is stopped."""
 
 from __future__ import annotations
 
@@ -16,76 +16,74 @@ from stepscope.capture.outcome import KernelEvidence, judge, oom_kills_text
 from stepscope.capture.request import RunRequest
 from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
-from stepscope.capture.signals import ASKING, signals_as_bytes
+from stepscope.capture.signals import TERMINATION_SIGNALS, signals_as_bytes
 from stepscope.capture.spawn import allow_many_descriptors
 from stepscope.capture.target import Target
-from stepscope.errors import CannotWatch
-from stepscope.records import Ending, Outcome
+from stepscope.errors import MonitorError
+from stepscope.records import ExitStatus, Outcome
 from stepscope.runs.paths import RunPaths
 
 
 @dataclass(frozen=True)
 class AttachedRun:
-    """A process that was monitored until it ended, or until we were told to stop."""
+    """A process that was monitored until it exited or monitoring was stopped."""
 
     paths: RunPaths
-    ending: Ending
+    exit_status: ExitStatus
     survivors: list[str]
 
 
 def monitor_process(
-    request: RunRequest, target: Target, tell: Callable[[str], None]
+    request: RunRequest, target: Target, notify: Callable[[str], None]
 ) -> AttachedRun:
-    """Monitor a process until it ends, a signal stops us, or the time asked for is over."""
+    """Monitor a process until it exits, a signal arrives, or the requested time is over."""
     with stop_requests() as stop:
-        session = _begin(request, target, tell)
+        session = _begin(request, target, notify)
         wakers = [stop] if target.pidfd is None else [stop, target.pidfd]
         seconds = request.duration_s
         stopped = False
         for readable in sampling(session, wakers, math.inf if seconds is None else seconds):
             stopped = stop in readable
-            if stopped or target.has_ended():
+            if stopped or target.has_exited():
                 break
-        ended = target.has_ended()
-        status = target.status() if ended else None  # at once: its parent may bury it
+        exited = target.has_exited()
+        status = target.status() if exited else None  # at once, before its parent reaps it
         session.mark_end_time(time.monotonic_ns())
         session.last_sample()
         survivors = []
-        if ended:
+        if exited:
             after = KernelEvidence.now(session.cgroup)
-            ending = judge_end(status, session.evidence, after, session.shm_share())
+            exit_status = judge_exit(status, session.evidence, after, session.shm_share())
             survivors = session.survivors()
         else:
-            why = (
-                "watching was stopped" if stopped else f"it was watched for {seconds:g} s, as asked"
+            reason = (
+                "monitoring was stopped" if stopped else f"monitoring ended after {seconds:g} s"
             )
-            ending = Ending(Outcome.INTERRUPTED, f"{why}; the process runs on")
-        session.end(ending, survivors)
-    return AttachedRun(session.paths, ending, survivors)
+            exit_status = ExitStatus(Outcome.INTERRUPTED, f"{reason}; the process is still running")
+        session.end(exit_status, survivors)
+    return AttachedRun(session.paths, exit_status, survivors)
 
 
-def _begin(request: RunRequest, target: Target, tell: Callable[[str], None]) -> Session:
+def _begin(request: RunRequest, target: Target, notify: Callable[[str], None]) -> Session:
     paths = request.make_folder()
     try:
-        session = Session(request, paths, tell, target.environment, target.pid)
+        session = Session(request, paths, notify, target.environment, target.pid)
         session.restart_clock()
         allow_many_descriptors()
         session.begin(target.pid, None, None, exclude=(os.getpid(),))
-        if target.has_ended() or target.pid not in session.tree.processes:
-            raise CannotWatch(f"Process {target.pid} ended before watching could begin")
+        if target.has_exited() or target.pid not in session.tree.processes:
+            raise MonitorError(f"Process {target.pid} exited before monitoring could start")
     except BaseException:
         shutil.rmtree(paths.folder, ignore_errors=True)
         raise
-    message = "hook: none, since the process was running already: epochs and steps are not seen"
-    elsewhere = f" here, but in {target.reports_to}" if target.reports_to else ""
-    session.hook.message = message + elsewhere
+    session.hook.attached_late(target.reports_to)
     return session
 
 
 def sampling(session: Session, wakers: list[int], seconds: float = math.inf) -> Iterator[list[int]]:
-    """Sample at every interval; yields at each wake-up the descriptors that became readable.
+    """Sample at every interval, and yield the readable descriptors at each wake-up.
 
-    Ends when the root is gone, or after so many seconds.
+    Ends when the root process is gone, or after the given number of seconds.
     """
     end = time.monotonic() + seconds
     for next_sample in sample_times(session.tick, session.request.interval_s):
@@ -96,22 +94,26 @@ def sampling(session: Session, wakers: list[int], seconds: float = math.inf) -> 
 
 
 def stop_requests() -> AbstractContextManager[int]:
-    """A descriptor that is readable once we are asked to end. What was ignored (nohup) stays so."""
-    return signals_as_bytes([n for n in ASKING if signal.getsignal(n) != signal.SIG_IGN])
+    """Open a descriptor that becomes readable on a termination signal. Ignored signals (nohup)
+    stay ignored."""
+    return signals_as_bytes(
+        [n for n in TERMINATION_SIGNALS if signal.getsignal(n) != signal.SIG_IGN]
+    )
 
 
-def judge_end(
+def judge_exit(
     status: int | None, before: KernelEvidence, after: KernelEvidence, shm_share: float | None
-) -> Ending:
-    """How a process ended that is not our child. Without its status nothing good is claimed."""
+) -> ExitStatus:
+    """Return the exit status of a process that is not a child of the monitor. If its wait status
+    is unknown, the outcome is never `ok`."""
     if status is not None:
-        # A signal that asks to end and ended it was a request, whoever sent it.
+        # The sender is unknown: any termination signal counts as a request to terminate.
         return judge(status, before, after, shm_share, os.WIFSIGNALED(status))
     if kills := after.cgroup_kills_since(before):
-        reason = f"it ended, how is not known, but {oom_kills_text('its cgroup', kills)}"
-        return Ending(Outcome.HOST_OOM, reason, evidence={"cgroup_oom_kills": kills})
-    return Ending(
+        reason = f"exited with an unknown exit code; {oom_kills_text('its cgroup', kills)}"
+        return ExitStatus(Outcome.HOST_OOM, reason, evidence={"cgroup_oom_kills": kills})
+    return ExitStatus(
         Outcome.LOST,
-        "it ended, but how is not known: its parent took the exit status, and this kernel does "
-        "not tell it to others",
+        "exited with an unknown exit code: only its parent process received the code, and this "
+        "kernel does not report it to other processes",
     )

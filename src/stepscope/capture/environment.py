@@ -1,7 +1,7 @@
-"""The machine, the software and the settings a run was made with: facts for `run.json`.
+"""Collect the machine, the software and the settings of a run for `run.json`.
 
-Everything is best effort: a fact that cannot be had is None, and a whole section that fails has its
-default, with a line under `unreadable`. Nothing is imported to learn its version.
+Everything is best effort: an unavailable value is None, and a section that fails keeps its default
+and is listed under `unreadable`. No package is imported to find its version.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from stepscope.sensors import procfs
 from stepscope.sensors.cgroup import Cgroup, allowed_cpus, find_cgroup
 
 GIT_SECONDS = 1.0
-"""For all questions to git together: a large work tree on a slow disk must not delay the start."""
+"""Time limit of all git commands together: a large work tree must not delay the start."""
 
 # fmt: off
 PACKAGES = (
@@ -38,44 +38,44 @@ PACKAGES = (
     "opencv-python", "nvidia-dali-cuda120", "webdataset",
 )
 # fmt: on
-"""Whose versions can change how fast a training runs."""
+"""Packages whose version can affect the speed of training."""
 
 _VARIABLES = re.compile(
     r"(?:OMP_|MKL_|KMP_|OPENBLAS_|CUDA_|NVIDIA_|NCCL_|GLOO_|TORCH|PYTORCH_|TF_|XLA_|JAX_|KERAS_"
     r"|MASTER_|SLURM_JOB|SLURM_\w*TASK|RAY_|PYTHON)\w*|(?:LOCAL_|GROUP_|NODE_)?RANK"
     r"|(?:LOCAL_)?WORLD_SIZE"
 )
-"""The variables that matter for training. No others are kept: they are nobody's business."""
+"""Environment variables that affect training. Other variables are private and not stored."""
 
 
 def environment_record(
     command: list[str], cwd: Path, pid: int | None, *, root: Path = Path("/")
 ) -> Environment:
-    """What a run was made with.
+    """Return the environment of a run.
 
-    `pid` is the watched process, or None for this one; `root` is where `proc`, `sys`, `etc` and
-    `dev` are looked for.
+    `pid` is the monitored process, or None for this process. `root` is the parent of `proc`, `sys`,
+    `etc` and `dev`.
     """
-    watched = pid or os.getpid()
+    monitored = pid or os.getpid()
     proc = str(root / "proc")
-    cgroup, memory = find_cgroup(watched, proc), procfs.meminfo(proc)
+    cgroup, memory = find_cgroup(monitored, proc), procfs.meminfo(proc)
     site = _site_packages(command)
     sections: dict[str, Callable[[], Any]] = {
         "hostname": socket.gethostname,
         "os": lambda: _os(root),
-        "cpu": lambda: _cpu(root, watched, cgroup),
+        "cpu": lambda: _cpu(root, monitored, cgroup),
         "memory": lambda: MemoryFacts(memory.total, memory.swap_total),
         "storage": lambda: _storage(root, cwd),
         "shm": lambda: {"size_bytes": _space(root / "dev/shm")["total_bytes"]},
         "cgroup": cgroup.describe,
-        "limits": lambda: _limits(watched),
-        "python": lambda: {  # the monitor's; the command may use another
+        "limits": lambda: _limits(monitored),
+        "python": lambda: {  # of the monitor; the command may use another interpreter
             "version": platform.python_version(),
             "implementation": platform.python_implementation(),
             "executable": Path(sys.executable).name,
         },
         "versions": lambda: _versions(site or sys.path),
-        "versions_of": lambda: "command" if site else "watcher",
+        "versions_of": lambda: "command" if site else "monitor",
         "git": lambda: _git(cwd),
         "gpus": lambda: tuple(
             Gpu(uuid=gpu.uuid or "", model=gpu.model or "", bus=gpu.bus)
@@ -89,7 +89,7 @@ def environment_record(
     for name, section in sections.items():
         try:
             readable[name] = section()
-        except Exception as error:  # a run is worth more than any fact about it
+        except Exception as error:  # a missing section must not end the run
             unreadable[name] = f"{type(error).__name__}: {mask_text(str(error))}"
     return Environment(**readable, unreadable=unreadable)
 
@@ -115,7 +115,7 @@ def _os(root: Path) -> dict[str, Any]:
         "kernel": machine.release,
         "machine": machine.machine,
         "distribution": release[1].strip() if release else None,
-        "container": next((kind for kind, is_it in containers.items() if is_it), None),
+        "container": next((kind for kind, matches in containers.items() if matches), None),
         "virtual_machine": procfs.cpuinfo(str(root / "proc")).is_virtual,
         "product": _line(root / "sys/class/dmi/id/product_name"),
     }
@@ -125,7 +125,7 @@ def _cpu(root: Path, pid: int, cgroup: Cgroup) -> CpuFacts:
     cpus = root / "sys/devices/system/cpu"
     cores, sockets = set(), set()
     for topology in cpus.glob("cpu[0-9]*/topology"):
-        # Logical CPUs of one core name the same siblings.
+        # Logical CPUs of the same core have the same list of siblings.
         cores.add(_line(topology / "thread_siblings_list"))
         sockets.add(_line(topology / "physical_package_id"))
     try:
@@ -147,20 +147,20 @@ def _cpu(root: Path, pid: int, cgroup: Cgroup) -> CpuFacts:
 
 def _space(path: Path) -> dict[str, Any]:
     try:
-        found = os.statvfs(path)
+        stats = os.statvfs(path)
     except OSError:
         return {"total_bytes": None, "free_bytes": None}
     return {
-        "total_bytes": found.f_blocks * found.f_frsize,
-        "free_bytes": found.f_bavail * found.f_frsize,
+        "total_bytes": stats.f_blocks * stats.f_frsize,
+        "free_bytes": stats.f_bavail * stats.f_frsize,
     }
 
 
 def _storage(root: Path, cwd: Path) -> dict[str, Any]:
-    """The file system behind the working directory, and the kind of disk behind that."""
+    """Return the file system of the working directory and its type of disk."""
     mount = procfs.mount_of(cwd.resolve(), procfs.mounts(str(root / "proc")))
     rotational = None
-    if mount:  # a partition has no queue of its own: its disk, the folder above, has
+    if mount:  # a partition has no `queue`: its disk, the parent folder, has
         device = (root / "sys/dev/block" / mount.device_number).resolve()
         rotational = _line(device / "queue/rotational") or _line(device.parent / "queue/rotational")
     return {
@@ -180,7 +180,7 @@ def _limits(pid: int) -> dict[str, ResourceLimit]:
     }
     limits = {}
     for name, which in wanted.items():
-        with contextlib.suppress(OSError):  # of a process that we may not look into
+        with contextlib.suppress(OSError):  # no permission to read this process
             pair = resource.prlimit(pid, which)
             soft, hard = ("unlimited" if each == resource.RLIM_INFINITY else each for each in pair)
             limits[name] = ResourceLimit(soft, hard)
@@ -188,11 +188,11 @@ def _limits(pid: int) -> dict[str, ResourceLimit]:
 
 
 def _site_packages(command: list[str]) -> list[str]:
-    """The packages beside the command's program, as in any virtual environment; if any."""
+    """Return the site-packages of the virtual environment that contains the command, if any."""
     program = shutil.which(command[0]) if command else None
     if program is None:
         return []
-    # Not resolved: the interpreter of a virtual environment is a link to the system's.
+    # Not resolved: the interpreter of a virtual environment is a link to the system interpreter.
     prefix = Path(program).absolute().parent.parent
     return [str(path) for path in prefix.glob("lib/python3*/site-packages")]
 
@@ -201,21 +201,21 @@ def _versions(path: list[str]) -> dict[str, str]:
     versions = {}
     for name in PACKAGES:
         context = DistributionFinder.Context(name=name, path=path)
-        found: Iterable[Distribution] = MetadataPathFinder.find_distributions(context)
-        if distribution := next(iter(found), None):
+        matches: Iterable[Distribution] = MetadataPathFinder.find_distributions(context)
+        if distribution := next(iter(matches), None):
             versions[name] = distribution.version
     return versions
 
 
 def _git(cwd: Path) -> dict[str, Any] | None:
-    """The state of the work tree; None where there is no git or no repository."""
+    """Return the state of the work tree, or None without git or without a repository."""
     deadline = time.monotonic() + GIT_SECONDS
-    head = _ask_git(cwd, deadline, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
+    head = _run_git(cwd, deadline, "rev-parse", "HEAD", "--abbrev-ref", "HEAD")
     if not head:
         return None
     commit, _, branch = head.partition("\n")
-    changes = _ask_git(cwd, deadline, "status", "--porcelain", "--untracked-files=no")
-    remote = _ask_git(cwd, deadline, "config", "--get", "remote.origin.url")
+    changes = _run_git(cwd, deadline, "status", "--porcelain", "--untracked-files=no")
+    remote = _run_git(cwd, deadline, "config", "--get", "remote.origin.url")
     return {
         "commit": commit,
         "branch": None if branch == "HEAD" else branch,
@@ -224,11 +224,14 @@ def _git(cwd: Path) -> dict[str, Any] | None:
     }
 
 
-def _ask_git(cwd: Path, deadline: float, *question: str) -> str | None:
-    """Git's answer in time; None if there is none. It must not write to the user's repository."""
+def _run_git(cwd: Path, deadline: float, *arguments: str) -> str | None:
+    """Return the output of a git command, or None if it fails or takes too long.
+
+    It must not write to the user's repository.
+    """
     try:
-        answer = subprocess.run(
-            ["git", "-c", "core.fsmonitor=false", *question],
+        result = subprocess.run(
+            ["git", "-c", "core.fsmonitor=false", *arguments],
             cwd=cwd,
             env=os.environ | {"GIT_OPTIONAL_LOCKS": "0", "LC_ALL": "C"},
             stdin=subprocess.DEVNULL,
@@ -239,7 +242,7 @@ def _ask_git(cwd: Path, deadline: float, *question: str) -> str | None:
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return answer.stdout.decode(errors="replace").strip()
+    return result.stdout.decode(errors="replace").strip()
 
 
 def _variables(environment: Mapping[str, str]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The GPUs that a command may use: found and read beside everything else."""
+"""Find and read the GPUs that a command may use, in a background thread."""
 
 from __future__ import annotations
 
@@ -16,37 +16,39 @@ from stepscope.sensors.gpu.sensors import GpuSensor, MonitoredProcesses
 
 
 class GpuMonitor:
-    """Knows the GPUs once the driver has answered; `reader` reads them."""
+    """The GPUs of a run, known as soon as the driver has answered. `reader` reads them."""
 
-    def __init__(self, environment: Mapping[str, str], trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, environment: Mapping[str, str], report_problem: Callable[[str], None]
+    ) -> None:
         self.processes = MonitoredProcesses()
-        """Which processes are watched: told once there are any."""
+        """The monitored processes, set when the command has started."""
         self._environment = environment
-        self._reason, self._hint = "the NVIDIA driver had not answered yet", ""
+        self._reason, self._hint = "the NVIDIA driver did not answer", ""
         self._facts: list[Gpu] = []
         self._nvml: Nvml | None = None
         self._announced = False
-        self.reader = BackgroundReader("the NVIDIA driver", self._open, trouble)
+        self.reader = BackgroundReader("the NVIDIA driver", self._open, report_problem)
 
     def missing(self) -> tuple[dict[str, str], dict[str, str]]:
-        """Where no GPU is watched: why, by metric, and what would help."""
+        """Return the reason and the hint by metric if no GPU is monitored."""
         metrics = [] if self._facts else [metric.key for metric in of_scope("gpu")]
         hints = dict.fromkeys(metrics, self._hint) if self._hint else {}
         return dict.fromkeys(metrics, self._reason), hints
 
     def add_to(self, environment: Environment) -> Environment:
-        """The environment with the GPUs, where NVML tells of any."""
+        """Return the environment with the GPUs that NVML reports."""
         if not self._facts or self._nvml is None:
             return environment
         self._announced = True
         return replace(environment, gpus=tuple(self._facts), driver=self._nvml.driver)
 
-    def news(self) -> bool:
-        """Whether GPUs have been found that nobody was told of."""
+    def has_new_gpus(self) -> bool:
+        """Return whether GPUs were found that `add_to` has not added yet."""
         return bool(self._facts) and not self._announced
 
     def close(self) -> None:
-        """Give the driver back, unless it is the one that does not answer."""
+        """Release the driver, unless a call into it still blocks."""
         if self._nvml is not None and not self.reader.is_alive():
             self._nvml.close()
 
@@ -54,14 +56,14 @@ class GpuMonitor:
         try:
             self._nvml = open_nvml()
             chosen = select_gpus(self._nvml.gpus, self._environment).gpus
-            self._reason = "the NVIDIA driver finds no GPU"
+            self._reason = "the NVIDIA driver found no GPU"
             if self._nvml.gpus:
-                self._reason = "CUDA_VISIBLE_DEVICES leaves the command no GPU"
+                self._reason = "CUDA_VISIBLE_DEVICES hides all GPUs from the command"
             sensors = gpu_sensors(chosen, self.processes) if chosen else []
             self._facts = [gpu.facts for gpu in chosen]
             return sensors
         except NvmlUnavailable as error:
             self._reason, self._hint = str(error), error.hint
-        except Exception as error:  # whatever a driver does, the command is watched
+        except Exception as error:  # a driver failure must not end monitoring
             self._reason = f"NVML failed: {type(error).__name__}: {error}"
         return []

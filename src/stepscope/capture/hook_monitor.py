@@ -1,10 +1,12 @@
-"""Follows what the watched processes report while they run: what the hook attached to, epochs."""
+"""Follow the events of the monitored processes: what the hook attached to, and ends of epochs."""
 
 from __future__ import annotations
 
 import os
 import re
 import time
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -12,47 +14,54 @@ from stepscope.inject import events as written
 from stepscope.records.facts import HookFacts
 from stepscope.runs.events import GrowingEvents, kinds_of
 from stepscope.runs.paths import RunPaths
+from stepscope.runs.tracking import tracking_text, unsupported_frameworks
 from stepscope.sensors import procfs
 from stepscope.sensors.tree import ProcessTree
 
-_SAY_NOTHING_LOADED_AFTER_S = 6.0
-_SAY_NOTHING_ATTACHED_AFTER_S = 15.0
+_REPORT_NOT_LOADED_AFTER_S = 6.0
+_REPORT_NOT_ATTACHED_AFTER_S = 15.0
 _PYTHON = re.compile(r"^(python|pypy)[\d.]*$")
-_ENDS_OF_EPOCHS = {written.LOADER_END, written.MARK, written.PHASE_END}
+_EPOCH_ENDS = {written.LOADER_END, written.MARK, written.PHASE_END}
 _TRAINING = {written.BATCH, written.STEP}
 _NAMED_KINDS = {written.ATTACHED, written.SEEN, written.GPU_OOM}
 
 
 class HookMonitor:
-    """Polls the `events` folder. Cheap: of most new records only the kinds are looked at."""
+    """Polls the `events` folder. It is cheap: it reads only the kind of most new records."""
 
     def __init__(
-        self, paths: RunPaths, tree: ProcessTree, command: list[str], enabled: bool, hint: str
+        self, paths: RunPaths, tree: ProcessTree, command: list[str], enabled: bool
     ) -> None:
         self.attached: list[str] = []
         self.frameworks: dict[str, str] = {}
         self.gpu_ooms: list[tuple[int, str]] = []
-        """When processes ended because a GPU had no memory left, and the error of each."""
-        self.message = "" if enabled else "hook: off, as asked"
-        self._hint = hint
-        self._pythons: dict[int, list[str]] = {}
-        """Python processes seen so far, with their command lines."""
+        """Time and message of each GPU out-of-memory error that ended a process."""
+        self._pythons: set[int] = set()
+        """Python processes seen so far."""
         self._enabled = enabled
+        self._off_reason = "" if enabled else "disabled"
+        self._other_run = ""
         self._paths = paths
         self._tree = tree
         self._events = GrowingEvents(paths.events)
         self._begun = time.monotonic()
         self._announced = not enabled
-        self._news = False
-        self._switched_off = switched_off_by(command)
-        self._look_for_python()
+        self._attached_just_now = False
+        self._disabling_option = disabling_option(command)
+        self._find_pythons()
+
+    def attached_late(self, other_run: Path | None) -> None:
+        """Note that the process was running before monitoring started, and reports to another
+        run, if any."""
+        self._off_reason = "already_running"
+        self._other_run = str(other_run or "")
 
     def poll(self) -> bool:
-        """Read what is new; True if an epoch (or any marked stretch) ended."""
+        """Read new records. Return whether an epoch (or any marked time span) ended."""
         ended = False
-        self._news = False
+        self._attached_just_now = False
         if not self._announced:
-            self._look_for_python()
+            self._find_pythons()
         for pid, records in self._events.poll():
             kinds = kinds_of(records)
             present = set(np.flatnonzero(np.bincount(kinds)).tolist())
@@ -60,34 +69,32 @@ class HookMonitor:
                 self._tree.now_trains(pid)
             for kind in present & _NAMED_KINDS:
                 for record in records[kinds == kind]:
-                    self._learn(kind, record, self._events.names[pid])
-            ended = ended or bool(present & _ENDS_OF_EPOCHS)
+                    self._add(kind, record, self._events.names[pid])
+            ended = ended or bool(present & _EPOCH_ENDS)
         return ended
 
     def new_message(self, at_end: bool = False) -> str | None:
-        """What to tell the user now, if anything: once, as soon as it is known."""
+        """Return the message for the user once, as soon as it is known."""
         if self._announced:
             return None
         waited = time.monotonic() - self._begun
-        settled = self.attached and not self._news
-        if at_end or settled or waited > _SAY_NOTHING_ATTACHED_AFTER_S:
+        settled = self.attached and not self._attached_just_now
+        if at_end or settled or waited > _REPORT_NOT_ATTACHED_AFTER_S:
             self._announced = True
-        elif waited > _SAY_NOTHING_LOADED_AFTER_S or self._switched_off:
-            self._announced = self._switched_off is not None or not self._paths.hello.exists()
-        return self.describe() if self._announced else None
-
-    def describe(self) -> str:
-        """What the hook is attached to, or why to nothing."""
-        if self._enabled and self.attached:
-            self.message = "hook: " + ", ".join(self.attached)
-        elif self._enabled:
-            self.message = f"hook: nothing attached ({self._why_nothing()})"
-        return self.message
+        elif waited > _REPORT_NOT_LOADED_AFTER_S or self._disabling_option:
+            self._announced = bool(self._disabling_option) or not self._is_loaded()
+        return tracking_text(self.facts()) if self._announced else None
 
     def facts(self) -> HookFacts:
-        return HookFacts(self.describe(), self._enabled, tuple(self.attached), self.frameworks)
+        facts = HookFacts(
+            enabled=self._enabled,
+            attached=tuple(self.attached),
+            frameworks=self.frameworks,
+            other_run=self._other_run,
+        )
+        return facts if self.attached else replace(facts, reason=self._reason(facts))
 
-    def _learn(self, kind: int, record: np.void, names: dict[int, str]) -> None:
+    def _add(self, kind: int, record: np.void, names: dict[int, str]) -> None:
         name = names.get(int(record["a"]), "?")
         if kind == written.SEEN:
             self.frameworks[name] = names.get(int(record["b"]), "?")
@@ -95,46 +102,47 @@ class HookMonitor:
             self.gpu_ooms.append((int(record["t"]), name))
         elif name not in self.attached:
             self.attached.append(name)
-            self._news = True
+            self._attached_just_now = True
 
-    def _look_for_python(self) -> None:
+    def _find_pythons(self) -> None:
         for process in self._tree:
             if process.pid not in self._pythons and _PYTHON.match(process.name):
-                self._pythons[process.pid] = command = procfs.command_line(process.pid)
-                self._switched_off = self._switched_off or switched_off_by(command)
+                self._pythons.add(process.pid)
+                command = procfs.command_line(process.pid)
+                self._disabling_option = self._disabling_option or disabling_option(command)
 
-    def _why_nothing(self) -> str:
-        if self._paths.hello.exists():
-            seen = [name for name in self.frameworks if name not in ("torch", "keras")]
-            if seen:
-                return f"{', '.join(seen)} has no hook: {self._hint}"
-            return f"no PyTorch or Keras was imported: {self._hint}"
-        if self._switched_off:
-            return f"python {self._switched_off}: {self._hint}, or run without that flag"
-        if self._pythons:
-            return f"its Python does not read PYTHONPATH from us: {self._hint}"
-        return f"no Python among its processes: {self._hint}"
+    def _is_loaded(self) -> bool:
+        return self._paths.hook_loaded.exists()
+
+    def _reason(self, facts: HookFacts) -> str:
+        """Return the key of `HookFacts.reason` while nothing is attached."""
+        if self._off_reason:
+            return self._off_reason
+        if self._is_loaded():
+            return "unsupported_framework" if unsupported_frameworks(facts) else "no_framework"
+        return self._disabling_option or ("not_loaded" if self._pythons else "no_python")
 
 
-def switched_off_by(command: list[str]) -> str | None:
-    """The flag that keeps a Python command from loading the hook, in words."""
+def disabling_option(command: list[str]) -> str:
+    """Return the reason why the options of a Python command keep it from loading the hook, as a
+    key of `HookFacts.reason`; an empty text if they do not."""
     if not command or not _PYTHON.match(os.path.basename(command[0])):
-        return None
+        return ""
     words = iter(command[1:])
     for word in words:
         if word.startswith("--"):
             continue
         if not word.startswith("-") or word == "-":
-            return None
+            return ""
         for position, letter in enumerate(word[1:], 2):
             if letter in "IE":
-                return f"-{letter} ignores the environment"
+                return "ignores_environment"
             if letter == "S":
-                return "-S imports no site"
+                return "no_site"
             if letter in "cm":
-                return None
+                return ""
             if letter in "WX":
                 if position == len(word):
                     next(words, None)
                 break
-    return None
+    return ""

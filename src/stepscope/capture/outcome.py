@@ -1,4 +1,4 @@
-"""How a command ended, and why: from its status and from what the kernel counted meanwhile."""
+"""Determine the outcome of a command from its wait status and the kernel's counters."""
 
 from __future__ import annotations
 
@@ -6,17 +6,17 @@ import os
 import signal
 from dataclasses import dataclass
 
-from stepscope.records import NATIVE_CRASH_SIGNALS, Ending, Outcome
+from stepscope.records import NATIVE_CRASH_SIGNALS, ExitStatus, Outcome
 from stepscope.sensors import procfs
 from stepscope.sensors.cgroup import Cgroup
 
 SHM_FULL_SHARE = 0.98
-"""Of /dev/shm in use, above which a death is put down to it."""
+"""Use of /dev/shm from which a failure is attributed to it."""
 
 
 @dataclass(frozen=True)
 class KernelEvidence:
-    """Counts of the kernel that tell an OOM kill or a full /dev/shm from other deaths."""
+    """The kernel's counts of OOM kills at one moment. None if a count is not available."""
 
     cgroup_kills: int | None
     machine_kills: int | None
@@ -26,7 +26,7 @@ class KernelEvidence:
         return cls(cgroup.oom_kills() if cgroup else None, procfs.oom_kills())
 
     def cgroup_kills_since(self, before: KernelEvidence) -> int:
-        """Processes of the cgroup that were killed for memory meanwhile."""
+        """Return the number of OOM kills in the cgroup since `before`."""
         if before.cgroup_kills is None or self.cgroup_kills is None:
             return 0
         return max(0, self.cgroup_kills - before.cgroup_kills)
@@ -37,60 +37,65 @@ def judge(
     before: KernelEvidence,
     after: KernelEvidence,
     shm_share: float | None,
-    asked_to_end: bool,
+    termination_requested: bool,
     gpu_oom: str | None = None,
-) -> Ending:
-    """The outcome of a command that ended with a wait status; `gpu_oom` is the error by which one
-    of its processes said that a GPU had no memory left."""
+) -> ExitStatus:
+    """Return the exit status of a command by its wait status. `gpu_oom` is the GPU out-of-memory
+    error that one of its processes reported."""
     code = os.waitstatus_to_exitcode(status)
     name = signal_name(-code) if code < 0 else None
     exit_code = None if code < 0 else code
     if code == 0:
-        return Ending(Outcome.OK, "the command ended normally", 0)
-    how = f"killed by {name}" if name else f"exit code {code}"
-    killed = _killed(before, after)
+        return ExitStatus(Outcome.OK, "exited normally", 0)
+    reason = f"killed by {name}" if name else f"exit code {code}"
+    oom_kills = _oom_kills(before, after)
     counts = {
         "cgroup_oom_kills_before": before.cgroup_kills,
         "cgroup_oom_kills_after": after.cgroup_kills,
         "machine_oom_kills_before": before.machine_kills,
         "machine_oom_kills_after": after.machine_kills,
     }
-    if killed and (code > 0 or name == "SIGKILL"):
-        return Ending(Outcome.HOST_OOM, f"{how}; {killed}", exit_code, name, counts)
-    if asked_to_end and (name in _ASKING or code in _ASKING_CODES):
-        return Ending(Outcome.INTERRUPTED, f"{how}, as it was asked to", exit_code, name)
-    if gpu_oom and code == 1:  # as Python ends with an error that nobody caught
-        reason = f"{how}; {gpu_oom.partition('. ')[0]}"
-        return Ending(Outcome.GPU_OOM, reason, exit_code, name, {"message": gpu_oom})
+    if oom_kills and name == "SIGKILL":
+        reason = f"killed by the kernel's OOM killer ({oom_kills})"
+        return ExitStatus(Outcome.HOST_OOM, reason, exit_code, name, counts)
+    if oom_kills and code > 0:
+        reason = f"{reason}; the kernel's OOM killer killed one of its processes ({oom_kills})"
+        return ExitStatus(Outcome.HOST_OOM, reason, exit_code, name, counts)
+    if termination_requested and (name in _TERMINATION_SIGNALS or code in _TERMINATION_CODES):
+        reason = f"{reason} after a termination signal" if code > 0 else reason
+        return ExitStatus(Outcome.INTERRUPTED, reason, exit_code, name)
+    if gpu_oom and code == 1:  # the exit code of Python after an uncaught exception
+        reason = f"{reason}; {gpu_oom.partition('. ')[0]}"
+        return ExitStatus(Outcome.GPU_OOM, reason, exit_code, name, {"message": gpu_oom})
     if shm_share is not None and shm_share >= SHM_FULL_SHARE and (code > 0 or name == "SIGBUS"):
-        reason = f"{how}, with /dev/shm {shm_share:.0%} full"
-        return Ending(Outcome.SHM_FULL, reason, exit_code, name, {"shm_share": shm_share})
+        reason = f"{reason} while /dev/shm was {shm_share:.0%} full"
+        return ExitStatus(Outcome.SHM_FULL, reason, exit_code, name, {"shm_share": shm_share})
     if name == "SIGKILL":
-        how += "; no OOM kill was counted, so somebody sent it"
+        reason += "; no OOM kill was counted, so another process sent the signal"
     elif name in NATIVE_CRASH_SIGNALS:
-        how += ": a crash in native code"
-    return Ending(Outcome.CRASHED, how, exit_code, name, counts)
+        reason += ": a crash in native code"
+    return ExitStatus(Outcome.CRASHED, reason, exit_code, name, counts)
 
 
 def signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
-    except ValueError:  # the real-time ones between the first and the last
+    except ValueError:  # a real-time signal between SIGRTMIN and SIGRTMAX
         return f"SIGRTMIN+{number - signal.SIGRTMIN}"
 
 
-_ASKING = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
-_ASKING_CODES = (129, 130, 131, 143, 1)
-"""How shells and Python's KeyboardInterrupt handlers report such an end."""
+_TERMINATION_SIGNALS = ("SIGINT", "SIGTERM", "SIGHUP", "SIGQUIT")
+_TERMINATION_CODES = (129, 130, 131, 143, 1)
+"""Exit codes of shells and of Python's KeyboardInterrupt handlers after these signals."""
 
 
 def oom_kills_text(counted_by: str, kills: int) -> str:
     return f"{counted_by} counted {kills} OOM kill{'' if kills == 1 else 's'}"
 
 
-def _killed(before: KernelEvidence, after: KernelEvidence) -> str | None:
-    """What the OOM killer did, in words. The machine's count is asked only without a cgroup's:
-    it also counts the processes of others."""
+def _oom_kills(before: KernelEvidence, after: KernelEvidence) -> str | None:
+    """Describe the OOM kills between two moments. The machine's count includes unrelated
+    processes, so it is used only if the cgroup has no count."""
     for counted_by, then, now in (
         ("its cgroup", before.cgroup_kills, after.cgroup_kills),
         ("the machine", before.machine_kills, after.machine_kills),

@@ -1,5 +1,4 @@
-"""What is asked of monitoring: one record, built alike by `run`, `watch`, `stepscope.watch`, the
-doctor and trials."""
+"""What to monitor and how: for `run`, `watch`, `stepscope.watch`, `doctor` and trials."""
 
 from __future__ import annotations
 
@@ -7,7 +6,7 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from stepscope.errors import CannotWatch
+from stepscope.errors import MonitorError
 from stepscope.records.facts import RunFacts
 from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths, make_run_folder, new_run_folder
@@ -15,68 +14,66 @@ from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths, make_run_folder, new_
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.02, 60.0
 
 
-def check_interval(seconds: float, kind: type[Exception] = CannotWatch) -> None:
-    """An error of this kind unless one can sample at this pace."""
+def check_interval(seconds: float, kind: type[Exception] = MonitorError) -> None:
+    """Raise an error of this kind if the sampling interval is out of range."""
     if not SHORTEST_INTERVAL_S <= seconds <= LONGEST_INTERVAL_S:
-        raise kind(f"An interval of {seconds} s is not possible", "Give 0.02 to 60 seconds")
+        raise kind(f"The sampling interval {seconds} s is out of range", "Use 0.02 to 60 seconds")
 
 
 def _current_folder() -> Path:
     try:
         return Path.cwd()
     except FileNotFoundError:
-        raise CannotWatch(
-            "The current folder does not exist any more", "Change to another: cd ~"
+        raise MonitorError(
+            "The current folder no longer exists", "Change to another folder, e.g. `cd ~`"
         ) from None
 
 
 @dataclass(frozen=True)
 class RunRequest:
-    """What to monitor and how; CannotWatch where that is not possible."""
+    """What to monitor and how. Raises MonitorError if a value is invalid."""
 
     name: str
     command: list[str]
     interval_s: float = 0.1
     out: Path = Path(DEFAULT_FOLDER)
-    """Where the run folder goes."""
+    """Parent folder of the run folder."""
     folder: Path | None = None
-    """The run folder itself, where it is not to be a new one in `out`. It must not exist."""
+    """The run folder itself, instead of a new one in `out`. It must not exist."""
     cwd: Path = field(default_factory=_current_folder)
     hook: bool = True
-    """Whether to look into Python processes for batches, steps and epochs."""
-    hint: str = "use stepscope.mark()"
-    """What else the user can do where the hook attaches to nothing."""
+    """Whether to inject the import hook into Python processes."""
     announce_hook: bool = True
-    """Whether to tell the user what the hook attached to."""
+    """Whether to print whether epochs and steps are tracked."""
     epoch_pattern: str | None = None
-    """A regular expression for lines of output that tell an epoch; only then is it captured."""
+    """Regular expression that matches an epoch in the output. Captures the output."""
     wait_tree: bool = False
-    """Whether to wait for processes that outlive the command."""
+    """Whether to wait for processes that are still running after the command."""
     duration_s: float | None = None
-    """How long to monitor at most a process that ran before."""
+    """Maximum duration of monitoring a process that was already running."""
     facts: RunFacts = field(default_factory=RunFacts)
-    """What else run.json says from the start: of a trial, its workload and the user's command."""
+    """Initial contents of run.json, for example the workload of a trial."""
     memory_burst_s: float = 0.08
-    """CPU time that readings of shared memory may take beyond their budget, when processes come."""
+    """CPU time that readings of shared memory may take beyond their budget when processes start."""
 
     def __post_init__(self) -> None:
         check_interval(self.interval_s)
         try:
             re.compile(self.epoch_pattern or "")
         except re.error as error:
-            raise CannotWatch(
-                f"--epoch-pattern {self.epoch_pattern!r} is no regular expression: {error}",
-                r"For example: --epoch-pattern 'Epoch (\d+)'",
+            raise MonitorError(
+                f"Invalid regular expression in `--epoch-pattern` {self.epoch_pattern!r}: {error}",
+                r"Use for example --epoch-pattern 'Epoch (\d+)'",
             ) from None
 
     def make_folder(self) -> RunPaths:
-        """Make the run folder, or say why it cannot be made."""
+        """Create the run folder. Raises MonitorError if that fails."""
         try:
             if self.folder is not None:
                 return make_run_folder(self.folder)
             return new_run_folder(self.out, mask_text(self.name))
         except OSError as error:
-            raise CannotWatch(
-                f"The run folder cannot be made in {self.folder or self.out}: {error.strerror}",
-                "Choose another place with --out DIR",
+            raise MonitorError(
+                f"Cannot create a run folder in {self.folder or self.out}: {error.strerror}",
+                "Choose another folder with --out DIR",
             ) from None

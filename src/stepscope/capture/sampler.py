@@ -1,4 +1,4 @@
-"""Reads each sensor when it is due, at a price that is kept low, and appends what it read."""
+"""Read each sensor when it is due, within a cost limit, and append the readings to the streams."""
 
 from __future__ import annotations
 
@@ -18,16 +18,18 @@ from stepscope.sensors import procfs
 from stepscope.sensors.contract import Sensor
 
 FLUSH_EVERY_S = 0.9
-"""A little under a second, so that with the time of a sample at most one second is in memory."""
+"""Slightly less than a second, so that at most one second of samples is lost in a crash."""
 
 
 class Sampler:
-    """The sampling loop's body: call `tick` at every interval, `finish` at the end."""
+    """The body of the sampling loop: call `tick` at every interval and `finish` at the end."""
 
-    def __init__(self, paths: RunPaths, interval_s: float, trouble: Callable[[str], None]) -> None:
+    def __init__(
+        self, paths: RunPaths, interval_s: float, report_problem: Callable[[str], None]
+    ) -> None:
         self.interval_s = interval_s
         self.late_s = 0.0
-        self._trouble = trouble
+        self._report_problem = report_problem
         self._scheduled: list[ScheduledSensor] = []
         self._readers: list[BackgroundReader] = []
         self._writers: dict[Scope, StreamWriter] = {s: StreamWriter(paths, s) for s in SCOPES}
@@ -35,21 +37,21 @@ class Sampler:
         self._packers: list[threading.Thread] = []
 
     def add(self, sensor: Sensor, counts_from_ns: int | None = None) -> None:
-        """Watch with a sensor. Its counters are 0 at `counts_from_ns`, or are read now."""
+        """Add a sensor. Its counters are 0 at `counts_from_ns`, or are read now."""
         rates = Rates(sensor.metrics, counts_from_ns)
-        scheduled = ScheduledSensor(sensor, rates, self.interval_s, self._trouble)
+        scheduled = ScheduledSensor(sensor, rates, self.interval_s, self._report_problem)
         scheduled.due_ns = time.monotonic_ns() + int(sensor.first_after * 1e9)
         self._scheduled.append(scheduled)
         if counts_from_ns is None:
             self._write(scheduled.take())
 
     def add_reader(self, reader: BackgroundReader) -> None:
-        """Take over what sensors read that must not be waited for."""
+        """Collect the readings of sensors that may block and run in their own thread."""
         self._readers.append(reader)
         reader.begin(self.interval_s)
 
     def tick(self, late_s: float = 0.0) -> None:
-        """Read what is due, and write what was read about every second."""
+        """Read the sensors that are due, and write the readings about every second."""
         self.late_s = max(self.late_s, late_s)
         now = time.monotonic_ns()
         for scheduled in self._scheduled:
@@ -60,9 +62,9 @@ class Sampler:
             self._flush_ns = now
             self.flush()
 
-    def ask_for(self, sensor: Sensor, burst_s: float) -> None:
-        """Read a sensor out of turn (PSS at the end of an epoch), as long as all its readings
-        together cost less than this and its share of the time so far."""
+    def read_soon(self, sensor: Sensor, burst_s: float) -> None:
+        """Make a sensor due (PSS at the end of an epoch), unless its total cost exceeds its share
+        of the elapsed time by more than `burst_s`."""
         for scheduled in self._scheduled:
             if scheduled.sensor is sensor:
                 elapsed = (time.monotonic_ns() - self._begun_ns) / 1e9
@@ -77,14 +79,15 @@ class Sampler:
                 self._write(scheduled.take())
 
     def flush(self) -> None:
-        """Append the rows of the last second; a full disk is told, and the rows are kept."""
+        """Append the rows of the last second. If the disk is full, report it and keep the rows."""
         for writer in self._writers.values():
             try:
                 writer.flush()
                 closed = writer.roll()
             except OSError as error:
-                why = error.strerror
-                self._trouble(f"samples cannot be written ({why}): they are kept in memory")
+                self._report_problem(
+                    f"samples cannot be written ({error.strerror}) and are kept in memory"
+                )
                 continue
             if closed is not None:
                 thread = threading.Thread(target=_pack_quietly, args=(closed,), daemon=True)
@@ -92,7 +95,8 @@ class Sampler:
                 self._packers.append(thread)
 
     def finish(self) -> None:
-        """Write the rest and roll the streams to Parquet; what cannot be packed stays a stream."""
+        """Write the remaining rows and convert the streams to Parquet. A stream that cannot be
+        converted stays as it is."""
         for reader in self._readers:
             reader.finish()
         self._collect()
@@ -106,40 +110,40 @@ class Sampler:
                 writer.flush()
                 pack(writer.finish())
             except OSError as error:
-                self._trouble(f"samples could not all be written: {error.strerror}")
+                self._report_problem(f"some samples could not be written: {error.strerror}")
 
     def facts(self, missing: dict[str, str], hints: dict[str, str]) -> SensorFacts:
-        """What run.json says of the sensors; `missing` and `hints` come from those not opened."""
+        """Return the facts for run.json. `missing` and `hints` are those of sensors that were not
+        opened."""
         missing, hints = dict(missing), dict(hints)
-        unset: list[str] = []
+        not_configured: list[str] = []
         estimated: dict[str, str] = {}
-        remarks: list[str] = []
+        notes: list[str] = []
         costs: dict[str, SensorCost] = {}
         in_background = [each for reader in self._readers for each in list(reader.scheduled)]
         for scheduled in self._scheduled + in_background:
             sensor = scheduled.sensor
             missing |= sensor.missing
-            if scheduled.failed:  # it lacks all it had
+            if scheduled.failed:
                 missing |= dict.fromkeys(sensor.metrics, scheduled.failed)
             hints |= sensor.hints
-            unset += sensor.unset
+            not_configured += sensor.not_configured
             estimated |= sensor.estimated
-            remarks += sensor.remarks
+            notes += sensor.notes
             costs[sensor.name] = SensorCost(
                 cpu_s=round(scheduled.cost_s, 6),
                 period_s=round(max(sensor.period, self.interval_s), 3),
-                slowed_to_s=round(scheduled.slowest_period_s, 3),
+                backoff_period_s=round(scheduled.slowest_period_s, 3),
             )
         for reader in self._readers:
-            remarks += reader.remarks()
-        once = tuple(dict.fromkeys(remarks))
+            notes += reader.notes()
         dropped = sum(writer.rows_dropped for writer in self._writers.values())
         return SensorFacts(
             missing=missing,
             hints=hints,
-            unset=tuple(unset),
+            not_configured=tuple(not_configured),
             estimated=estimated,
-            remarks=once,
+            notes=tuple(dict.fromkeys(notes)),
             costs=costs,
             rows_dropped=dropped,
         )
@@ -161,12 +165,12 @@ def _pack_quietly(closed: Path) -> None:
         pack(closed)
 
 
-class WatcherSensor(Sensor):
-    """What watching itself costs."""
+class MonitorSensor(Sensor):
+    """The overhead of monitoring: CPU, memory and lateness of the monitor."""
 
-    name = "watcher"
+    name = "monitor"
     scope: Scope = "host"
-    metrics = ("watcher_cpu", "watcher_rss", "watcher_late")
+    metrics = ("monitor_cpu", "monitor_rss", "monitor_late")
     period = 1.0
 
     def __init__(self, sampler: Sampler) -> None:
@@ -177,8 +181,8 @@ class WatcherSensor(Sensor):
         late, self._sampler.late_s = self._sampler.late_s, 0.0
         resident = procfs.statm("self")
         values: dict[str, float | None] = {
-            "watcher_cpu": time.process_time(),
-            "watcher_rss": float(resident.total) if resident else None,
-            "watcher_late": late,
+            "monitor_cpu": time.process_time(),
+            "monitor_rss": float(resident.total) if resident else None,
+            "monitor_late": late,
         }
-        return [Reading(Entity("watcher"), values)]
+        return [Reading(Entity("monitor"), values)]

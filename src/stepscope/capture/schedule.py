@@ -1,9 +1,9 @@
-"""When sensors are read: each as often as it is worth, in the sampling loop or in a thread.
+"""Schedule the readings of sensors, in the sampling loop or in a background thread.
 
-A sensor costs a share of its period at most; one that turns out dearer is read less often. Sensors
-that may have to wait for a driver have a thread of their own, and whatever happens in it nobody
-waits for it: a driver that sleeps takes seconds to wake up, one whose device has died may never
-answer. Neither may hold up the command, the other sensors, or the end.
+A sensor may cost a fixed share of its period at most; a more expensive one is read less often.
+Sensors that may block in a driver run in their own thread, and nothing waits for it indefinitely: a
+sleeping driver takes seconds to wake up, and the driver of a failed device may never answer. This
+must not delay the command, the other sensors or the end of the run.
 """
 
 from __future__ import annotations
@@ -20,28 +20,29 @@ from stepscope.records import Reading
 from stepscope.sensors.contract import Sensor
 
 _FAILURES_BEFORE_OFF = 5
-_NEWS, _MOST_TIMES_USUAL = 0.2, 4.0
-"""How much a reading changes what is taken for its usual cost, and how dear it may seem at most."""
-_LAST_S = 1.5
-"""How long the end waits for the last readings of a thread."""
+_COST_WEIGHT, _MAX_COST_FACTOR = 0.2, 4.0
+"""Weight of a reading in the moving average of the cost, and the largest multiple of the average
+that one reading counts as."""
+_FINISH_S = 1.5
+"""How long `finish` waits for the last readings of a thread."""
 _LONG_S = 5.0
 _FORGET_ABOVE = 100
-"""Entities that are gone and still remembered: processes come and go."""
+"""Number of remembered entities that no longer exist (exited processes) before they are dropped."""
 
 
 class Rates:
-    """Turns the cumulative counters of one sensor into rates over their true window."""
+    """Converts the cumulative counters of one sensor into rates over their actual window."""
 
     def __init__(self, metrics: tuple[str, ...], from_zero_ns: int | None = None) -> None:
-        """With `from_zero_ns`, an entity not seen before had counted nothing until the last reading
-        (or until that time): true of processes that are born under watch."""
+        """With `from_zero_ns`, the counters of a new entity were 0 at the previous reading (or at
+        that time), as for processes that start while they are monitored."""
         self._counters = tuple(key for key in metrics if is_counter(key))
         self._last: dict[str | int, tuple[int, dict[str, float | None]]] = {}
         self._read_before_ns = from_zero_ns
         self._from_zero = from_zero_ns is not None
 
     def convert(self, t_ns: int, readings: list[Reading]) -> list[tuple[float | None, Reading]]:
-        """Each reading with the seconds its rates are over (None for the first)."""
+        """Return each reading with the window of its rates in seconds (None for the first)."""
         rows = [self._convert_one(t_ns, reading) for reading in readings]
         self._read_before_ns = t_ns
         if len(self._last) > 2 * len(readings) + _FORGET_ABOVE:
@@ -50,7 +51,7 @@ class Rates:
 
     def _convert_one(self, t_ns: int, reading: Reading) -> tuple[float | None, Reading]:
         entity = reading.entity
-        key = entity.name if entity.pid is None else entity.pid  # a process may change its role
+        key = entity.name if entity.pid is None else entity.pid  # the role of a pid may change
         before = self._last.get(key)
         self._last[key] = (t_ns, reading.values)
         if before is None and self._from_zero and self._read_before_ns is not None:
@@ -63,7 +64,7 @@ class Rates:
         for counter in self._counters:
             if counter in values:
                 then, now = before[1].get(counter), values[counter]
-                if then is None or now is None or now < then:  # the last: it was reset
+                if then is None or now is None or now < then:  # `now < then`: it was reset
                     values[counter] = None
                 else:
                     values[counter] = (now - then) / window
@@ -72,7 +73,7 @@ class Rates:
 
 @dataclass(frozen=True)
 class TakenReadings:
-    """What one reading of a sensor gave: rows with the seconds that their rates are over."""
+    """The rows of one reading of a sensor, each with the window of its rates in seconds."""
 
     sensor: Sensor
     t_ns: int
@@ -81,12 +82,12 @@ class TakenReadings:
 
 @dataclass
 class ScheduledSensor:
-    """Read by one thread only; what it has cost may be looked at by others."""
+    """A sensor with its schedule. One thread reads it; other threads may read its cost."""
 
     sensor: Sensor
     rates: Rates
     interval_s: float
-    trouble: Callable[[str], None]
+    report_problem: Callable[[str], None]
     due_ns: int = 0
     read_ns: int = 0
     cost_s: float = 0.0
@@ -99,7 +100,7 @@ class ScheduledSensor:
         return now_ns >= self.due_ns and not self.failed
 
     def take(self) -> TakenReadings | None:
-        """Read now; None where the sensor failed, which must never end a run."""
+        """Read the sensor now. Return None if it failed, which must not end the run."""
         before = time.thread_time()
         began = time.monotonic_ns()
         try:
@@ -109,109 +110,122 @@ class ScheduledSensor:
             self.due_ns = began + 10**9
             if self.failures >= _FAILURES_BEFORE_OFF:
                 self.failed = f"the sensor failed: {type(error).__name__}: {error}"
-                self.trouble(f"sensor '{self.sensor.name}' is off: {error}")
+                self.report_problem(
+                    f"sensor '{self.sensor.name}' failed repeatedly and is disabled: {error}"
+                )
             return None
         self.failures = 0
-        now = (began + time.monotonic_ns()) // 2  # nobody knows better when it was read
+        now = (began + time.monotonic_ns()) // 2  # the best estimate of the time of reading
         taken = TakenReadings(self.sensor, now, self.rates.convert(now, readings))
         self._account(time.thread_time() - before, now)
         return taken
 
     def _account(self, cost: float, now_ns: int) -> None:
-        """Note what it cost, and when it can be afforded again.
+        """Update the average cost and the time of the next reading.
 
-        One reading that cost a hundred times as much (a driver was busy with somebody else) says
-        little of the next. So a reading counts as a few times what is usual at most; if it goes on
-        like that, the usual grows fast enough.
+        A single reading may cost a hundred times the average, for example because the driver was
+        busy, and says little about the next one. It therefore counts as a small multiple of the
+        average at most; if the cost stays high, the average still grows quickly.
         """
         if not self.read_ns:
             self.cost_s = cost
         else:
-            self.cost_s += _NEWS * (min(cost, _MOST_TIMES_USUAL * self.cost_s) - self.cost_s)
+            limited = min(cost, _MAX_COST_FACTOR * self.cost_s)
+            self.cost_s += _COST_WEIGHT * (limited - self.cost_s)
         self.spent_s += cost
         self.read_ns = now_ns
         affordable = self.cost_s / self.sensor.share
         if affordable > max(self.sensor.period, self.interval_s):
             self.slowest_period_s = max(self.slowest_period_s, affordable)
         if self.sensor.period or affordable > self.interval_s:
-            # Half an interval early is on time: a tick is never exactly where it was planned.
+            # Half an interval early counts as due: a tick never comes exactly on time.
             slack = self.interval_s / 2
             self.due_ns = now_ns + int((max(self.sensor.period, affordable) - slack) * 1e9)
 
 
 class BackgroundReader(threading.Thread):
-    """Opens its sensors, waits for `begin`, and reads each when it is due until `finish`."""
+    """A thread that opens its sensors, waits for `begin`, and reads each when it is due until
+    `finish`."""
 
     def __init__(
-        self, name: str, make: Callable[[], Sequence[Sensor]], trouble: Callable[[str], None]
+        self,
+        name: str,
+        open_sensors: Callable[[], Sequence[Sensor]],
+        report_problem: Callable[[str], None],
     ) -> None:
         super().__init__(name=f"stepscope-{name}", daemon=True)
         self.scheduled: list[ScheduledSensor] = []
-        self._what = name
-        self._make = make
-        self._trouble = trouble
+        self._source = name
+        self._open_sensors = open_sensors
+        self._report_problem = report_problem
         self._taken: deque[TakenReadings] = deque()
         self._opened = threading.Event()
         self._begun = threading.Event()
-        self._ending = threading.Event()
-        self._shortest_s = self._pace_s = 1.0
+        self._finishing = threading.Event()
+        self._shortest_s = self._interval_s = 1.0
         self._busy_since: float | None = None
         self._longest_s = 0.0
         self._answered = True
         self.start()
 
     def wait_until_open(self, seconds: float) -> bool:
-        """Give the driver some time to answer; whether it has."""
+        """Wait for the driver, and return whether it answered."""
         return self._opened.wait(seconds)
 
     def begin(self, interval_s: float) -> None:
-        """Read from now on, if it is open; else as soon as it is."""
+        """Start reading, as soon as the sensors are open."""
         self._shortest_s = interval_s
         self._begun.set()
 
     def collect(self) -> Iterator[TakenReadings]:
-        """What was read since the last time, in the order in which it was read."""
+        """Yield the readings since the last call, in order."""
         while self._taken:
             yield self._taken.popleft()
 
     def finish(self) -> bool:
-        """Read once more what counts, and end; False where the driver does not answer."""
-        self._ending.set()
+        """Read all counters once more and stop. Return False if the driver does not answer."""
+        self._finishing.set()
         self._begun.set()
         if self._opened.is_set():
-            self.join(_LAST_S)
+            self.join(_FINISH_S)
         self._answered = not self.is_alive()
         return self._answered
 
-    def remarks(self) -> list[str]:
-        """What a reader of the run must know of a driver that kept us waiting."""
-        now = self._busy_since
-        longest = max(self._longest_s, 0.0 if now is None else time.monotonic() - now)
-        found = []
+    def notes(self) -> list[str]:
+        """Return notes for the report if the driver did not answer for some time."""
+        busy_since = self._busy_since
+        waiting_s = 0.0 if busy_since is None else time.monotonic() - busy_since
+        longest = max(self._longest_s, waiting_s)
+        notes = []
         if self._opened.is_set() and longest > _LONG_S:
-            found.append(f"{self._what} did not answer for {longest:.0f} s, and was not read then")
+            notes.append(
+                f"{self._source} did not answer for {longest:.0f} s; samples of this time are "
+                "missing"
+            )
         if self._opened.is_set() and not self._answered:
-            found.append(f"{self._what} did not answer at the end: its last readings are missing")
-        return found
+            notes.append(f"{self._source} did not answer at the end: the last readings are missing")
+        return notes
 
     def run(self) -> None:
-        for sensor in self._make():
+        for sensor in self._open_sensors():
             with contextlib.suppress(Exception):
-                sensor.read()  # the first time costs several times what it costs from then on
+                sensor.read()  # the first reading costs several times as much as later ones
             rates = Rates(sensor.metrics)
-            self.scheduled.append(ScheduledSensor(sensor, rates, self._pace_s, self._trouble))
+            self.scheduled.append(
+                ScheduledSensor(sensor, rates, self._interval_s, self._report_problem)
+            )
         self._opened.set()
         if not self.scheduled:
             return
         self._begun.wait()
-        # At the pace of the most frequent: each waking up costs, so the others are read with it.
-        most_often = min(each.sensor.period for each in self.scheduled)
-        self._pace_s = max(self._shortest_s, most_often)
+        # Each wake-up costs, so all sensors are read in the rhythm of the most frequent one.
+        shortest_period = min(each.sensor.period for each in self.scheduled)
+        self._interval_s = max(self._shortest_s, shortest_period)
         for each in self.scheduled:
-            each.interval_s = self._pace_s
-        while not self._ending.is_set():
+            each.interval_s = self._interval_s
+        while not self._finishing.is_set():
             self._read(each for each in self.scheduled if each.is_due(time.monotonic_ns()))
-            self._ending.wait(self._pace_s)
+            self._finishing.wait(self._interval_s)
         for each in self.scheduled:
             time.sleep(each.sensor.settles_in())
         self._read(each for each in self.scheduled if each.sensor.counts)
@@ -229,9 +243,9 @@ class BackgroundReader(threading.Thread):
 
 
 def sample_times(sample: Callable[[float], None], interval_s: float) -> Iterator[float]:
-    """Call `sample` with its delay whenever one is due, and yield when the next one will be.
+    """Call `sample` with its delay whenever it is due, and yield the time of the next sample.
 
-    Whoever iterates waits until then, or is woken up before. Samples that are past are left out.
+    The caller waits until then, and may continue the iteration earlier. Missed samples are skipped.
     """
     planned = time.monotonic()
     while True:

@@ -1,13 +1,13 @@
-"""Signals that wait for the monitor, and reach the command once.
+"""Deliver every signal to the command exactly once.
 
-They are blocked in the monitor and wake it from its sleep between samples: what the terminal sends
-(Ctrl-C) the command has received itself, what was sent to the monitor alone is passed on.
+Signals are blocked in the monitor and wake it from its sleep between samples. The command receives
+signals of the terminal (Ctrl-C) itself; signals that were sent to the monitor alone are forwarded.
 
-`timeout`, shells and schedulers signal whole process groups: then the command has the signal
-already, and passing it on would deliver it twice, which a script that saves on the first SIGTERM
-and gives up on the second does not survive. The kernel does not say to whom else it delivered. So
-a small process, the sentinel, sits in our group with every signal blocked: what is pending there
-was sent to all.
+`timeout`, shells and schedulers signal whole process groups. The command then already has the
+signal, and forwarding it would deliver it twice, which breaks scripts that save a checkpoint on the
+first SIGTERM and abort on the second. The kernel does not report the other receivers of a signal.
+Therefore a small process, the sentinel, is in the same process group with all signals blocked: a
+signal that is pending there was sent to the whole group.
 """
 
 from __future__ import annotations
@@ -21,26 +21,27 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from stepscope.errors import CannotWatch
+from stepscope.errors import MonitorError
 from stepscope.sensors import procfs
 
-ASKING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-_PASSED_ON = (*ASKING, signal.SIGUSR1, signal.SIGUSR2)
+TERMINATION_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+_FORWARDED = (*TERMINATION_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 _FROM_KERNEL = 128
 _SETTLE_S = 0.02
-"""Whoever signals many processes needs a moment to reach them all."""
+"""Time for the sender to signal all processes of the group."""
 
 
 @dataclass(frozen=True)
 class Sentinel:
-    """The process that sits there, and the pipe that tells it to forget, or (closed) to end."""
+    """A process in our group that blocks all signals. A byte in the control pipe discards its
+    pending signals; closing the pipe ends it."""
 
     pid: int
     control: int
 
     @classmethod
     def start(cls) -> Sentinel:
-        """Fork it: before anything heavy is imported, and before there are threads."""
+        """Fork the sentinel. Call it before heavy imports and before threads are started."""
         source, control = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -56,13 +57,13 @@ class Sentinel:
         os.close(source)
         return cls(pid, control)
 
-    def group_had(self, number: int) -> bool:
-        """Whether everybody in our group got a signal that we got."""
+    def received(self, number: int) -> bool:
+        """Return whether a signal was sent to the whole process group."""
         time.sleep(_SETTLE_S)
         status = procfs.status(self.pid)
-        had = status is not None and status.has_pending(number)
+        is_pending = status is not None and status.has_pending(number)
         os.write(self.control, b"f")
-        return had
+        return is_pending
 
     def end(self) -> None:
         os.close(self.control)
@@ -71,82 +72,85 @@ class Sentinel:
 
 @dataclass(frozen=True)
 class Signals:
-    """The mask the command gets, what was blocked for the watcher, and who got signals with us."""
+    """The signals that the monitor intercepts."""
 
     inherited: set[signal.Signals]
-    taken: set[signal.Signals]
+    """The original signal mask, which the command gets."""
+    blocked: set[signal.Signals]
     descriptor: int
-    """Readable while one of them is pending."""
+    """Readable while a blocked signal is pending."""
     sentinel: Sentinel
 
 
-def take_signals() -> Signals:
-    """From now on signals wait for `sigtimedwait`. What was ignored (nohup) stays ignored.
+def intercept_signals() -> Signals:
+    """Block the signals for the command, to be read with `wait_for_signal`. Ignored signals (nohup)
+    stay ignored.
 
-    Call it before anything is imported that starts threads: they inherit the mask, and a signal
-    goes to whatever thread has not blocked it.
+    Call it before importing anything that starts threads: threads inherit the mask, and a signal is
+    delivered to any thread that does not block it.
     """
-    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited: nobody's end would be told
+    if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN:  # inherited; children need to be reaped
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    heard = {number for number in _PASSED_ON if signal.getsignal(number) != signal.SIG_IGN}
-    taken = {signal.SIGCHLD, *heard}
-    inherited = {signal.Signals(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, taken)}
+    forwarded = {number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN}
+    blocked = {signal.SIGCHLD, *forwarded}
+    inherited = {signal.Signals(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, blocked)}
     sentinel = Sentinel.start()
-    mask = (ctypes.c_uint64 * 16)(sum(1 << (number - 1) for number in taken))
+    mask = (ctypes.c_uint64 * 16)(sum(1 << (number - 1) for number in blocked))
     descriptor = int(ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC))
     if descriptor < 0:
-        raise CannotWatch(f"Signals cannot be waited for: {os.strerror(ctypes.get_errno())}")
-    return Signals(inherited, taken, descriptor, sentinel)
+        raise MonitorError(f"signalfd() failed: {os.strerror(ctypes.get_errno())}")
+    return Signals(inherited, blocked, descriptor, sentinel)
 
 
-def asked_to_end_already(signals: Signals) -> bool:
-    """Whether a Ctrl-C came before there was a command that could have received it."""
-    return bool(signal.sigpending() & set(ASKING) & signals.taken)
+def termination_pending(signals: Signals) -> bool:
+    """Return whether a termination signal arrived before the command was started."""
+    return bool(signal.sigpending() & set(TERMINATION_SIGNALS) & signals.blocked)
 
 
-def give_signals_back(signals: Signals) -> None:
-    """What came for the command is forgotten; from now on Ctrl-C is for us."""
-    while signal.sigtimedwait(signals.taken, 0) is not None:
+def restore_signals(signals: Signals) -> None:
+    """Discard pending signals and restore the original mask, so that Ctrl-C reaches stepscope."""
+    while signal.sigtimedwait(signals.blocked, 0) is not None:
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, signals.inherited)
     signals.sentinel.end()
 
 
 def wait_for_signal(signals: Signals, seconds: float) -> signal.struct_siginfo | None:
-    """Sleep, or be woken by a signal.
+    """Sleep until a signal arrives or the time is over.
 
-    Not with a timed `sigtimedwait`: continued after a stop (Ctrl-Z, fg), Python's may return a
-    signal that never came.
+    A timed `sigtimedwait` does not work here: when the process continues after a stop (Ctrl-Z, fg),
+    Python may return a signal that was never sent.
     """
     ready, _, _ = select.select([signals.descriptor], [], [], max(0.0, seconds))
-    return signal.sigtimedwait(signals.taken, 0) if ready else None
+    return signal.sigtimedwait(signals.blocked, 0) if ready else None
 
 
-def pass_on(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:
-    """Give the command a signal that only we got; True if it was asked to end."""
+def forward(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:
+    """Forward a signal that only the monitor received. Return whether the command received a
+    termination signal."""
     number = info.si_signo
     if number == signal.SIGCHLD:
         return False
-    by_all = signals.sentinel.group_had(number)
-    signal.sigtimedwait({number}, 0)  # `timeout` sends to us and then to all: that is one signal
-    if info.si_code != _FROM_KERNEL and not by_all:
+    sent_to_group = signals.sentinel.received(number)
+    signal.sigtimedwait({number}, 0)  # `timeout` signals its child and then the group: one signal
+    if info.si_code != _FROM_KERNEL and not sent_to_group:
         try:
             os.kill(pid, number)
         except ProcessLookupError:
             return False
-    return number in ASKING
+    return number in TERMINATION_SIGNALS
 
 
 @contextmanager
 def signals_as_bytes(numbers: Iterable[int]) -> Iterator[int]:
-    """A descriptor from which the numbers of signals can be read that came meanwhile."""
+    """Yield a descriptor from which the numbers of arriving signals can be read."""
     source, sink = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-    woken_before = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
+    previous_fd = signal.set_wakeup_fd(sink, warn_on_full_buffer=False)
     before = {number: signal.signal(number, lambda *_: None) for number in numbers}
     try:
         yield source
     finally:
-        signal.set_wakeup_fd(woken_before)
+        signal.set_wakeup_fd(previous_fd)
         for number, handler in before.items():
             signal.signal(number, handler)
         os.close(source)

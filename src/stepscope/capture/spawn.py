@@ -1,9 +1,9 @@
-"""Starts a command as if alone: with our descriptors, process group and the signal mask we had.
+"""Start a command as if without stepscope: same descriptors, process group and signal mask.
 
-As a subreaper the monitor inherits, and accounts for, the orphans of the tree. Where the output is
-searched for a pattern, the command writes into a pseudo-terminal where it wrote into a terminal, so
-that colours and progress bars stay, and into a pipe otherwise. A pump, a process of its own that
-outlives a killed monitor, passes everything on.
+As a subreaper the monitor inherits, and accounts for, the orphans of the tree. If the output is
+searched for a pattern, the command writes to a pseudo-terminal in place of a terminal, so that
+colors and progress bars stay, and to a pipe otherwise. The pump, a separate process that keeps
+running if the monitor is killed, forwards the output.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from stepscope.runs.paths import RunPaths
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
 _DRAIN_S = 2.0
 HOOK_SITE = Path(stepscope.inject.__file__).with_name("site")
-"""In front of PYTHONPATH, it has the Pythons of a command load the hook."""
+"""Folder that makes Python load the import hook when it is first in PYTHONPATH."""
 
 
 def _prctl(option: int, argument: Any) -> bool:
@@ -44,12 +44,12 @@ def _prctl(option: int, argument: Any) -> bool:
 
 
 def become_subreaper() -> bool:
-    """Orphans of our descendants become our children, on Linux since 3.4."""
+    """Become the parent of orphaned descendants (Linux 3.4 or later)."""
     return _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-class Adoption:
-    """`with adoption:` orphans of our descendants are ours; as before, once nobody needs it."""
+class Subreaper:
+    """A reentrant context manager: this process is a subreaper inside of `with subreaper:`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -59,9 +59,9 @@ class Adoption:
     def __enter__(self) -> None:
         with self._lock:
             if self._users == 0:
-                answer = ctypes.c_int(0)
-                _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(answer))
-                self._before = answer.value
+                value = ctypes.c_int(0)
+                _prctl(_PR_GET_CHILD_SUBREAPER, ctypes.byref(value))
+                self._before = value.value
                 become_subreaper()
             self._users += 1
 
@@ -72,29 +72,29 @@ class Adoption:
                 _prctl(_PR_SET_CHILD_SUBREAPER, 0)
 
 
-adoption = Adoption()
+subreaper = Subreaper()
 
 
 def find_command(command: list[str]) -> str:
-    """The path of a command, or the error a shell would give."""
+    """Return the path of a command. Raises the error that a shell would report."""
     name = command[0]
-    found = shutil.which(name)
-    if found:
-        return found
+    if path := shutil.which(name):
+        return path
     if os.path.isdir(name):
-        raise CommandNotExecutable(f"{name} is a folder", "Name the program to run")
+        raise CommandNotExecutable(f"`{name}` is a folder", "Specify the program to run")
     if os.path.exists(name) and os.sep in name:
         raise CommandNotExecutable(
-            f"{name} is not executable", f"Run it with its interpreter, or: chmod +x {name}"
+            f"`{name}` is not executable",
+            f"Run it with its interpreter, or make it executable: chmod +x {name}",
         )
-    hint = "Check its name and the PATH"
+    hint = "Check the name and PATH"
     if name.endswith(".py"):
         hint = f"Run a script with its interpreter: stepscope run -- python {name}"
-    raise CommandNotFound(f"There is no command {name}", hint)
+    raise CommandNotFound(f"Command not found: `{name}`", hint)
 
 
 def environment_of(request: RunRequest, paths: RunPaths) -> dict[str, str]:
-    """The command's environment: ours, with where to report and the hook in front of PYTHONPATH."""
+    """Return the environment of the command: with the events folder and the import hook."""
     environment = dict(os.environ)
     environment[FOLDER_VARIABLE] = str(paths.events)
     if request.hook:
@@ -103,14 +103,14 @@ def environment_of(request: RunRequest, paths: RunPaths) -> dict[str, str]:
 
 
 def prepend_to_python_path(environment: MutableMapping[str, str], folder: Path) -> None:
-    others = environment.get("PYTHONPATH")  # an empty entry in it means the current folder
-    environment["PYTHONPATH"] = str(folder) + (os.pathsep + others if others else "")
+    current = environment.get("PYTHONPATH")  # an empty entry would mean the current folder
+    environment["PYTHONPATH"] = str(folder) + (os.pathsep + current if current else "")
 
 
 def spawn(
     path: str, command: list[str], environment: dict[str, str], signals: Signals, output: Output
 ) -> int:
-    redirect = [(os.POSIX_SPAWN_DUP2, ours, theirs) for theirs, ours in output.for_command.items()]
+    redirect = [(os.POSIX_SPAWN_DUP2, end, target) for target, end in output.for_command.items()]
     try:
         return os.posix_spawn(
             path,
@@ -118,33 +118,33 @@ def spawn(
             environment,
             file_actions=redirect,
             setsigmask=signals.inherited,
-            # Python ignores these two for itself; the command must find them as we found them.
+            # Python ignores these two signals; the command needs their default handlers.
             setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
         )
-    except FileNotFoundError as error:  # a script whose interpreter is not there
-        raise CommandNotFound(f"{path} cannot be started: {error.strerror}") from None
+    except FileNotFoundError as error:  # a script whose interpreter does not exist
+        raise CommandNotFound(f"`{path}` cannot be started: {error.strerror}") from None
     except OSError as error:
         raise CommandNotExecutable(
-            f"{path} cannot be executed: {error.strerror}",
+            f"`{path}` cannot be executed: {error.strerror}",
             "A script needs a first line such as #!/bin/sh",
         ) from None
 
 
 @dataclass
 class Output:
-    """The command's side of its captured output, and the pump that reads the other."""
+    """The command's ends of its captured output, and the pump that reads the other ends."""
 
     for_command: dict[int, int] = field(default_factory=dict)
-    """Descriptor of the command (1, 2) to the one it gets."""
+    """Descriptor in the command (1, 2) to the descriptor that replaces it."""
     pump: subprocess.Popen[bytes] | None = None
 
     def command_started(self) -> None:
-        """Only the command holds its ends now: the pump ends when the last writer does."""
+        """Close the command's ends here, so that the pump ends with the last writer."""
         for descriptor in set(self.for_command.values()):
             os.close(descriptor)
 
     def drain(self) -> None:
-        """Wait until all that the command printed was passed on, unless survivors still print."""
+        """Wait until all output was forwarded, for a limited time: survivors may still write."""
         if self.pump is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self.pump.wait(_DRAIN_S)
@@ -158,7 +158,7 @@ def capture_output(paths: RunPaths, pattern: str) -> Output:
         source, end = os.openpty() if os.isatty(descriptor) else os.pipe()
         with contextlib.suppress(termios.error):  # a pipe
             settings = termios.tcgetattr(end)
-            settings[1] &= ~termios.OPOST  # the real terminal translates line ends, not ours too
+            settings[1] &= ~termios.OPOST  # the real terminal already translates line endings
             termios.tcsetattr(end, termios.TCSANOW, settings)
         for_command[descriptor] = end
         sources.append(source)
@@ -174,10 +174,9 @@ def capture_output(paths: RunPaths, pattern: str) -> Output:
     return Output(for_command, pump)
 
 
-def die_like(status: int) -> int:
-    """The exit code for ours, after ending by the same signal where the command did.
-
-    A shell loop stops at Ctrl-C only if what it ran died of it.
+def exit_like(status: int) -> int:
+    """Return the exit code of the command. If a signal killed it, kill this process in the same
+    way: a shell loop stops at Ctrl-C only if the signal ended the process.
     """
     if not os.WIFSIGNALED(status):
         return os.waitstatus_to_exitcode(status)
@@ -191,7 +190,8 @@ def die_like(status: int) -> int:
 
 
 def allow_many_descriptors() -> None:
-    """We keep some per process of the tree. After the start of a command: it keeps its limit."""
+    """Raise the limit of open files: the monitor keeps several open per process of the tree. Call
+    it after the command has started, so that the command keeps its own limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

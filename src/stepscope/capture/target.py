@@ -1,8 +1,8 @@
-"""A process that somebody else started: who it is, when it ends, and how.
+"""A process that stepscope did not start: its identity, when it exits, and its wait status.
 
-Only a parent can wait for its child. But until the parent has done so the process stays as a
-zombie, which shows its status to whoever may look into it; and since Linux 6.15 a pidfd tells the
-status after that, too. Where neither helps, how it ended is not known, and we say so.
+Only a parent can wait for its child. But until the parent does so the process is a zombie, and
+processes with permission can read its status; since Linux 6.15 a pidfd returns the status after
+that too. If neither is possible, the exit code is reported as unknown.
 """
 
 from __future__ import annotations
@@ -17,54 +17,55 @@ import struct
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.errors import CannotWatch
+from stepscope.errors import MonitorError
 from stepscope.inject.events import FOLDER_VARIABLE
 from stepscope.sensors import procfs
 
-_LIST_THEM = "List yours with: ps -u $USER -o pid,etime,args"
+_LIST_PROCESSES = "List your processes with `ps -u $USER -o pid,etime,args`"
 
 _INFO = struct.Struct("=QQ11Ii")
 _INFO_EXIT = 1 << 3
 _GET_INFO = 3 << 30 | _INFO.size << 16 | 0xFF << 8 | 11
-"""PIDFD_GET_INFO, with `struct pidfd_info` as it was first: mask, cgroup, 11 ids, exit code."""
+"""PIDFD_GET_INFO with the first version of `struct pidfd_info`: mask, cgroup, 11 ids, exit code."""
 
 
 @dataclass(frozen=True)
 class Target:
-    """A running process, held by descriptors: another one with the same number is not mistaken."""
+    """A running process, identified by descriptors, so that a reused pid is not mistaken for it."""
 
     pid: int
     name: str
     command: list[str]
     cwd: Path
     owner: str | None
-    """Whose it is, where it is not ours and we may not look into it."""
+    """The user of the process, if stepscope may not read all of its files."""
     environment: dict[str, str]
-    """As it was when the process was started; empty where it may not be read."""
+    """The environment at its start; empty without permission."""
     stat: int
+    """Descriptor of /proc/PID/stat."""
     pidfd: int | None
-    """Readable once it has ended; None where the kernel has no such thing."""
+    """Readable after the process has exited; None if the kernel does not support it."""
 
     @property
     def reports_to(self) -> Path | None:
-        """The folder of the run that it reports to already."""
+        """The run folder of another monitor that the process already reports to."""
         events = self.environment.get(FOLDER_VARIABLE)
         return Path(events).parent if events else None
 
-    def has_ended(self) -> bool:
+    def has_exited(self) -> bool:
         if self.pidfd is not None:
             return bool(select.select([self.pidfd], [], [], 0)[0])
         stat = _read_stat(self.stat)
         return stat is None or stat.has_ended
 
     def status(self) -> int | None:
-        """Its wait status, as far as it can be learnt: ask as soon as it has ended."""
+        """Return the wait status, or None if it is unknown. Call it immediately after the exit."""
         stat = _read_stat(self.stat)
         if stat is not None and stat.has_ended and (stat.exit_code or self.owner is None):
             return stat.exit_code
         if self.pidfd is None:
             return None
-        # What the kernel keeps of a process that was waited for, since Linux 6.15.
+        # Since Linux 6.15 the kernel keeps the exit code of a process that was reaped.
         info = bytearray(_INFO.pack(_INFO_EXIT, *[0] * 13))
         try:
             fcntl.ioctl(self.pidfd, _GET_INFO, info)
@@ -80,16 +81,17 @@ class Target:
 
 
 def find_target(pid: int) -> Target:
-    """Take hold of a process, or say why it cannot be watched."""
+    """Open a process for monitoring. Raises MonitorError if it cannot be monitored."""
     if pid == os.getpid():
-        raise CannotWatch(f"Process {pid} is this stepscope itself", _LIST_THEM)
-    no_process = CannotWatch(f"There is no process {pid}", _LIST_THEM)
+        raise MonitorError(f"Process {pid} is stepscope itself", _LIST_PROCESSES)
+    no_process = MonitorError(f"There is no process {pid}", _LIST_PROCESSES)
     with contextlib.ExitStack() as held:
         try:
             descriptor = procfs.open_file(pid, "stat")
         except PermissionError:
-            belongs = f"Process {pid} cannot be looked at: it belongs to another user"
-            raise CannotWatch(belongs, "Try with sudo") from None
+            raise MonitorError(
+                f"Process {pid} belongs to another user and cannot be read", "Run with sudo"
+            ) from None
         except OSError:
             raise no_process from None
         held.callback(os.close, descriptor)
@@ -101,10 +103,10 @@ def find_target(pid: int) -> Target:
         try:
             pidfd = os.pidfd_open(pid)
             held.callback(os.close, pidfd)
-        except OSError as error:  # else an old kernel, or a container that does not allow it
+        except OSError as error:  # otherwise an old kernel, or not permitted in this container
             if error.errno == errno.ESRCH:
                 raise no_process from None
-        stat = _read_stat(descriptor)  # readable still: so the pidfd is of the same process
+        stat = _read_stat(descriptor)  # still readable, so the pidfd is of the same process
         if stat is None or stat.has_ended:
             raise no_process
         command = procfs.command_line(pid) or [stat.name]
@@ -119,19 +121,22 @@ def _check_kind(pid: int, stat: procfs.ProcessStat) -> None:
     status = procfs.status(pid)
     leader = status and status.thread_group
     if leader not in (pid, None):
-        raise CannotWatch(
+        raise MonitorError(
             f"{pid} is a thread of process {leader} ({stat.name})",
-            f"Watch the process: stepscope watch {leader}",
+            f"Use `stepscope watch {leader}`",
         )
     if stat.flags & procfs.KERNEL_THREAD:
-        raise CannotWatch(f"{pid} is a thread of the kernel ({stat.name})", _LIST_THEM)
+        raise MonitorError(f"{pid} is a kernel thread ({stat.name})", _LIST_PROCESSES)
     if stat.has_ended:
-        waits = f"it waits for its parent, {stat.parent}, to take notice"
-        raise CannotWatch(f"Process {pid} ({stat.name}) has ended already: {waits}", _LIST_THEM)
+        raise MonitorError(
+            f"Process {pid} ({stat.name}) has already exited: it is a zombie that its parent "
+            f"{stat.parent} has not reaped",
+            _LIST_PROCESSES,
+        )
 
 
 def _read_stat(descriptor: int) -> procfs.ProcessStat | None:
-    """None once the process was waited for."""
+    """Return the contents of the file, or None after the process was reaped."""
     try:
         return procfs.ProcessStat(os.pread(descriptor, procfs.STAT_BYTES, 0))
     except ProcessLookupError:

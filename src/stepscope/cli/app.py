@@ -1,4 +1,4 @@
-"""The command line: registers the commands, and turns our errors into one line and a code."""
+"""The command line: registers the commands, and prints errors as one line with an exit code."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ from stepscope.errors import StepscopeError
 app = typer.Typer(
     name="stepscope",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
-    help="See what a training run consumes, and what holds it back.",
+    help="Monitor neural-network training and find its bottleneck.",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
-def _version(asked: bool) -> None:
-    if asked:
+def _version(requested: bool) -> None:
+    if requested:
         typer.echo(f"stepscope {stepscope.__version__}")
         raise typer.Exit()
 
@@ -38,10 +37,10 @@ def _version(asked: bool) -> None:
 @app.callback()
 def _options(
     version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Show the version."
+        False, "--version", callback=_version, is_eager=True, help="Show the version and exit"
     ),
 ) -> None:
-    """See what a training run consumes, and what holds it back."""
+    """Monitor neural-network training and find its bottleneck."""
 
 
 app.command(context_settings={"ignore_unknown_options": False, "allow_interspersed_args": False})(
@@ -58,7 +57,7 @@ app.command()(doctor)
 
 
 def main() -> None:
-    """Entry point: errors of ours become one line on stderr and their exit code."""
+    """Run the command line. A StepscopeError becomes one line on stderr and its exit code."""
     try:
         app()
     except StepscopeError as error:
@@ -67,8 +66,8 @@ def main() -> None:
     except OSError as error:
         if error.filename is not None or error.strerror is None:
             raise
-        # Of no file: of what we print to. Nothing that is left in a buffer is tried again.
-        sys.stderr.write(f"stepscope: The output cannot be written: {error.strerror}\n")
+        # Without a file name it is an error of standard output. Its buffer must not be flushed.
+        sys.stderr.write(f"stepscope: Cannot write to standard output: {error.strerror}\n")
         sys.stderr.flush()
         os._exit(StepscopeError.exit_code)
 

@@ -1,4 +1,4 @@
-"""What commands share: options, lines for the user, signals, exit codes, opening a run."""
+"""Shared by the commands: options, messages, signals, exit codes, and opening a run."""
 
 from __future__ import annotations
 
@@ -21,14 +21,23 @@ if TYPE_CHECKING:
 
 RUNS_VARIABLE = "STEPSCOPE_RUNS"
 
-Name = Annotated[str | None, typer.Option(help="What to call the run.")]
-Interval = Annotated[float, typer.Option(help="Seconds between samples, 0.02 to 60.", metavar="S")]
-Out = Annotated[
-    Path, typer.Option(help="Where run folders go.", metavar="DIR", envvar=RUNS_VARIABLE)
+Name = Annotated[
+    str | None, typer.Option(help="Name of the run (default: the script, program or model)")
 ]
-Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say nothing but errors.")]
+Interval = Annotated[
+    float, typer.Option(help="Seconds between samples, from 0.02 to 60", metavar="S")
+]
+Out = Annotated[
+    Path,
+    typer.Option(help="Parent folder of the run folders", metavar="DIR", envvar=RUNS_VARIABLE),
+]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only errors")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="Print tables of metrics, processes and epochs")
+]
+OpenReport = Annotated[bool, typer.Option("--open", help="Open the report in a browser")]
 SummaryAsJson = Annotated[
-    bool, typer.Option("--json", help="End with the summary as JSON on standard output.")
+    bool, typer.Option("--json", help="Print the summary as JSON to standard output at the end")
 ]
 
 EXIT_CODES = {
@@ -40,30 +49,40 @@ EXIT_CODES = {
     Outcome.CRASHED: 14,
     Outcome.INTERRUPTED: 130,
 }
-"""An OOM is a result; a script that asked for it can tell it from others by the code."""
+"""Exit codes of `trial` and `fit`, so that scripts can distinguish the outcomes."""
 
 
-def say(text: str) -> None:
-    """One line on standard error; nobody there is no reason to fail."""
+def print_message(text: str) -> None:
+    """Print one line to standard error, and ignore a closed standard error."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
         sys.stderr.write(f"stepscope: {text}\n")
         sys.stderr.flush()
 
 
 def write_json(data: Any) -> None:
-    """One line of JSON on standard output."""
+    """Print one line of JSON to standard output."""
     sys.stdout.write(f"{dumps(data)}\n")
     sys.stdout.flush()
 
 
+def open_page(page: Path) -> None:
+    """Open a report in a browser; without one, print where the report is."""
+    import webbrowser
+
+    has_display = any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))
+    # Without a display, `webbrowser` may start a text browser in this terminal.
+    if not (has_display and webbrowser.open(page.absolute().as_uri())):
+        print_message(f"cannot open a browser here. The report is {page.absolute().as_uri()}")
+
+
 def near(path: Path) -> Path:
-    """A path as a user in this folder would write it."""
+    """Return a path relative to the current folder, if it is inside of it."""
     relative = Path(os.path.relpath(path))
     return path if relative.parts[:1] == ("..",) else relative
 
 
 def name_of(command: Sequence[str]) -> str:
-    """A name for a run that was given none: the script, or the program."""
+    """Return the default name of a run: the script, or the program."""
     for word in command[1:]:
         if word.endswith(".py") and not word.startswith("-"):
             return Path(word).stem
@@ -71,7 +90,7 @@ def name_of(command: Sequence[str]) -> str:
 
 
 def end_on_request() -> None:
-    """Schedulers ask with SIGTERM, a closed terminal with SIGHUP: both act like Ctrl-C."""
+    """Treat SIGTERM (schedulers) and SIGHUP (a closed terminal) like Ctrl-C."""
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt
@@ -86,7 +105,7 @@ def runs_folder() -> Path:
 
 
 def open_or_latest(folder: Path | None) -> Run:
-    """The run that was named, or the latest where runs go."""
+    """Open a run, or the latest run if none is given."""
     from stepscope.runs.reader import latest_run, open_run
 
     return open_run(latest_run(runs_folder()) if folder is None else folder)

@@ -1,4 +1,4 @@
-"""`stepscope doctor`: which sensors work here, what they cost, and whether they tell the truth."""
+"""`stepscope doctor`: which sensors work, what they cost, and whether they are correct."""
 
 from __future__ import annotations
 
@@ -9,55 +9,60 @@ from typing import Annotated
 
 import typer
 
-from stepscope.cli.console import EXIT_CODES, near, runs_folder, say, write_json
+from stepscope.cli.console import EXIT_CODES, near, print_message, runs_folder, write_json
 from stepscope.records import Outcome
 from stepscope.records.codec import to_json
 
 
 def doctor(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Without the self-test: about three seconds.")
+        bool, typer.Option("--quick", help="Skip the self-test (takes about 3 s)")
     ] = False,
     out: Annotated[
         Path | None,
-        typer.Option(help="Where to test the disk, and where --keep puts the run.", metavar="DIR"),
+        typer.Option(help="Folder for the disk test and for --keep", metavar="DIR"),
     ] = None,
-    no_gpu: Annotated[bool, typer.Option("--no-gpu", help="Let the GPU rest.")] = False,
+    no_gpu: Annotated[bool, typer.Option("--no-gpu", help="Skip the GPU tests")] = False,
     keep: Annotated[
-        bool, typer.Option("--keep", help="Keep the run of the self-test, with its report.")
+        bool, typer.Option("--keep", help="Keep the run of the self-test with its report")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="All of it as one JSON object.")] = False,
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print the result as a JSON object")
+    ] = False,
 ) -> None:
-    """Say which sensors work here, what each costs, and whether they tell the truth.
+    """Check which sensors work, what they cost, and whether they are correct.
 
-    For the last, work of known size is done under watch: CPU time, in a child process too, memory,
-    disk, network, and on an NVIDIA GPU copies and matrix products. What the sensors saw is compared
-    with what was done. Exit code 1: a sensor does not tell the truth. One that is missing is no
-    fault.
+    The self-test monitors work of known size: CPU time (also in a child process), memory, disk,
+    network and, on an NVIDIA GPU, copies and matrix products. It compares the readings with the
+    work. The exit code is 1 if a sensor is wrong. A missing sensor is not an error.
     """
-    from stepscope.capture.signals import give_signals_back, take_signals
+    from stepscope.capture.signals import intercept_signals, restore_signals
 
-    signals = take_signals()
-    from stepscope.doctor.examine import Examination, examine
+    signals = intercept_signals()
+    from stepscope.doctor.run import DoctorRequest, examine
 
     if not as_json and sys.stderr.isatty():
-        say("looking around …" if quick else "testing for about 10 s, or 30 s with a GPU …")
-    asked = Examination(out=out, runs=runs_folder(), quick=quick, gpu=not no_gpu, keep=keep)
+        print_message(
+            "checking sensors …" if quick else "testing for about 10 s, or 30 s with a GPU …"
+        )
+    request = DoctorRequest(out=out, runs=runs_folder(), quick=quick, gpu=not no_gpu, keep=keep)
     try:
-        report = examine(asked, signals)
+        report = examine(request, signals)
     except KeyboardInterrupt:
         raise typer.Exit(EXIT_CODES[Outcome.INTERRUPTED]) from None
-    give_signals_back(signals)
-    with contextlib.suppress(BrokenPipeError, SystemExit):  # nobody reads it (rich leaves then)
+    restore_signals(signals)
+    with contextlib.suppress(
+        BrokenPipeError, SystemExit
+    ):  # the reader has closed the pipe; rich exits then
         if as_json:
             sensors = [{**to_json(each), "core_share": each.share} for each in report.sensors]
             write_json(
                 {
-                    "ok": report.truthful,
+                    "ok": report.passed,
                     "sensors": sensors,
-                    "watcher_cores": report.watcher_cores,
-                    "self_test": report.verdicts,
-                    "surroundings": report.surroundings,
+                    "monitor_cores": report.monitor_cores,
+                    "self_test": report.self_test,
+                    "machine": report.machine,
                     "run": report.run,
                 }
             )
@@ -69,4 +74,4 @@ def doctor(
 
             draw_blocks(Console(), blocks_of(report, str(near(report.run)) if report.run else ""))
         sys.stdout.flush()
-    raise typer.Exit(0 if report.truthful else 1)
+    raise typer.Exit(0 if report.passed else 1)

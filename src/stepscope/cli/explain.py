@@ -1,4 +1,4 @@
-"""`stepscope explain RUN`: what holds a run back, and what to do about it."""
+"""`stepscope explain RUN`: find the bottleneck of a run and recommend changes."""
 
 from __future__ import annotations
 
@@ -11,15 +11,14 @@ from stepscope.cli.console import open_or_latest, write_json
 
 
 def explain(
-    run: Annotated[
-        Path | None, typer.Argument(help="A run folder; without it, the latest one.")
-    ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="The findings as JSON.")] = False,
+    run: Annotated[Path | None, typer.Argument(help="Run folder (default: the latest run)")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON")] = False,
     in_full: Annotated[
-        bool, typer.Option("--all", help="All findings with their evidence, not only the first.")
+        bool,
+        typer.Option("--all", help="Show the evidence of all findings, not only of the first"),
     ] = False,
 ) -> None:
-    """Say what holds a run back, by which evidence, how much there is to gain, and what to do."""
+    """Find the bottleneck of a run: evidence, speed-up bound and recommendations."""
     from stepscope.analysis.bottleneck.explain import METRICS
     from stepscope.report.bottleneck.view import explained_view
     from stepscope.runs.load import load
@@ -36,4 +35,4 @@ def explain(
     from stepscope.report.bottleneck.document import explained_document
     from stepscope.report.kit.terminal import draw
 
-    draw(Console(), explained_document(opened.name, opened.ending, view, in_full))
+    draw(Console(), explained_document(opened.name, opened.exit_status, view, in_full))

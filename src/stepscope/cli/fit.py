@@ -1,4 +1,4 @@
-"""`stepscope fit MODEL|FILE:FUNC`: the largest batch that fits, and the largest that is fast."""
+"""`stepscope fit MODEL|FILE:FUNC`: find the max and the recommended batch size."""
 
 from __future__ import annotations
 
@@ -7,125 +7,137 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.cli.console import EXIT_CODES, Quiet, end_on_request, say, write_json
+from stepscope.cli.console import EXIT_CODES, Quiet, end_on_request, print_message, write_json
 from stepscope.cli.workload_options import Model, with_settings
-from stepscope.errors import CannotTry
+from stepscope.errors import TrialError
 from stepscope.records import Outcome
 from stepscope.workloads.spec import NOT_FOR_FIT
 
 if TYPE_CHECKING:
-    from stepscope.fit.answer import Fit
+    from stepscope.fit.result import FitResult
 
-_memory = functools.partial(typer.Option, rich_help_panel="What it is to fit into")
-_how = functools.partial(typer.Option, rich_help_panel="How it is found")
+_memory = functools.partial(typer.Option, rich_help_panel="Memory budget")
+_search = functools.partial(typer.Option, rich_help_panel="Search")
 
 
-@functools.partial(with_settings, without=NOT_FOR_FIT)
+@functools.partial(with_settings, rejected=NOT_FOR_FIT)
 def fit(
     model: Model,
     gpu_memory: Annotated[
         str | None,
         _memory(
             metavar="SIZE",
-            help="What the framework may take on the GPU, say 15GiB; its context comes on top. "
-            "Unsaid: what is free.",
+            help="GPU memory that the framework may use, for example 15GiB; the CUDA context is "
+            "not included (default: all free memory)",
         ),
     ] = None,
-    memory: Annotated[str | None, _memory(metavar="SIZE", help="Host memory, say 8GiB.")] = None,
+    memory: Annotated[
+        str | None,
+        _memory(
+            metavar="SIZE",
+            help="Host memory, for example 8GiB (default: 95 % of the free memory)",
+        ),
+    ] = None,
     headroom: Annotated[
         str,
-        _memory(
-            metavar="SIZE|N%", help="Leave so much of it free; a percentage is one of the limit."
-        ),
+        _memory(metavar="SIZE|N%", help="Memory to keep free: a size or a percentage of the limit"),
     ] = "0",
     gpus: Annotated[
-        str | None, _memory(metavar="LIST", help="Which GPU: the first of the list.")
+        str | None,
+        _memory(metavar="LIST", help="GPUs; the first is used (default: the first visible GPU)"),
     ] = None,
-    cards: Annotated[
+    predict_for: Annotated[
         str | None,
         _memory(
             metavar="LIST",
-            help="Predict for these too: what the framework may take there, say 10GiB,23GiB. "
-            "Unsaid: cards of 11, 16, 24, 40 and 80 GiB.",
+            help="Other GPU memory sizes to predict for, without the CUDA context, for example "
+            "10GiB,23GiB (default: GPUs with 11, 16, 24, 40 and 80 GiB)",
         ),
     ] = None,
     method: Annotated[
         str,
-        _how(
+        _search(
             metavar="auto|linear2019",
-            help="linear2019 is the estimate from two small batches, as a baseline.",
+            help="Search method; linear2019 is an estimate from two small batches, as a baseline",
         ),
     ] = "auto",
-    prove: Annotated[
+    verify: Annotated[
         bool,
-        _how("--prove", help="Train both answers in three more fresh processes, 20 steps each."),
+        _search(
+            "--verify", help="Train both batch sizes in three more fresh processes, 20 steps each"
+        ),
     ] = False,
     estimate: Annotated[
-        bool, _how("--estimate", help="Predict from small batches; run nothing near the limit.")
+        bool, _search("--estimate", help="Predict from small batches; run nothing near the limit")
     ] = False,
-    fresh: Annotated[bool, _how("--fresh", help="Measure again, also what is known.")] = False,
-    hang: Annotated[
-        float, _how(metavar="S", help="End a probe of which nothing was heard for so long.")
+    no_cache: Annotated[bool, _search("--no-cache", help="Ignore cached results")] = False,
+    stall_timeout: Annotated[
+        float, _search(metavar="S", help="Seconds without progress before a probe is ended")
     ] = 300.0,
     quiet: Quiet = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with the answer as JSON on standard output.")
+        bool, typer.Option("--json", help="Print the result as JSON on standard output")
     ] = False,
     **settings: Any,
 ) -> None:
-    """Find the largest batch that trains within memory, and the largest that is still fast.
+    """Find the max batch size and the recommended batch size.
 
-    It is tried in processes that are thrown away; without a GPU, within host memory. Exit codes: 0
-    there is an answer (also that memory sets no limit), 4 no such workload or setting, or a step
-    that fails for another reason than memory, 5 a limit that cannot be had, 10 not even a batch of
-    1 fits the GPU, 11 nor the host, 14 there is no telling, since it leaks, 130 interrupted.
+    The max batch size is the largest that trains within the memory budget; the recommended one is
+    the largest without allocator retries and at full speed. Without a GPU, the budget is host
+    memory. Probes run in disposable processes. Exit codes: 0 found, or memory sets no limit; 4
+    unknown workload or setting, or a step fails for another reason than memory; 5 limit not
+    available; 10 not even a batch of 1 fits GPU memory; 11 not even a batch of 1 fits host memory;
+    14 unknown, because memory leaks; 130 interrupted.
     """
     from rich.console import Console
 
     from stepscope.api import find_batch_size
     from stepscope.cli.progress import FitBar
-    from stepscope.fit.request import FitRequest, parse_headroom
+    from stepscope.fit.request import FitRequest, fit_workload, parse_headroom
     from stepscope.report.fit.view import fit_document
     from stepscope.report.kit.terminal import draw
     from stepscope.trials.limits.spec import Limits, parse_size
-    from stepscope.trials.request import workload_of
 
-    listed_cards = [card.strip() for card in (cards or "").split(",") if card.strip()]
-    if cards is not None and not listed_cards:
-        raise CannotTry(f"--cards {cards} names no size", "For example: --cards 10GiB,23GiB")
+    sizes = [size.strip() for size in (predict_for or "").split(",") if size.strip()]
+    if predict_for is not None and not sizes:
+        raise TrialError(
+            f"`--predict-for {predict_for}` contains no size",
+            "Pass sizes such as --predict-for 10GiB,23GiB",
+        )
     end_on_request()
     headroom_bytes, headroom_share = parse_headroom(headroom)
     request = FitRequest(
-        workload_of(model, settings),
-        Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=hang),
+        fit_workload(model, settings),
+        Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=stall_timeout),
         headroom=headroom_bytes,
         headroom_share=headroom_share,
-        cards=tuple(parse_size(card) for card in listed_cards),
+        predict_for=tuple(map(parse_size, sizes)),
         method=method,
-        prove=prove,
+        verify=verify,
         estimate=estimate,
-        fresh=fresh,
+        no_cache=no_cache,
     )
     try:
         with FitBar(model.rpartition("/")[2], quiet) as bar:
-            found = find_batch_size(request, bar.tell, bar.show)
-        document = fit_document(found)
+            result = find_batch_size(request, bar.notify, bar.show)
+        document = fit_document(result)
         if not quiet:
             draw(Console(stderr=True), document)
         if as_json:
             write_json(document.data)
     except KeyboardInterrupt:
-        say("interrupted: there is no answer, and no probe is left running")
+        print_message("interrupted: there is no result, and no probe is left running")
         raise typer.Exit(EXIT_CODES[Outcome.INTERRUPTED]) from None
-    raise typer.Exit(exit_code(found))
+    raise typer.Exit(exit_code(result))
 
 
-def exit_code(found: Fit) -> int:
-    """That nothing fits has the code of the trial that would have shown it."""
+def exit_code(result: FitResult) -> int:
+    """Return the exit code; if nothing fits, that of a trial that runs out of the same memory."""
+    on_gpu = result.budget.device == "gpu"
     outcomes = {
         "fits": Outcome.OK,
-        "no limit": Outcome.OK,
-        "does not fit": Outcome.GPU_OOM if found.budget.device == "gpu" else Outcome.HOST_OOM,
-        "cannot tell": Outcome.CRASHED,
+        "no_limit": Outcome.OK,
+        "does_not_fit": Outcome.GPU_OOM if on_gpu else Outcome.HOST_OOM,
+        "unknown": Outcome.CRASHED,
     }
-    return EXIT_CODES[outcomes[found.verdict]]
+    return EXIT_CODES[outcomes[result.verdict]]

@@ -1,10 +1,10 @@
-"""The progress of fits, trials and studies: a bar on a terminal, elsewhere lines or nothing."""
+"""Progress of fits, trials and studies: a bar on a terminal, lines elsewhere."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from stepscope.cli.console import say
+from stepscope.cli.console import print_message
 from stepscope.report.kit.format import rate_text, seconds_text
 
 if TYPE_CHECKING:
@@ -15,20 +15,19 @@ if TYPE_CHECKING:
     from stepscope.studies.study import ScannedStudy
     from stepscope.trials.heartbeat import Progress
 
-_NEVER_DONE = 0.99
-"""A full bar stops its clock, and there is still something to clean up."""
+_MAX_SHARE = 0.99
+"""A full bar would stop its clock while the trial is still being cleaned up."""
 _Self = TypeVar("_Self", bound="ProgressBar")
 
 
 class ProgressBar:
-    """`with ProgressBar(...) as bar`: `bar.tell` writes a line above it.
+    """A progress bar as a context manager; `notify` prints a line above it.
 
-    Without a terminal nothing is drawn, and where quiet was asked for nothing is told either.
+    The bar is drawn only on a terminal. With `quiet`, nothing is printed.
     """
 
-    fields: tuple[str, ...] = ("said",)  # texts beside the bar; the last takes what space is left
     is_timed = True
-    total: float | None = 1.0  # None: no telling how much there is to do
+    total: float | None = 1.0  # None: unknown
 
     def __init__(self, name: str, quiet: bool) -> None:
         self._name = name
@@ -44,26 +43,18 @@ class ProgressBar:
         console = Console(stderr=True)
         if self._quiet or not console.is_terminal:
             return self
-        last = Column(no_wrap=True, overflow="ellipsis", ratio=1)
+        status = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         columns = (
             TextColumn("{task.description}", markup=False),
             SpinnerColumn() if self.total is None else BarColumn(bar_width=20),
-            *(
-                TextColumn(
-                    f"{{task.fields[{field}]}}",
-                    markup=False,
-                    table_column=last if field == self.fields[-1] else None,
-                )
-                for field in self.fields
-            ),
+            TextColumn("{task.fields[status]}", markup=False, table_column=status),
             *((TimeElapsedColumn(),) if self.is_timed else ()),
         )
         self._bar = Bar(
             *columns, console=console, transient=True, refresh_per_second=5, expand=True
         )
         self._bar.start()
-        empty = dict.fromkeys(self.fields, "")
-        self._task = self._bar.add_task(self._name, total=self.total, **empty)
+        self._task = self._bar.add_task(self._name, total=self.total, status="")
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -71,27 +62,27 @@ class ProgressBar:
             self._bar.stop()
             self._bar = None
 
-    def tell(self, text: str) -> None:
+    def notify(self, text: str) -> None:
         if self._quiet:
             return
         if self._bar is not None:
             self._bar.console.print(f"stepscope: {text}", markup=False, highlight=False)
         else:
-            say(text)
+            print_message(text)
 
 
 class FitBar(ProgressBar):
-    """Shows what is probed now."""
+    """Shows the current probe."""
 
     total = None
 
     def show(self, text: str) -> None:
         if self._bar is not None:
-            self._bar.update(self._task, said=text)
+            self._bar.update(self._task, status=text)
 
 
 class TrialBar(ProgressBar):
-    """Shows the progress of one trial after the other."""
+    """Shows the progress of a trial, or of its repeats one by one."""
 
     def __init__(self, name: str, repeats: int, quiet: bool) -> None:
         super().__init__(name, quiet)
@@ -104,86 +95,85 @@ class TrialBar(ProgressBar):
         if number != self._number:
             self._number = number
             self._bar.reset(self._task)
-        said = progress.phase
+        status = progress.phase
         if progress.steps and progress.phase == "training":
-            of = f" of {progress.planned}" if progress.planned else ""
-            rate = progress.samples_per_second
-            said = f"step {progress.steps}{of}" + (f", {rate:,.0f} samples/s" if rate else "")
-        of = f" {number}/{self._repeats}" if self._repeats > 1 else ""
+            planned = f" of {progress.planned}" if progress.planned else ""
+            status = f"step {progress.steps}{planned}"
+            if progress.samples_per_second:
+                status += f", {progress.samples_per_second:,.0f} samples/s"
+        repeat = f" {number}/{self._repeats}" if self._repeats > 1 else ""
         self._bar.update(
             self._task,
-            description=f"{self._name}{of}",
-            completed=min(progress.share or 0.0, _NEVER_DONE),
-            said=said,
+            description=f"{self._name}{repeat}",
+            completed=min(progress.share or 0.0, _MAX_SHARE),
+            status=status,
         )
 
 
 class StudyBar(ProgressBar):
-    """Listens to a study. Without a terminal, it tells a line for each trial."""
+    """The listener of a study. Without a terminal, it prints a line for each trial."""
 
-    fields = ("left", "best", "said")
     is_timed = False
 
     def __init__(self, design: Design, quiet: bool) -> None:
         super().__init__(design.name, quiet)
         self._design = design
-        self.begun: ScannedStudy | None = None
+        self.study: ScannedStudy | None = None
 
-    def begins(self, study: ScannedStudy) -> None:
-        """What will be run, in a line or two."""
+    def study_started(self, study: ScannedStudy) -> None:
         from stepscope.report.study.plan import headline, plan_view
 
-        self.begun = study
+        self.study = study
         if not self._quiet:
             view = plan_view(study)
             for text in (headline(view), *view.remarks):
-                self.tell(text)
+                self.notify(text)
 
-    def show(self, moment: ProgressEvent) -> None:
+    def show(self, event: ProgressEvent) -> None:
         from stepscope.studies.trial_spec import trial_text
 
         if self._bar is None:
             return
-        every = moment.done + (moment.to_come or 0)
-        if moment.attempt.is_reference:
-            what, share = "sentinel", 0.0
+        if event.attempt.is_reference:
+            trial, share = "reference trial", 0.0
         else:
-            what = trial_text(moment.spec, self._design.factors)
-            share = min(moment.progress.share or 0.0, _NEVER_DONE)
-        best = moment.best
-        said = f"{what}: {moment.progress.phase}"
+            trial = trial_text(event.spec, self._design.factors)
+            share = min(event.progress.share or 0.0, _MAX_SHARE)
+        total = _total(event)
+        status = [f"{event.done} of {total} trials{_time_left(event, ', ')}"]
+        if event.best:
+            rate = rate_text(event.best.throughput)
+            status.append(f"best: {rate} samples/s ({self._levels(event.best)})")
+        status.append(f"{trial}: {event.progress.phase}")
         self._bar.update(
             self._task,
-            description=f"{self._name} {moment.done}/{every}",
-            total=max(1, every),
-            completed=moment.done + share,
-            left="" if moment.left_s is None else f"{seconds_text(moment.left_s)} left",
-            best=f"best {rate_text(best.throughput)}/s" if best and best.throughput else "",
-            said=f"{said} · best: {self._levels(best)}" if best else said,
+            total=max(1, total),
+            completed=event.done + share,
+            status=" · ".join(status),
         )
 
-    def disturbed(self, block: BlockJudged) -> None:
-        from stepscope.report.study.sentences import block_reasons
+    def block_flagged(self, block: BlockJudged) -> None:
+        from stepscope.report.study.messages import block_reasons
 
         reasons = "; ".join(block_reasons(block))
-        again = "it will be run again" if self._design.reruns else "it is not run again"
-        self.tell(f"block {block.number} was disturbed: {reasons}: {again}")
+        action = "will be rerun" if self._design.reruns else "is not rerun"
+        self.notify(f"block {block.number} has interference and {action}: {reasons}")
 
-    def over(self, result: Result, moment: ProgressEvent) -> None:
+    def trial_finished(self, result: Result, event: ProgressEvent) -> None:
         if self._quiet or self._bar is not None:
             return
-        name = "sentinel" if result.is_reference else self._levels(result)
-        again = f", attempt {result.attempt}" if result.attempt > 1 else ""
-        what = f"{result.outcome.value}: {result.reason}"
+        trial = "reference trial" if result.is_reference else self._levels(result)
+        attempt = f", attempt {result.attempt}" if result.attempt > 1 else ""
+        outcome = f"{result.outcome.value}: {result.reason}"
         if result.is_ok:
-            what = f"{rate_text(result.throughput)} samples/s"
-            if result.noise:
-                from stepscope.report.study.sentences import interference_text
+            outcome = f"{rate_text(result.throughput)} samples/s"
+            if result.interference:
+                from stepscope.report.study.messages import interference_text
 
-                what += f" (disturbed: {'; '.join(map(interference_text, result.noise))})"
-        left = "" if moment.left_s is None else f" · {seconds_text(moment.left_s)} left"
-        every = moment.done + (moment.to_come or 0)
-        self.tell(f"[{moment.done}/{every}] {name}{again}: {what}{left}")
+                reasons = "; ".join(map(interference_text, result.interference))
+                outcome += f" (interference: {reasons})"
+        left = _time_left(event, " · ")
+        self.notify(f"[{event.done}/{_total(event)}] {trial}{attempt}: {outcome}{left}")
 
     def _levels(self, result: Result) -> str:
         from stepscope.studies.trial_spec import levels_text, setting
@@ -191,3 +181,12 @@ class StudyBar(ProgressBar):
         names = [factor.name for factor in self._design.factors]
         levels = {name: setting(result.settings, name) for name in names}
         return levels_text(levels) or str(result.settings.get("model", ""))
+
+
+def _total(event: ProgressEvent) -> int:
+    return event.done + (event.remaining or 0)
+
+
+def _time_left(event: ProgressEvent, separator: str) -> str:
+    seconds = event.remaining_s
+    return f"{separator}about {seconds_text(seconds)} left" if seconds else ""

@@ -1,4 +1,4 @@
-"""`stepscope run -- CMD`: watch any command."""
+"""`stepscope run -- CMD`: monitor a command."""
 
 from __future__ import annotations
 
@@ -6,29 +6,32 @@ import os
 import signal
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from stepscope.cli.console import (
     Interval,
     Name,
+    OpenReport,
     Out,
     Quiet,
     SummaryAsJson,
+    Verbose,
     name_of,
     near,
-    say,
+    open_page,
+    print_message,
 )
 from stepscope.cli.report import show
-from stepscope.runs.paths import DEFAULT_FOLDER
+from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths
 
-_NAMED = 8  # processes that are still running: at most so many are listed
+_MAX_LISTED = 8  # processes that are still running
 
 
 def run(
     command: Annotated[
-        list[str], typer.Argument(metavar="-- CMD...", help="The command, after two dashes.")
+        list[str], typer.Argument(metavar="-- CMD...", help="Command to run, after two dashes")
     ],
     name: Name = None,
     interval: Interval = 0.1,
@@ -37,27 +40,34 @@ def run(
         str | None,
         typer.Option(
             metavar="RE",
-            help="A regular expression for the lines of output that tell an epoch; "
-            "its first group is the number. Only then is output captured.",
+            help="Regular expression that matches an epoch in the output; its first group is the "
+            "epoch number. Captures the output",
         ),
     ] = None,
     no_hook: Annotated[
-        bool, typer.Option("--no-hook", help="Do not look into Python processes.")
+        bool,
+        typer.Option("--no-hook", help="Do not inject the import hook into Python processes"),
     ] = False,
     wait_tree: Annotated[
-        bool, typer.Option("--wait-tree", help="Wait for processes that outlive the command.")
+        bool,
+        typer.Option(
+            "--wait-tree", help="Wait for processes that are still running after the command"
+        ),
     ] = False,
+    verbose: Verbose = False,
+    open_report: OpenReport = False,
     quiet: Quiet = False,
     as_json: SummaryAsJson = False,
 ) -> None:
-    """Watch a command and all that it starts; end with a summary, a report and what to do next.
+    """Monitor a command and its process tree, then print a summary with the bottleneck.
 
-    The command runs as if alone: its terminal, signals and exit code are its own. Exit codes 125 to
-    127 mean that it was not started (125: stepscope could not begin, 126: the command cannot be
-    executed, 127: there is no such command).
+    The command runs as if without stepscope: it uses the same terminal, receives the same signals,
+    and its exit code is the exit code of stepscope. If the command was not started, the exit code
+    is 125 (monitoring could not start), 126 (the command cannot be executed) or 127 (the command
+    was not found).
     """
     from stepscope.capture.request import RunRequest
-    from stepscope.capture.signals import give_signals_back, take_signals
+    from stepscope.capture.signals import intercept_signals, restore_signals
 
     request = RunRequest(
         name or name_of(command),
@@ -65,36 +75,45 @@ def run(
         interval,
         out,
         hook=not no_hook,
-        hint="use stepscope.mark()" + ("" if epoch_pattern else " or --epoch-pattern"),
         epoch_pattern=epoch_pattern,
         wait_tree=wait_tree,
     )
-    signals = take_signals()
+    signals = intercept_signals()
     from stepscope.capture.command import monitor_command
-    from stepscope.capture.spawn import die_like
+    from stepscope.capture.spawn import exit_like
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         if not quiet:
-            say(text)
+            print_message(text)
 
-    finished = monitor_command(request, tell, signals)
-    show_run(finished.paths.folder, quiet, as_json, lambda: give_signals_back(signals))
+    finished = monitor_command(request, notify, signals)
+    shown = Shown(verbose, quiet, as_json, open_report)
+    show_run(finished.paths.folder, shown, lambda: restore_signals(signals))
     if finished.survivors:
-        tell(f"{still_running(finished.survivors)}; --wait-tree waits for such processes")
-    # At once, with the command's code: Python, leaving by itself, would die of a Ctrl-C that was
-    # caught (if it came inside of an exec), and takes its time to tear down what is loaded.
-    os._exit(die_like(finished.status))
+        notify(f"{still_running(finished.survivors)}; use --wait-tree to wait for them")
+    # `os._exit` skips the teardown of the interpreter, which is slow, and which would end with a
+    # Ctrl-C that arrived during an exec instead of the exit code of the command.
+    os._exit(exit_like(finished.status))
 
 
 def still_running(survivors: Sequence[str]) -> str:
-    more = " …" if len(survivors) > _NAMED else ""
-    return f"still running: {', '.join(survivors[:_NAMED])}{more}"
+    more = " …" if len(survivors) > _MAX_LISTED else ""
+    return f"still running: {', '.join(survivors[:_MAX_LISTED])}{more}"
 
 
-def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]) -> None:
-    """Derive the summary and the report, and show them. Whatever fails, the exit code stays.
+class Shown(NamedTuple):
+    """What to show of a run that has ended."""
 
-    `begin` lets Ctrl-C through: who does not want to wait for a report need not.
+    verbose: bool
+    quiet: bool
+    as_json: bool
+    open_report: bool
+
+
+def show_run(folder: Path, shown: Shown, begin: Callable[[], None]) -> None:
+    """Derive the summary and the report, and print the summary. Errors do not change the exit code.
+
+    `begin` enables Ctrl-C, so that users can skip the report.
     """
     try:
         begin()
@@ -102,12 +121,20 @@ def show_run(folder: Path, quiet: bool, as_json: bool, begin: Callable[[], None]
         from stepscope.report.run.result import run_result
         from stepscope.runs.reader import open_run
 
-        show(run_result(derive(open_run(folder)), near(folder)), quiet=quiet, as_json=as_json)
+        documents = run_result(derive(open_run(folder)), near(folder), shown.verbose)
+        show(documents, quiet=shown.quiet, as_json=shown.as_json)
+        if shown.open_report:
+            open_page(RunPaths(folder).report_html)
     except KeyboardInterrupt:
-        say(f"the report was interrupted; later: stepscope report {near(folder)}")
-    except (Exception, SystemExit) as error:  # rich leaves the program when nobody reads it
+        print_message(
+            f"the report was interrupted. Create it with `stepscope report {near(folder)}`"
+        )
+    except (Exception, SystemExit) as error:  # rich raises SystemExit if the output is closed
         known = isinstance(error, OSError) and error.strerror
-        why = known or f"{type(error).__name__}: {str(error)[:200]}"
-        say(f"the report could not be made ({why}); later: stepscope report {near(folder)}")
+        reason = known or f"{type(error).__name__}: {str(error)[:200]}"
+        print_message(
+            f"the report could not be created ({reason}). "
+            f"Try again with `stepscope report {near(folder)}`"
+        )
     finally:
         signal.signal(signal.SIGINT, signal.SIG_IGN)

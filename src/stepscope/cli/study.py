@@ -1,4 +1,4 @@
-"""`stepscope study`: many trials of one design, each once, and what they teach."""
+"""`stepscope study`: plan, run and report the trials of a design."""
 
 from __future__ import annotations
 
@@ -13,8 +13,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stepscope.cli.console import Interval, Quiet, end_on_request, near, say, write_json
-from stepscope.errors import CannotTry, StepscopeError
+from stepscope.cli.console import (
+    Interval,
+    OpenReport,
+    Quiet,
+    end_on_request,
+    near,
+    open_page,
+    print_message,
+    write_json,
+)
+from stepscope.errors import StepscopeError, TrialError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,30 +32,33 @@ if TYPE_CHECKING:
 
 STUDIES_VARIABLE = "STEPSCOPE_STUDIES"
 
-app = typer.Typer(no_args_is_help=True, help="Many trials of one design, and what they teach.")
+app = typer.Typer(
+    no_args_is_help=True, help="Run many trials from one design and report which settings matter."
+)
 
-DesignFile = Annotated[Path, typer.Argument(metavar="FILE", help="The design, a YAML file.")]
+DesignFile = Annotated[Path, typer.Argument(metavar="FILE", help="Design of the study (YAML)")]
 Target = Annotated[
-    Path, typer.Argument(metavar="STUDY", help="The folder of a study, or its design file.")
+    Path, typer.Argument(metavar="STUDY", help="Folder, name or design file of a study")
 ]
 StudiesOut = Annotated[
-    Path, typer.Option("--out", help="Where studies go.", metavar="DIR", envvar=STUDIES_VARIABLE)
+    Path, typer.Option("--out", help="Folder for studies", metavar="DIR", envvar=STUDIES_VARIABLE)
 ]
-AsJson = Annotated[bool, typer.Option("--json", help="As JSON on standard output.")]
-_USUAL = Path("studies")
-_THREADS = "OPENBLAS_NUM_THREADS"
-_ENDED = {
-    "interrupted": "interrupted: the same command goes on from here",
-    "budget": "the budget is used up, or too little is left for another trial: raise it in the "
-    "design to go on from here",
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to standard output")]
+_DEFAULT_OUT = Path("studies")
+_NUMPY_THREADS = "OPENBLAS_NUM_THREADS"
+_STOPPED = {
+    "interrupted": "interrupted; run the same command to resume",
+    "budget": "the budget is used up, or too little is left for another trial; raise it in the "
+    "design to resume",
 }
 
 
 @app.command()
-def plan(file: DesignFile, out: StudiesOut = _USUAL, as_json: AsJson = False) -> None:
-    """Say what a design comes to: how many trials, how long, what is skipped and why.
+def plan(file: DesignFile, out: StudiesOut = _DEFAULT_OUT, as_json: AsJson = False) -> None:
+    """Show the trials of a design, their estimated time, and which combinations are skipped.
 
-    Nothing is started. Once trials have finished, the time is by what they took.
+    No trial is started. After the first trials, the estimate uses their
+    durations.
     """
     with _quick_reading():
         from stepscope.report.study.plan import plan_dict, plan_document, plan_view
@@ -66,21 +78,23 @@ def plan(file: DesignFile, out: StudiesOut = _USUAL, as_json: AsJson = False) ->
 @app.command()
 def run(
     file: DesignFile,
-    out: StudiesOut = _USUAL,
+    out: StudiesOut = _DEFAULT_OUT,
     interval: Interval = 0.1,
-    again: Annotated[
-        bool, typer.Option("--again", help="Try again what crashed or took too long before.")
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Retry trials that crashed or timed out")
     ] = False,
     quiet: Quiet = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with what the study teaches as JSON.")
+        bool,
+        typer.Option("--json", help="Print the results as JSON to standard output at the end"),
     ] = False,
 ) -> None:
-    """Run all trials of a design, each once; go on where it was interrupted or killed.
+    """Run each trial of a design once; resume after an interruption.
 
-    Trials run one after the other, in random blocks that begin with the sentinel configuration.
-    Exit codes: 0 all was run, or the budget is used up; 4 to 6 it could not be run; 7 somebody else
-    runs it; 130 interrupted: run the same command to go on.
+    Trials run one at a time, in random blocks that start with the reference
+    trial. Exit codes: 0 all trials were run or the budget is used up; 4 to 6
+    the study cannot run; 7 another process is running it; 130 interrupted
+    (run the same command to resume).
     """
     with _quick_reading():
         from stepscope.capture.request import check_interval
@@ -91,86 +105,100 @@ def run(
         from stepscope.studies.run import run_study
         from stepscope.studies.study import Study
 
-        check_interval(interval, CannotTry)
+        check_interval(interval, TrialError)
         study = Study.of(file, out).to_run()
     end_on_request()
     with StudyBar(study.design, quiet) as bar:
         try:
-            launcher = LocalLauncher(bar.tell, interval, study.machine)
-            ran = run_study(study, study.grid_to_run(), launcher, bar, again)
+            launcher = LocalLauncher(bar.notify, interval, study.machine)
+            ran = run_study(study, study.grid_to_run(), launcher, bar, retry_failed)
         except StepscopeError:
-            with contextlib.suppress(StepscopeError):  # a full disk: the first error says more
-                if bar.begun and bar.begun.results.results:
-                    _derive(view_of(bar.begun))
+            with contextlib.suppress(StepscopeError):  # a full disk: the first error is more useful
+                if bar.study and bar.study.results.results:
+                    _write_report(view_of(bar.study))
             raise
     if ran.trials or not quiet or as_json:
         with _quick_reading():
             view = view_of(ran.scanned)
         if ran.trials or not study.paths.report.exists():
-            _derive(view)
+            _write_report(view)
         if as_json:
             write_json(study_dict(view))
         if not quiet:
             _draw(view, full=False, stderr=True)
-            if ran.stop_reason in _ENDED:
-                say(_ENDED[ran.stop_reason])
-            say(f"report: {near(study.paths.report)}")
-    os._exit(130 if ran.stop_reason == "interrupted" else 0)  # at once: all is on disk
+            if ran.stop_reason in _STOPPED:
+                print_message(_STOPPED[ran.stop_reason])
+            print_message(f"report: {study.paths.report.absolute().as_uri()}")
+    # Exit without the interpreter's teardown, which takes time: everything is on disk.
+    os._exit(130 if ran.stop_reason == "interrupted" else 0)
 
 
 @app.command()
-def show(target: Target, out: StudiesOut = _USUAL, as_json: AsJson = False) -> None:
-    """Show how far a study is and what it tells so far, also while it runs."""
+def show(target: Target, out: StudiesOut = _DEFAULT_OUT, as_json: AsJson = False) -> None:
+    """Show the progress and the results of a study, also while it is running."""
     show_study(target, out, as_json, full=False)
 
 
 @app.command()
-def report(target: Target, out: StudiesOut = _USUAL, as_json: AsJson = False) -> None:
-    """Write the report of a study with its tables and plots, and show them.
+def report(
+    target: Target,
+    out: StudiesOut = _DEFAULT_OUT,
+    as_json: AsJson = False,
+    open_report: OpenReport = False,
+) -> None:
+    """Write the report of a study and show its tables.
 
-    It makes derived/report.html in the study's folder, and the tables beside it as CSV.
+    The report is derived/report.html in the folder of the study. The tables
+    are next to it as CSV.
     """
-    show_study(target, out, as_json, full=True)
+    show_study(target, out, as_json, open_report=open_report)
 
 
 @app.command()
 def merge(
     folders: Annotated[
-        list[Path], typer.Argument(metavar="STUDY...", help="The folders of two or more studies.")
+        list[Path], typer.Argument(metavar="STUDY...", help="Folders of two or more studies")
     ],
-    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="The folder to make.")],
+    out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the merged study")],
 ) -> None:
-    """Join the studies of several machines into one, in which the machine is a factor."""
+    """Merge studies of several machines into one, in which the machine is a factor."""
     from stepscope.studies.merge import merge_studies
 
     machines = merge_studies(folders, out)
-    say(f"{near(out)} has {len(folders)} studies of {len(machines)} machines:")
+    several = f"{len(machines)} machine{'' if len(machines) == 1 else 's'}"
+    print_message(f"merged {len(folders)} studies of {several} into {near(out)}:")
     for machine, trials in machines.items():
-        say(f"  {machine}: {trials} trials")
-    say(f"next: stepscope study report {near(out)}")
+        print_message(f"  {machine}: {trials} trials")
+    print_message(f"next: stepscope study report {near(out)}")
 
 
 @contextlib.contextmanager
 def _quick_reading() -> Iterator[None]:
-    """Read thousands of trials without a pause to look for garbage.
+    """Read thousands of trials quickly: without garbage collection, and with one NumPy thread.
 
-    NumPy gets one thread for our few sums: a study may be using all CPUs now, and threads that wait
-    for each other would take seconds. Trials do not inherit it.
+    A running study may use all CPUs; several NumPy threads would wait seconds for each other.
+    Trials do not inherit the setting.
     """
     gc.disable()
     try:
-        if "numpy" not in sys.modules and _THREADS not in os.environ:
-            os.environ[_THREADS] = "1"
+        if "numpy" not in sys.modules and _NUMPY_THREADS not in os.environ:
+            os.environ[_NUMPY_THREADS] = "1"
             importlib.import_module("numpy")
-            del os.environ[_THREADS]
+            del os.environ[_NUMPY_THREADS]
         yield
     finally:
         gc.enable()
 
 
 @_quick_reading()
-def show_study(target: Path, out: Path = _USUAL, as_json: bool = False, full: bool = True) -> None:
-    """What a study tells; `full` also writes its page and its tables."""
+def show_study(
+    target: Path,
+    out: Path = _DEFAULT_OUT,
+    as_json: bool = False,
+    full: bool = True,
+    open_report: bool = False,
+) -> None:
+    """Show a study; with `full`, also write its report and its tables."""
     from stepscope.report.study.read import read_view
     from stepscope.studies.design.file import read_design, trials_text
     from stepscope.studies.folder import StudyPaths
@@ -182,9 +210,11 @@ def show_study(target: Path, out: Path = _USUAL, as_json: bool = False, full: bo
     if target.is_file() and kept.is_file():
         now, then = read_design(target), read_design(kept, is_kept=True)
         if (trials_text(now), now.repeats) != (trials_text(then), then.repeats):
-            as_then = "this is by the design as it was then"
-            say(f"{target} was changed since the study was run: {as_then}")
-    page = _derive(view) if full else None
+            print_message(
+                f"{target} has changed since the study ran; these results use the design from "
+                "that time"
+            )
+    page = _write_report(view) if full else None
     if as_json:
         from stepscope.report.study.export import study_dict
 
@@ -192,8 +222,10 @@ def show_study(target: Path, out: Path = _USUAL, as_json: bool = False, full: bo
         return
     console = _draw(view, full)
     if page:
-        console.print(f"\nReport: {near(page)}", markup=False, highlight=False)
-        console.print(f"Tables: {near(page.parent)}/*.csv", markup=False, highlight=False)
+        lines = f"\nReport: {page.absolute().as_uri()}\nTables: {near(page.parent)}/*.csv"
+        console.print(lines, markup=False, highlight=False, soft_wrap=True)
+        if open_report:
+            open_page(page)
 
 
 def _draw(view: StudyView, full: bool, stderr: bool = False) -> Console:
@@ -207,7 +239,7 @@ def _draw(view: StudyView, full: bool, stderr: bool = False) -> Console:
     return console
 
 
-def _derive(view: StudyView) -> Path:
+def _write_report(view: StudyView) -> Path:
     from stepscope.report.study.document import write_report
     from stepscope.report.study.export import write_tables
     from stepscope.studies.folder import StudyPaths
@@ -219,6 +251,6 @@ def _derive(view: StudyView) -> Path:
         return write_report(view, folder)
     except OSError as error:
         raise StepscopeError(
-            f"The report cannot be written in {folder}: {error.strerror}",
-            "Copy the study to a place you can write",
+            f"Cannot write the report to {folder}: {error.strerror}",
+            "Copy the study to a writable folder",
         ) from None

@@ -1,4 +1,4 @@
-"""`stepscope trial MODEL|FILE:FUNC`: one workload, isolated, limited, timed."""
+"""`stepscope trial MODEL|FILE:FUNC`: train one workload in isolation and measure it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stepscope.cli.console import (
     Quiet,
     end_on_request,
     near,
-    say,
+    print_message,
 )
 from stepscope.cli.report import show
 from stepscope.cli.workload_options import Model, with_settings
@@ -30,52 +30,54 @@ from stepscope.runs.paths import DEFAULT_FOLDER
 if TYPE_CHECKING:
     from stepscope.report.trial.view import TrialView
 
-_limit = functools.partial(typer.Option, rich_help_panel="What it may use")
+_limit = functools.partial(typer.Option, rich_help_panel="Limits")
 
 
 @with_settings
 def trial(
     model: Model,
     cpus: Annotated[
-        float | None, _limit(metavar="N", help="How many CPUs; 1.5 is possible.")
+        float | None, _limit(metavar="N", help="Number of CPUs, for example 1.5")
     ] = None,
-    memory: Annotated[str | None, _limit(metavar="SIZE", help="Host memory, say 8GiB.")] = None,
-    gpu_memory: Annotated[str | None, _limit(metavar="SIZE", help="GPU memory, say 16GiB.")] = None,
-    gpus: Annotated[str | None, _limit(metavar="LIST", help="Which GPUs, say 0,1.")] = None,
+    memory: Annotated[
+        str | None, _limit(metavar="SIZE", help="Host memory, for example 8GiB")
+    ] = None,
+    gpu_memory: Annotated[
+        str | None, _limit(metavar="SIZE", help="GPU memory, for example 16GiB")
+    ] = None,
+    gpus: Annotated[str | None, _limit(metavar="LIST", help="GPUs, for example 0,1")] = None,
     timeout: Annotated[
-        float | None, _limit(metavar="S", help="End it after so many seconds.")
+        float | None, _limit(metavar="S", help="Maximum duration of a trial in seconds")
     ] = None,
-    hang: Annotated[
+    stall_timeout: Annotated[
         float,
         _limit(
             metavar="S",
-            help="End it when nothing was heard of it for so long, from its start on; "
-            "keeps a dump of all stacks.",
+            help="Seconds without progress before a trial is ended; the stacks of all threads are "
+            "saved",
         ),
     ] = 300.0,
     repeat: Annotated[
-        int, typer.Option(metavar="N", min=1, help="Try it N times, in fresh processes.")
+        int, typer.Option(metavar="N", min=1, help="Number of trials, each in new processes")
     ] = 1,
     profile: Annotated[
         bool,
-        typer.Option(
-            "--profile", help="Take some more steps under PyTorch's profiler; keeps its trace."
-        ),
+        typer.Option("--profile", help="Add steps under the PyTorch profiler and save its trace"),
     ] = False,
     name: Name = None,
     interval: Interval = 0.1,
     out: Out = Path(DEFAULT_FOLDER),
     quiet: Quiet = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="End with the result as JSON on standard output.")
+        bool, typer.Option("--json", help="Print the result as JSON on standard output")
     ] = False,
     **settings: Any,
 ) -> None:
-    """Train a workload once, in its own processes, within limits, watched; say how fast it was.
+    """Train a workload once in isolated, monitored processes and report its throughput.
 
-    Exit codes: 0 it trained to its end, 4 no such workload or setting, 5 it was not started, 10
-    gpu_oom, 11 host_oom, 12 shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, that
-    of the first that was not ok.
+    Exit codes: 0 ok, 4 invalid workload or setting, 5 not started, 10 gpu_oom, 11 host_oom, 12
+    shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, the exit code of the first
+    trial that is not ok.
     """
     end_on_request()
     from stepscope.api import run_trials
@@ -87,7 +89,7 @@ def trial(
 
     request = TrialRequest(
         workload_of(model, settings),
-        Limits.of(cpus, memory, gpu_memory, gpus, timeout, hang),
+        Limits.of(cpus, memory, gpu_memory, gpus, timeout, stall_timeout),
         repeats=repeat,
         profile=profile,
         name=name,
@@ -96,19 +98,21 @@ def trial(
         facts=TrialFacts(command=tuple(mask_command(["stepscope", *sys.argv[1:]]))),
     )
     with TrialBar(name or model.rpartition("/")[2], repeat, quiet) as bar:
-        results = run_trials(request, bar.tell, bar.show)
+        results = run_trials(request, bar.notify, bar.show)
     views = [replace(view, folder=near(view.folder)) for view in results.views]
     if views:
         _show(views, quiet, as_json)
     if results.error:
         raise results.error
-    # At once: what the trials left is on disk, and tearing down what is loaded takes its time.
-    usual = EXIT_CODES[Outcome.INTERRUPTED if results.interrupted else Outcome.OK]
-    os._exit(next((EXIT_CODES.get(v.ending.outcome, 1) for v in views if not v.is_ok), usual))
+    # Everything is on disk, and a regular interpreter exit takes time.
+    default = EXIT_CODES[Outcome.INTERRUPTED if results.interrupted else Outcome.OK]
+    os._exit(
+        next((EXIT_CODES.get(v.exit_status.outcome, 1) for v in views if not v.is_ok), default)
+    )
 
 
 def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
-    """Write the report of each run; show the trials and their bottleneck."""
+    """Write the report of each run, and show the trials with their bottleneck."""
     from stepscope.report.run.derive import write_derived
     from stepscope.report.run.result import trials_result
     from stepscope.report.run.view import run_view
@@ -119,5 +123,7 @@ def _show(views: Sequence[TrialView], quiet: bool, as_json: bool) -> None:
         try:
             write_derived(view.run, results[-1])
         except OSError as error:
-            say(f"the report could not be written: {error.strerror}; later: stepscope report")
+            print_message(
+                f"cannot write the report: {error.strerror}; run `stepscope report` later"
+            )
     show([trials_result(results)], quiet=quiet, as_json=as_json)

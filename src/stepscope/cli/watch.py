@@ -1,4 +1,4 @@
-"""`stepscope watch PID`: watch something that is running already."""
+"""`stepscope watch PID`: monitor a process that is already running."""
 
 from __future__ import annotations
 
@@ -8,45 +8,62 @@ from typing import Annotated
 
 import typer
 
-from stepscope.cli.console import Interval, Name, Out, Quiet, SummaryAsJson, name_of, say
-from stepscope.cli.run import show_run, still_running
+from stepscope.cli.console import (
+    Interval,
+    Name,
+    OpenReport,
+    Out,
+    Quiet,
+    SummaryAsJson,
+    Verbose,
+    name_of,
+    print_message,
+)
+from stepscope.cli.run import Shown, show_run, still_running
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 
 def watch(
-    pid: Annotated[int, typer.Argument(metavar="PID", help="Its process number.", min=1)],
+    pid: Annotated[int, typer.Argument(metavar="PID", help="Process ID", min=1)],
     name: Name = None,
     interval: Interval = 0.1,
     out: Out = Path(DEFAULT_FOLDER),
     duration: Annotated[
         float | None,
-        typer.Option(help="Watch for so many seconds at most.", metavar="S", min=0.1),
+        typer.Option(
+            help="Maximum duration in seconds (default: until the process exits)",
+            metavar="S",
+            min=0.1,
+        ),
     ] = None,
+    verbose: Verbose = False,
+    open_report: OpenReport = False,
     quiet: Quiet = False,
     as_json: SummaryAsJson = False,
 ) -> None:
-    """Watch a running process and all that it starts; end with a summary, a report and what to do.
+    """Monitor a running process and its process tree, then print a summary with the bottleneck.
 
-    Watching ends with the process. Ctrl-C, SIGTERM or --duration end only the watching: the process
-    runs on. Epochs and steps are not seen, since nothing can be put into a process that runs. How
-    it ended is told where it can be known; the exit code is 0 however it ended.
+    Monitoring ends when the process exits. Ctrl-C, SIGTERM and --duration end only the monitoring,
+    not the process. Epochs and steps are not tracked, because the import hook cannot be injected
+    into a running process. The outcome of the process is reported if it can be determined; the exit
+    code is always 0.
     """
     from stepscope.capture.attach import monitor_process
     from stepscope.capture.request import RunRequest, check_interval
     from stepscope.capture.target import find_target
 
-    def tell(text: str) -> None:
+    def notify(text: str) -> None:
         if not quiet:
-            say(text)
+            print_message(text)
 
     check_interval(interval)
     target = find_target(pid)
     try:
-        tell(f"watching {target.name} (pid {pid}); Ctrl-C ends the watching, the process runs on")
+        notify(f"monitoring {target.name} (pid {pid}); Ctrl-C ends monitoring, not the process")
         if target.owner:
-            more = "" if os.geteuid() == 0 else "; sudo would show more"
-            tell(f"it belongs to {target.owner}: not all of it can be read{more}")
-        # A process may have written all its arguments into its name, secrets too.
+            hint = "" if os.geteuid() == 0 else ". Use sudo to read more"
+            notify(f"the process belongs to {target.owner}; some metrics cannot be read{hint}")
+        # A process may have written all its arguments, including secrets, into its name.
         plain = target.command and " " not in target.command[0]
         title = name or (name_of(target.command) if plain else target.name)
         request = RunRequest(
@@ -58,9 +75,10 @@ def watch(
             hook=False,
             duration_s=duration,
         )
-        finished = monitor_process(request, target, tell)
+        finished = monitor_process(request, target, notify)
     finally:
         target.close()
-    show_run(finished.paths.folder, quiet, as_json, lambda: None)
+    shown = Shown(verbose, quiet, as_json, open_report)
+    show_run(finished.paths.folder, shown, lambda: None)
     if finished.survivors:
-        tell(still_running(finished.survivors))
+        notify(still_running(finished.survivors))

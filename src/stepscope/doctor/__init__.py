@@ -1,1 +1,1 @@
-"""Which sensors work here, what each costs, and whether they tell the truth."""
+"""`stepscope doctor`: available sensors, their cost and accuracy, and the machine."""

@@ -1,6 +1,6 @@
-"""Whether the sensors saw what was done: of the right size, in the right direction and place.
+"""Checks of the self-test: do the sensors report the correct amount, direction and process?
 
-Pure: from the tasks of a run and its series to the results.
+Pure functions: from the tasks and series of a run to the results.
 """
 
 from __future__ import annotations
@@ -18,19 +18,20 @@ from stepscope.doctor.tasks import Task
 from stepscope.metrics import BY_KEY
 from stepscope.report.kit.format import MISSING, bytes_text, share_text
 
-State = Literal["ok", "wrong", "not tried"]
-NOT_TRIED: State = "not tried"
+State = Literal["ok", "wrong", "not tested"]
+NOT_TESTED: State = "not tested"
 
 _SMALL = 0.2
-"""What may show in the wrong place: protocol, requests and the work of telling, as a share."""
+"""The share that may appear in the wrong place: protocol overhead, requests and reporting."""
 _BUSY_BEFORE = 0.1
-"""A GPU that is used more than this before the test is used by others."""
+"""Above this utilization before the test, other processes use the GPU."""
 _SETTLED = 0.6
-"""The share of a task, from its end, in which a gauge that averages over a second has arrived."""
+"""The final share of a task in which a gauge that averages over a second has settled."""
 _GPU_LAG_S = 0.3
-"""A GPU's counters move about ten times a second; the load rests longer than this and a window."""
+"""GPU counters are updated about ten times a second; the pauses of the load are longer than this
+plus a window."""
 _COARSE_S = 2.5
-"""A sensor that was read so rarely during a task cannot tell it from what was before and after."""
+"""A sensor with a longer period cannot separate a task from the time before and after it."""
 _SHORT = {"gpu_utilization": "NVML", "gpu_sm": "SM", "gpu_tensor": "tensor", "gpu_dram": "memory"}
 _GPU = "gpu"
 _NETWORK = "net:"
@@ -38,22 +39,22 @@ _NETWORK = "net:"
 
 @dataclass(frozen=True)
 class CheckResult:
-    """What should have been seen, what was, and what follows from it."""
+    """The expected and the measured value of a check, and the verdict."""
 
     name: str
     expected: str
-    seen: str
+    measured: str
     state: State
     detail: str = ""
 
 
-class NotTried(Exception):
-    """Nothing can be said of a task; the text says why."""
+class NotTested(Exception):
+    """A check is not possible. The text is the reason."""
 
 
 @dataclass(frozen=True)
 class MeasuredLoad:
-    """A run of the load: what was done, and what the sensors saw of it."""
+    """A run of the load: the tasks and the recorded series."""
 
     tasks: Mapping[str, Task]
     series: SeriesTable
@@ -62,7 +63,7 @@ class MeasuredLoad:
     hook_loaded: bool = True
 
     def of(self, metric: str, place: str) -> list[Series]:
-        """The series of a metric at a place: of all network namespaces, of the GPU that worked."""
+        """Return the series of a metric at a place: an entity, all networks or the tested GPU."""
         if place == _GPU:
             idle = self.tasks.get(tasks.GPU_IDLE)
             place = str(idle.uuid) if idle else ""
@@ -75,87 +76,89 @@ class MeasuredLoad:
         ]
 
     def task(self, name: str, *metrics: tuple[str, str]) -> Task:
-        """A task of which these metrics can tell something, each at its place; else NotTried."""
+        """Return a task that these metrics (with their places) cover; raises NotTested."""
         done = self.tasks.get(name)
         if done is None:
-            raise NotTried("the load did not come to it")
+            raise NotTested("the load did not reach this task")
         if done.skipped is not None:
-            raise NotTried(done.skipped)
+            raise NotTested(done.skipped)
         for metric, place in metrics:
-            found = self.of(metric, place)
-            if metric in self.missing and not found:
-                raise NotTried(self.missing[metric])
-            longest = 0.0  # the longest stretch that one reading of the task stands for
-            for series in found:
+            recorded = self.of(metric, place)
+            if metric in self.missing and not recorded:
+                raise NotTested(self.missing[metric])
+            longest = 0.0  # the longest window of a reading during the task
+            for series in recorded:
                 begins = series.t - series.window * 1e9
                 touches = (series.t >= done.begin_ns) & (begins <= done.end_ns)
                 longest = max(longest, float(series.window[touches].max(initial=0.0)))
             if longest > _COARSE_S:
-                raise NotTried(
-                    f"it was read only every {longest:.0f} s just then: too rarely to tell"
-                )
+                raise NotTested(f"the sensor was read only every {longest:.0f} s")
         return done
 
 
 @dataclass(frozen=True)
 class AmountCheck:
-    """A counter must have counted as much as was done, here and not elsewhere."""
+    """A counter must increase by the amount of work, here and not elsewhere."""
 
     name: str
     task: str
     metric: str
     place: str
-    least: float = 0.9
-    most: float = 1.1
-    slack: float = 0.0  # in the unit, on top: what the load does besides
-    lag_s: float = 0.0  # how late the counter may move
+    min_share: float = 0.9
+    max_share: float = 1.1
+    slack: float = 0.0  # absolute tolerance in the unit, for other work of the load
+    lag_s: float = 0.0  # delay of the counter
     here: str = ""
-    elsewhere: tuple[str, str] | None = None  # a metric and place where little of it may show
-    there: str = ""  # the two places in words
+    elsewhere: tuple[str, str] | None = None  # metric and place that must stay low
+    there: str = ""  # the two places as text
 
     def judge(self, observed: MeasuredLoad) -> CheckResult:
         others = (self.elsewhere,) if self.elsewhere else ()
         task = observed.task(self.task, (self.metric, self.place), *others)
-        seen, *strays = (
+        measured, *strays = (
             _amount(observed.of(*source), task, self.lag_s)
             for source in ((self.metric, self.place), *others)
         )
         stray = next(iter(strays), None)
         estimate = observed.estimated.get(self.metric)
         if estimate:
-            wrong = "" if (seen or 0.0) > 2 * (stray or 0.0) else f"it shows {self.there}"
-            detail = wrong or f"an estimate: only its direction is judged ({estimate})"
+            correct = (measured or 0.0) > 2 * (stray or 0.0)
+            wrong = "" if correct else f"appears {self.there}"
+            detail = wrong or f"estimated; only the direction is checked ({estimate})"
         else:
-            detail = wrong = self._wrong(task, seen, stray or 0.0)
+            detail = wrong = self._wrong(task, measured, stray or 0.0)
 
         def text(value: float | None) -> str:
             if BY_KEY[self.metric].unit != "cores":
                 return bytes_text(value)
             return MISSING if value is None else f"{value:.2f} core-s"
 
-        more = "or more" if self.most == np.inf else ""
+        more = "or more" if self.max_share == np.inf else ""
         expected = " ".join(filter(None, (text(task.amount), self.here, more)))
-        shown = f"{text(seen)}, {text(stray)} {self.there}" if self.elsewhere else text(seen)
+        shown = (
+            f"{text(measured)}, {text(stray)} {self.there}" if self.elsewhere else text(measured)
+        )
         return CheckResult(self.name, expected, shown, "wrong" if wrong else "ok", detail)
 
-    def _wrong(self, task: Task, seen: float | None, stray: float) -> str:
-        """What is wrong, and what it looks like; nothing if all is well."""
+    def _wrong(self, task: Task, measured: float | None, stray: float) -> str:
+        """Return what is wrong; empty if the check passes."""
         where = f" (on {task.place})" if task.place else ""
-        if seen is None:
-            return f"nothing was recorded, and no reason given{where}"
-        if stray > max(seen, task.amount / 2):
-            return f"it shows {self.there}"
-        least, most = self.least * task.amount - self.slack, self.most * task.amount + self.slack
-        if not least <= seen <= most:
-            return f"{share_text(seen / task.amount)} of what was done{where}"
+        if measured is None:
+            return f"no values and no reason recorded{where}"
+        if stray > max(measured, task.amount / 2):
+            return f"appears {self.there}"
+        low = self.min_share * task.amount - self.slack
+        high = self.max_share * task.amount + self.slack
+        if not low <= measured <= high:
+            return f"{share_text(measured / task.amount)} of expected{where}"
         if stray > _SMALL * task.amount + self.slack:
-            return f"too much of it shows {self.there}"
+            return f"too much appears {self.there}"
         return ""
 
 
 @dataclass(frozen=True)
 class RiseCheck:
-    """A gauge must have risen by as much as was taken, and fallen again."""
+    """A gauge must rise by the allocated amount and fall again."""
 
     name: str
     task: str
@@ -165,27 +168,27 @@ class RiseCheck:
 
     def judge(self, observed: MeasuredLoad) -> CheckResult:
         task = observed.task(self.task, (self.metric, self.place))
-        expected = f"+{bytes_text(task.amount)}, then back"
+        expected = f"+{bytes_text(task.amount)}, then released"
         series = next(iter(observed.of(self.metric, self.place)), None)
         if series is None or not len(during := series.between(task.begin_ns, task.end_ns)):
-            return CheckResult(self.name, expected, "nothing", "wrong", "nothing was recorded")
+            return CheckResult(self.name, expected, "nothing", "wrong", "no values recorded")
         before = series.value[series.t <= task.begin_ns]
         after = series.value[series.t > task.end_ns]
         low = float(before[-1] if len(before) else during.value.min())
-        risen = float(during.value.max()) - low
-        left = float(after[0]) - low if len(after) else 0.0
-        seen = f"+{bytes_text(risen)}" if risen >= 0 else bytes_text(risen)
-        if abs(risen - task.amount) > self.tolerance * task.amount:
-            detail = f"{share_text(risen / task.amount)} of what was taken"
-            return CheckResult(self.name, expected, seen, "wrong", detail)
-        if left > _SMALL * task.amount:
-            detail = f"it did not fall again: {bytes_text(left)} are left"
-            return CheckResult(self.name, expected, f"{seen}, not back", "wrong", detail)
-        return CheckResult(self.name, expected, f"{seen}, then back", "ok")
+        rise = float(during.value.max()) - low
+        remaining = float(after[0]) - low if len(after) else 0.0
+        measured = f"+{bytes_text(rise)}" if rise >= 0 else bytes_text(rise)
+        if abs(rise - task.amount) > self.tolerance * task.amount:
+            detail = f"{share_text(rise / task.amount)} of expected"
+            return CheckResult(self.name, expected, measured, "wrong", detail)
+        if remaining > _SMALL * task.amount:
+            detail = f"{bytes_text(remaining)} remain after the release"
+            return CheckResult(self.name, expected, f"{measured}, not released", "wrong", detail)
+        return CheckResult(self.name, expected, f"{measured}, then released", "ok")
 
 
 class Bound(NamedTuple):
-    """A share that a metric's mean during a task must be over, or under."""
+    """A lower or upper bound for the mean of a metric during a task."""
 
     metric: str
     side: Literal["over", "under"]
@@ -199,7 +202,7 @@ class Bound(NamedTuple):
 
 @dataclass(frozen=True)
 class ActivityCheck:
-    """Units of a GPU must have been as busy as this work makes them."""
+    """The units of a GPU must be as busy as the task makes them."""
 
     name: str
     task: str
@@ -207,16 +210,16 @@ class ActivityCheck:
 
     def judge(self, observed: MeasuredLoad) -> CheckResult:
         task = observed.task(self.task, *((bound.metric, _GPU) for bound in self.bounds))
-        expected, seen, wrong = [], [], []
+        expected, measured, wrong = [], [], []
         for bound in self.bounds:
             label, mean = _SHORT[bound.metric], _mean(observed, bound.metric, task)
             expected.append(f"{label} {bound.side} {bound.share * 100:.0f} %")
-            seen.append(f"{label} {share_text(mean)}")
+            measured.append(f"{label} {share_text(mean)}")
             if not bound.holds(mean):
                 wrong.append(label)
-        detail = f"out of bounds: {', '.join(wrong)}" if wrong else ""
+        detail = f"out of range: {', '.join(wrong)}" if wrong else ""
         state: State = "wrong" if wrong else "ok"
-        return CheckResult(self.name, ", ".join(expected), ", ".join(seen), state, detail)
+        return CheckResult(self.name, ", ".join(expected), ", ".join(measured), state, detail)
 
 
 Check = AmountCheck | RiseCheck | ActivityCheck
@@ -224,25 +227,25 @@ Check = AmountCheck | RiseCheck | ActivityCheck
 # fmt: off
 HOST_CHECKS: tuple[Check, ...] = (
     AmountCheck("CPU", tasks.BURN, "cpu", "main", 0.95, 1.05, slack=0.03),
-    AmountCheck("CPU of a worker", tasks.WORKER, "cpu", "worker", 0.95, 1.05, slack=0.03,
+    AmountCheck("Worker CPU", tasks.WORKER, "cpu", "worker", 0.95, 1.05, slack=0.03,
                 here="in worker", elsewhere=("cpu", "main"), there="in main"),
-    AmountCheck("CPU of the machine", tasks.BURN, "host_cpu", "host", 0.9, np.inf, slack=0.05),
-    AmountCheck("CPU of the cgroup", tasks.BURN, "cgroup_cpu", "cgroup", 0.9, np.inf, slack=0.05),
+    AmountCheck("Host CPU", tasks.BURN, "host_cpu", "host", 0.9, np.inf, slack=0.05),
+    AmountCheck("Cgroup CPU", tasks.BURN, "cgroup_cpu", "cgroup", 0.9, np.inf, slack=0.05),
     RiseCheck("Memory", tasks.MEMORY, "memory", "tree"),
-    AmountCheck("Disk written", tasks.WRITE, "write", "tree"),
+    AmountCheck("Disk write", tasks.WRITE, "write", "tree"),
     AmountCheck("Disk read", tasks.READ, "read", "tree"),
-    # Strangers on the loopback interface count, too.
+    # Includes loopback traffic of other processes.
     AmountCheck("Loopback", tasks.LOOPBACK, "loopback", _NETWORK, 0.9, 1.5),
     RiseCheck("/dev/shm", tasks.SHM, "shm_used", "shm"),
 )
 GPU_CHECKS: tuple[Check, ...] = (
     RiseCheck("GPU memory", tasks.GPU_MEMORY, "gpu_memory", _GPU, 0.02),
-    RiseCheck("GPU memory of run", tasks.GPU_MEMORY, "gpu_memory_tree", _GPU, 0.02),
+    RiseCheck("GPU memory of the run", tasks.GPU_MEMORY, "gpu_memory_run", _GPU, 0.02),
     AmountCheck("PCIe to GPU", tasks.GPU_COPY_IN, "gpu_pcie_received", _GPU, lag_s=_GPU_LAG_S,
-                elsewhere=("gpu_pcie_sent", _GPU), there="the other way"),
+                elsewhere=("gpu_pcie_sent", _GPU), there="in the other direction"),
     AmountCheck("PCIe from GPU", tasks.GPU_COPY_OUT, "gpu_pcie_sent", _GPU, lag_s=_GPU_LAG_S,
-                elsewhere=("gpu_pcie_received", _GPU), there="the other way"),
-    ActivityCheck("Copies, not work", tasks.GPU_COPY_IN,
+                elsewhere=("gpu_pcie_received", _GPU), there="in the other direction"),
+    ActivityCheck("Copies without compute", tasks.GPU_COPY_IN,
                   (Bound("gpu_utilization", "over", 0.5), Bound("gpu_sm", "under", 0.05))),
     ActivityCheck("Memory bandwidth", tasks.GPU_COPY_INSIDE,
                   (Bound("gpu_dram", "over", 0.5), Bound("gpu_tensor", "under", 0.05))),
@@ -254,49 +257,49 @@ GPU_CHECKS: tuple[Check, ...] = (
 
 
 def judge(observed: MeasuredLoad) -> tuple[CheckResult, ...]:
-    """All results. What a GPU that others use seems to do wrong is no proof of anything."""
+    """Return all results. Failed checks of a GPU that other processes use count as not tested."""
 
     def results(checks: Sequence[Check]) -> Iterator[CheckResult]:
         for check in checks:
             try:
                 yield check.judge(observed)
-            except NotTried as reason:
-                yield CheckResult(check.name, "", "", NOT_TRIED, str(reason))
+            except NotTested as reason:
+                yield CheckResult(check.name, "", "", NOT_TESTED, str(reason))
 
     busy = 0.0
-    with contextlib.suppress(NotTried):
+    with contextlib.suppress(NotTested):
         busy = _mean(observed, "gpu_utilization", observed.task(tasks.GPU_IDLE)) or 0.0
-    others = f"others use this GPU: {share_text(busy)} before the test"
-    of_gpu = [
-        replace(result, state=NOT_TRIED, detail=f"{others}. {result.detail}")
+    others = f"other processes use this GPU ({share_text(busy)} utilization before the test)"
+    gpu_results = [
+        replace(result, state=NOT_TESTED, detail=f"{others}: {result.detail}")
         if result.state == "wrong" and busy > _BUSY_BEFORE
         else result
         for result in results(GPU_CHECKS)
     ]
     hook = CheckResult("Python hook", "loaded", "loaded", "ok")
     if not observed.hook_loaded:
-        detail = "this Python does not read PYTHONPATH: epochs and steps need marks"
-        hook = replace(hook, seen="not loaded", state="wrong", detail=detail)
-    return (*results(HOST_CHECKS), _check_phases(observed), hook, *of_gpu)
+        detail = "this Python ignores PYTHONPATH; use marks to report epochs and steps"
+        hook = replace(hook, measured="not loaded", state="wrong", detail=detail)
+    return (*results(HOST_CHECKS), _check_phases(observed), hook, *gpu_results)
 
 
 def _check_phases(observed: MeasuredLoad) -> CheckResult:
-    """Every task must be there as a phase: nothing that was reported is lost."""
+    """Check that every task was recorded as a phase."""
     name = "Phases and marks"
     load = observed.tasks.get(tasks.LOAD)
     if load is None or load.tasks is None:
-        return CheckResult(name, "the load's last word", "nothing", "wrong", "it did not arrive")
+        return CheckResult(name, "final mark", "nothing", "wrong", "the final mark is missing")
     count = sum(task.name != tasks.LOAD and task.was_done for task in observed.tasks.values())
     state: State = "ok" if load.tasks == count else "wrong"
     return CheckResult(name, f"{load.tasks} phases", f"{count} phases", state)
 
 
-def _amount(found: Sequence[Series], task: Task, lag_s: float) -> float | None:
-    """What a rate adds up to in the windows that touch a task, each of them whole: what was done
-    in a part of a window is spread over all of it."""
+def _amount(recorded: Sequence[Series], task: Task, lag_s: float) -> float | None:
+    """Integrate a rate over the windows that overlap a task. Whole windows count, because the
+    amount of work within a window is averaged over it."""
     end_ns = task.end_ns + lag_s * 1e9
     total, touched = 0.0, False
-    for series in found:
+    for series in recorded:
         begins = series.t - series.window * 1e9
         near = (series.t > task.begin_ns) & (begins < end_ns) & (series.window > 0)
         total += float((series.value[near] * series.window[near]).sum())
@@ -305,7 +308,7 @@ def _amount(found: Sequence[Series], task: Task, lag_s: float) -> float | None:
 
 
 def _mean(observed: MeasuredLoad, metric: str, task: Task) -> float | None:
-    """The mean during a task: a rate's over the windows inside, a gauge's once it has arrived."""
+    """Return the mean during a task: of a rate over the windows inside, of a settled gauge."""
     series = next(iter(observed.of(metric, _GPU)), None)
     if series is None:
         return None

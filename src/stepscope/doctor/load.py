@@ -1,8 +1,8 @@
-"""The load of the self-test: does things of known size, one after the other, and tells them.
+"""The load of the self-test: runs tasks of known size, one after the other, and reports them.
 
-Run by the doctor under watch, with a JSON object: `disk` (a folder, or null), `filesystem` (what
-that folder is on), `gpu` and `quick`.
-Between tasks it rests, so that the windows of the sensors around one do not hold another.
+The doctor runs and monitors it with a JSON object as its argument: `disk` (a folder or null),
+`filesystem` (of that folder), `gpu` and `quick`. It pauses between tasks, so that a window of a
+sensor does not overlap two tasks.
 """
 
 from __future__ import annotations
@@ -26,30 +26,29 @@ from stepscope.sensors.tree import LOADER_WORKER
 
 _MIB = 1 << 20
 _PAGE = 4096
-_REST_S = 0.35
-_LONG_REST_S = 0.8
-"""Between a task that is judged by its CPU time and one that takes some: on a busy machine a
-reading comes late, and then holds what was done since the last one."""
+_PAUSE_S = 0.35
+_LONG_PAUSE_S = 0.8
+"""Pause between a task whose CPU time is checked and another that uses CPU time: on a busy machine
+a reading may be late and include both."""
 _BURN_S = 1.5
-_LONGEST_S = 6.0
-"""After so long a burn ends, whatever it got of a busy machine."""
+_BURN_TIMEOUT_S = 6.0
+"""A burn ends after this time even if a busy machine gave it less CPU time."""
 _HOLD_S = 1.2
-"""Longer than the period of the sensors that shall see it."""
-_GPU_REST_S = 2.5
-"""Longer than the period of the slowest GPU sensor: no window of it holds two tasks."""
+"""Longer than the period of the sensors that measure it."""
+_GPU_PAUSE_S = 2.5
+"""Longer than the period of the slowest GPU sensor, so that no window overlaps two tasks."""
 _GPU_S = 2.0
 _MEMORY = 256 * _MIB
 _DISK = 64 * _MIB
 _SHM = 64 * _MIB
 _LOOPBACK = 64 * _MIB
 _SHM_FOLDER = "/dev/shm"
-"""What PyTorch calls its loader workers: by this name they are given their role."""
 
 Act = Callable[[], "dict[str, MarkValue] | float | None"]
 
 
 class Skip(Exception):
-    """A task cannot be done here; the text says why."""
+    """A task is not possible on this machine. The text is the reason."""
 
 
 def main() -> None:
@@ -61,32 +60,32 @@ def main() -> None:
     disk, place = spec["disk"], {"place": spec["filesystem"]}
     with contextlib.ExitStack() as kept:
         file = kept.enter_context(tempfile.TemporaryFile(dir=disk, buffering=0)) if disk else None
-        # Tasks that one sensor could mix up do not follow each other. What is read rarely is not
-        # the last: nothing is known of the end of a run that no sensor saw.
+        # Tasks that a sensor could confuse do not follow each other. A task that is measured rarely
+        # is not the last one, because the end of the run may have no reading.
         plan: list[tuple[str, Act, float]] = [
-            (tasks.IDLE, lambda: time.sleep(1.0), _REST_S),
-            (tasks.BURN, lambda: burn(_BURN_S), _LONG_REST_S),
-            (tasks.SHM, fill_shm, _REST_S),
-            (tasks.LOOPBACK, send_to_self, _REST_S),
-            (tasks.MEMORY, hold_memory, _REST_S),
-            (tasks.WRITE, lambda: {"amount": write(file), **place}, _LONG_REST_S),
-            (tasks.WORKER, burn_in_worker, _LONG_REST_S),
-            (tasks.READ, lambda: {"amount": read_back(file), **place}, _REST_S),
+            (tasks.IDLE, lambda: time.sleep(1.0), _PAUSE_S),
+            (tasks.BURN, lambda: burn(_BURN_S), _LONG_PAUSE_S),
+            (tasks.SHM, fill_shm, _PAUSE_S),
+            (tasks.LOOPBACK, send_to_self, _PAUSE_S),
+            (tasks.MEMORY, hold_memory, _PAUSE_S),
+            (tasks.WRITE, lambda: {"amount": write(file), **place}, _LONG_PAUSE_S),
+            (tasks.WORKER, burn_in_worker, _LONG_PAUSE_S),
+            (tasks.READ, lambda: {"amount": read_back(file), **place}, _PAUSE_S),
         ]
-        for name, act, rest_s in plan:
-            _do(name, act, rest_s)
-    done, reason = len(plan), "the GPU was left out, as asked"
+        for name, act, pause_s in plan:
+            _do(name, act, pause_s)
+    done, reason = len(plan), "disabled by --no-gpu"
     if spec["gpu"]:
         from stepscope.doctor.gpu_load import GpuLoad, GpuUntestable
 
         try:
             gpu = GpuLoad(_GPU_S)
-        except (GpuUntestable, RuntimeError) as error:  # the latter of a framework that fails
+        except (GpuUntestable, RuntimeError) as error:  # RuntimeError: the framework fails
             reason = str(error)
         else:
             reason = ""
             for name, act in gpu.tasks().items():
-                _do(name, act, _GPU_REST_S)
+                _do(name, act, _GPU_PAUSE_S)
             done += len(tasks.GPU_TASKS)
             mark(f"{tasks.GPU_IDLE}.uuid", gpu.uuid)
     if reason:
@@ -95,30 +94,30 @@ def main() -> None:
     mark(f"{tasks.LOAD}.tasks", done)
 
 
-def _do(name: str, act: Act, rest_s: float = _REST_S) -> None:
-    """One task as a phase; what `act` returns becomes marks, a number is its amount."""
+def _do(name: str, act: Act, pause_s: float = _PAUSE_S) -> None:
+    """Run a task as a phase. `act` returns its facts, or its amount as a number."""
     try:
         with phase(name):
             facts = act()
-    except (Skip, RuntimeError) as reason:  # the latter of a framework, out of memory perhaps
+    except (Skip, RuntimeError) as reason:  # RuntimeError: the framework fails, e.g. out of memory
         facts = {"skipped": str(reason)}
     if isinstance(facts, float | int):
         facts = {"amount": facts}
-    for what, value in (facts or {}).items():
-        mark(f"{name}.{what}", value)
-    time.sleep(rest_s)
+    for fact, value in (facts or {}).items():
+        mark(f"{name}.{fact}", value)
+    time.sleep(pause_s)
 
 
 def burn(core_seconds: float) -> float:
-    """Keep one core busy; the core-seconds that this took by our own clock."""
-    start, give_up = time.process_time(), time.monotonic() + _LONGEST_S
+    """Keep one core busy; return the CPU time used, by our own clock."""
+    start, give_up = time.process_time(), time.monotonic() + _BURN_TIMEOUT_S
     while time.process_time() < start + core_seconds and time.monotonic() < give_up:
         pass
     return time.process_time() - start
 
 
 def burn_in_worker() -> float:
-    """The same in a child that is called as a loader worker is."""
+    """Burn in a child process with the name of a loader worker."""
     source, sink = os.pipe()
     child = os.fork()
     if child == 0:
@@ -133,21 +132,21 @@ def burn_in_worker() -> float:
 
 
 def hold_memory() -> int:
-    """Touch every page of some memory and keep it for a while."""
+    """Touch every page of a block of memory and hold it for a while."""
     data = bytearray(_MEMORY)
-    for place in range(0, _MEMORY, _PAGE):
-        data[place] = 1
+    for offset in range(0, _MEMORY, _PAGE):
+        data[offset] = 1
     time.sleep(_HOLD_S)
     return len(data)
 
 
 def fill_shm() -> int:
-    """Keep a file in /dev/shm for a while: as much as fits easily."""
+    """Hold a file in /dev/shm for a while, at most a quarter of the free space."""
     try:
-        found = os.statvfs(_SHM_FOLDER)
-        size = min(_SHM, found.f_bavail * found.f_frsize // 4 // _MIB * _MIB)
+        status = os.statvfs(_SHM_FOLDER)
+        size = min(_SHM, status.f_bavail * status.f_frsize // 4 // _MIB * _MIB)
         if not size:
-            raise Skip(f"{_SHM_FOLDER} is full, or has no size")
+            raise Skip(f"{_SHM_FOLDER} is full or has no size limit")
         with tempfile.TemporaryFile(dir=_SHM_FOLDER, buffering=0) as file:
             _fill(file, size)
             time.sleep(_HOLD_S)
@@ -157,21 +156,21 @@ def fill_shm() -> int:
 
 
 def write(file: BinaryIO | None) -> int:
-    """Write to the disk, to the end."""
+    """Write to the disk and sync."""
     if file is None:
-        raise Skip("no folder that can be written to is on a disk")
+        raise Skip("no writable folder is on a disk")
     try:
         _fill(file, _DISK)
         os.fsync(file.fileno())
     except OSError as error:
-        raise Skip(f"the disk could not be written to: {error.strerror}") from None
+        raise Skip(f"cannot write to the disk: {error.strerror}") from None
     return _DISK
 
 
 def read_back(file: BinaryIO | None) -> int:
-    """Read it from the disk, after the page cache was told to forget it."""
+    """Drop the file from the page cache and read it from the disk."""
     if file is None:
-        raise Skip("no folder that can be written to is on a disk")
+        raise Skip("no writable folder is on a disk")
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if _share_cached(file.fileno()) > 0.05:
         raise Skip("the file stays in the page cache")
@@ -180,7 +179,7 @@ def read_back(file: BinaryIO | None) -> int:
     while data := os.read(file.fileno(), _MIB):
         done += len(data)
     if not done:
-        raise Skip("nothing had been written")
+        raise Skip("the file is empty")
     return done
 
 
@@ -210,14 +209,14 @@ def _fill(file: BinaryIO, size: int) -> None:
 
 
 def _share_cached(descriptor: int) -> float:
-    """Share of a file that can be read without waiting for the disk, from a few looks at it."""
-    looks, hits = 64, 0
-    for number in range(looks):
+    """Return the share of sampled pages that can be read without waiting for the disk."""
+    samples, hits = 64, 0
+    for number in range(samples):
         try:
-            place = number * (_DISK // looks)
-            hits += os.preadv(descriptor, [bytearray(_PAGE)], place, os.RWF_NOWAIT) > 0
+            offset = number * (_DISK // samples)
+            hits += os.preadv(descriptor, [bytearray(_PAGE)], offset, os.RWF_NOWAIT) > 0
         except BlockingIOError:
             pass
-        except OSError:  # a file system that cannot tell
+        except OSError:  # not supported by the file system
             return 0.0
-    return hits / looks
+    return hits / samples

@@ -1,8 +1,8 @@
-"""What the self-test does, and how it tells what it has done.
+"""The tasks of the self-test and how they are recorded.
 
-Each task is a phase of the run, and what it amounted to are marks named `<task>.<what>`. So the run
-folder holds both: what was done, by the word of who did it, and what the sensors saw. Light, since
-the load imports it.
+Each task is a phase of the run; its amount and other facts are marks named `<task>.<fact>`. The run
+folder therefore contains both the work as the load counts it and the readings of the sensors. Few
+imports, because the load imports this module.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ GPU_COPIES = (GPU_COPY_IN, GPU_COPY_OUT, GPU_COPY_INSIDE)
 GPU_TASKS = (GPU_IDLE, GPU_MEMORY, *GPU_COPIES, GPU_MATRIX, GPU_TINY)
 
 LOAD = "load"
-"""Of the load as a whole: `load.tasks`, told at the very end."""
+"""The load as a whole: it writes the mark `load.tasks` at the end."""
 
 MarkValue = float | str | None
 
 
 @dataclass(frozen=True)
 class Task:
-    """One thing that was done (or skipped), when, and what the load told of it."""
+    """A task that was done or skipped, with its time and the facts that the load reports."""
 
     name: str
     begin_ns: int
     end_ns: int
-    amount: float = 0.0  # core-seconds, bytes or launches: what the task is about
-    skipped: str | None = None  # why it was not done
-    uuid: str | None = None  # of the GPU that works
-    place: str | None = None  # where it was done: the file system of the disk tasks
-    tasks: int | None = None  # how many phases there must be
+    amount: float = 0.0  # core-seconds, bytes or launches
+    skipped: str | None = None  # the reason
+    uuid: str | None = None  # of the tested GPU
+    place: str | None = None  # the file system of the disk tasks
+    tasks: int | None = None  # expected number of phases
 
     @property
     def was_done(self) -> bool:
@@ -58,18 +58,20 @@ class Task:
 
 
 def tasks_of(marks: Iterable[MarkEvent]) -> dict[str, Task]:
-    """The tasks by name; one that was begun and not ended is left out."""
+    """Return the tasks by name, without unfinished ones."""
     begins: dict[str, int] = {}
     ends: dict[str, int] = {}
-    told: dict[str, dict[str, Any]] = {}
+    facts: dict[str, dict[str, Any]] = {}
     for mark in marks:
         if mark.edge == "begin":
             begins[mark.name] = mark.t
         elif mark.edge == "end":
             ends[mark.name] = mark.t
         else:
-            task, _, what = mark.name.partition(".")
-            told.setdefault(task, {})[what] = mark.value
+            task, _, fact = mark.name.partition(".")
+            facts.setdefault(task, {})[fact] = mark.value
             if task not in begins:
                 begins[task] = ends[task] = mark.t
-    return {name: Task(name, begins[name], end, **told.get(name, {})) for name, end in ends.items()}
+    return {
+        name: Task(name, begins[name], end, **facts.get(name, {})) for name, end in ends.items()
+    }

@@ -1,1 +1,1 @@
-"""The max batch size and the recommended one: request, probes, search, answer."""
+"""Max and recommended batch size: request, probes, search, result."""

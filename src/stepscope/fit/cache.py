@@ -1,7 +1,7 @@
-"""Answers of before, by all that they depend on: model, source, versions, GPU, settings.
+"""Cache of fit results, keyed by everything they depend on: model, source, versions, GPU, settings.
 
-A JSON file for each in the state folder. What cannot be read or written is measured again; an
-answer that an accident may have had a part in is not kept.
+Each result is a JSON file in the state folder. Unreadable files are ignored, and results that may
+be due to an accident are not stored.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from importlib import metadata
 from pathlib import Path
 
 import stepscope
-from stepscope.fit.answer import ChosenGpu, Fit, NoteKind, Verdict
 from stepscope.fit.memory_budget import host_memory_free
 from stepscope.fit.request import FitRequest
+from stepscope.fit.result import ChosenGpu, FitResult, NoteKind, Verdict
 from stepscope.records.codec import dumps, loads, to_json
 from stepscope.runs.paths import replace_atomically
 from stepscope.trials.state import state_folder
-from stepscope.workloads.own import find_own
+from stepscope.workloads.custom import find_custom
 from stepscope.workloads.spec import NOT_FOR_FIT, Workload
 
-_IRRELEVANT = (*NOT_FOR_FIT, "seed", "cache")
-_ENOUGH_MORE = 2 << 30
-"""So much more free memory than requested, context included, is enough."""
+_IRRELEVANT = (*NOT_FOR_FIT, "seed", "page_cache")
+_AMPLE_FREE_BYTES = 2 << 30
+"""With this much more free memory than requested, the amount of free memory does not matter."""
 _PACKAGES = (
     "torch",
     "torchvision",
@@ -39,15 +39,15 @@ _PACKAGES = (
     "timm",
 )
 _ENVIRONMENT = ("PYTORCH_", "CUDNN_", "CUBLAS_", "NVIDIA_TF32", "MALLOC_")
-"""Prefixes of variables that change allocators or kernels."""
-_CODE = (".py", ".json", ".yaml", ".yml", ".toml")
-_NOT_OURS = ("site-packages", "node_modules", "__pycache__")
-_MARKS = ({"pyvenv.cfg"}, {"run.json", "events"}, {"study.json", "ledger"})
-"""Files in folders without code of the user: environments, runs, studies."""
-_MOST_FILES, _MOST_BYTES, _MOST_SEEN = 500, 20_000_000, 50_000
-"""Of a user's folder: it may be the home directory, or hold the data."""
+"""Prefixes of environment variables that affect allocators or kernels."""
+_SOURCE_SUFFIXES = (".py", ".json", ".yaml", ".yml", ".toml")
+_SKIPPED_FOLDERS = ("site-packages", "node_modules", "__pycache__")
+_MARKERS = ({"pyvenv.cfg"}, {"run.json", "events"}, {"study.json", "ledger"})
+"""Files that mark folders without user code: environments, runs, studies."""
+_MAX_FILES, _MAX_BYTES, _MAX_ENTRIES = 500, 20_000_000, 50_000
+"""Limits for reading the user's folder: it may be the home directory, or contain the data."""
 _ACCIDENTS = (NoteKind.BATCH_FAILED, NoteKind.EDGE_UNSTABLE)
-_MOST_KEPT = 200
+_MAX_RESULTS = 200
 
 
 def key_of(request: FitRequest, gpu: ChosenGpu | None) -> str:
@@ -57,13 +57,21 @@ def key_of(request: FitRequest, gpu: ChosenGpu | None) -> str:
     for package in _PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-    # Free memory counts roughly; where it is enough for what was requested, not at all.
+    # Free memory is rounded, and ignored if it is ample for the request.
     if gpu is None:
         free = None if limits.memory is not None else host_memory_free() >> 28
         machine: list[object] = [os.cpu_count(), free]
     else:
-        is_enough = limits.gpu_memory is not None and gpu.free - _ENOUGH_MORE >= limits.gpu_memory
-        machine = [gpu.name, gpu.total, gpu.driver, None if is_enough else gpu.free >> 26]
+        is_ample = (
+            limits.gpu_memory is not None
+            and gpu.free_bytes - _AMPLE_FREE_BYTES >= limits.gpu_memory
+        )
+        machine = [
+            gpu.name,
+            gpu.total_bytes,
+            gpu.driver,
+            None if is_ample else gpu.free_bytes >> 26,
+        ]
     parts = {
         "settings": {name: settings[name] for name in settings if name not in _IRRELEVANT},
         "source": _source(request.workload),
@@ -71,7 +79,7 @@ def key_of(request: FitRequest, gpu: ChosenGpu | None) -> str:
         "request": [
             request.headroom,
             request.headroom_share,
-            request.cards,
+            request.predict_for,
             request.method,
             request.estimate,
         ],
@@ -84,28 +92,28 @@ def key_of(request: FitRequest, gpu: ChosenGpu | None) -> str:
 
 
 def _source(workload: Workload) -> str:
-    """A user's files, as they are: the one that is named, and those beside and below it."""
-    if not workload.is_own:
+    """Return a digest of the user's file and of the files in its folder and below."""
+    if not workload.is_custom:
         return ""
-    named = find_own(workload.model).file
-    digest, left = hashlib.sha256(), _MOST_BYTES
-    for count, file in enumerate(_files_of(named)):
-        if count == _MOST_FILES:
+    main = find_custom(workload.model).file
+    digest, budget = hashlib.sha256(), _MAX_BYTES
+    for count, file in enumerate(_source_files(main)):
+        if count == _MAX_FILES:
             break
         with contextlib.suppress(OSError):
             size = file.stat().st_size
-            if file == named or size <= left:
+            if file == main or size <= budget:
                 digest.update(f"{file} {size} ".encode(errors="surrogateescape"))
                 digest.update(file.read_bytes())
-                left -= size
+                budget -= size
     return digest.hexdigest()
 
 
-def _files_of(named: Path) -> Iterator[Path]:
-    """Code and settings, the nearest first, so that a large folder cannot hide what is near."""
-    yield named
-    folders, seen = deque([named.parent]), 0
-    while folders and seen < _MOST_SEEN:
+def _source_files(main: Path) -> Iterator[Path]:
+    """Yield source files, the nearest first: a large subfolder must not exhaust the limits."""
+    yield main
+    folders, seen = deque([main.parent]), 0
+    while folders and seen < _MAX_ENTRIES:
         folder = folders.popleft()
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
@@ -113,34 +121,34 @@ def _files_of(named: Path) -> Iterator[Path]:
             continue
         seen += len(entries)
         names = {entry.name for entry in entries}
-        if folder != named.parent and any(mark <= names for mark in _MARKS):
+        if folder != main.parent and any(marker <= names for marker in _MARKERS):
             continue
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
-                if not entry.name.startswith(".") and entry.name not in _NOT_OURS:
+                if not entry.name.startswith(".") and entry.name not in _SKIPPED_FOLDERS:
                     folders.append(folder / entry.name)
-            elif entry.name.endswith(_CODE) and folder / entry.name != named:
+            elif entry.name.endswith(_SOURCE_SUFFIXES) and folder / entry.name != main:
                 yield folder / entry.name
 
 
-def recall(key: str) -> Fit | None:
+def load(key: str) -> FitResult | None:
     try:
-        fit = loads(Fit, _file(key).read_bytes())
+        fit = loads(FitResult, _file(key).read_bytes())
     except (OSError, ValueError):
         return None
-    return replace(fit, cached=fit.made)
+    return replace(fit, from_cache=True)
 
 
-def remember(key: str, fit: Fit) -> None:
-    """Unless another time may give another answer."""
-    if fit.verdict == Verdict.CANNOT_TELL or any(note.kind in _ACCIDENTS for note in fit.notes):
+def store(key: str, fit: FitResult) -> None:
+    """Store a result, unless another run may give a different one."""
+    if fit.verdict == Verdict.UNKNOWN or any(note.kind in _ACCIDENTS for note in fit.notes):
         return
     file = _file(key)
     with contextlib.suppress(OSError):
         file.parent.mkdir(parents=True, exist_ok=True)
         replace_atomically(file, dumps(fit) + "\n")
         files = sorted(file.parent.glob("*.json"), key=lambda each: each.stat().st_mtime)
-        for oldest in files[:-_MOST_KEPT]:
+        for oldest in files[:-_MAX_RESULTS]:
             oldest.unlink(missing_ok=True)
 
 

@@ -1,14 +1,14 @@
-"""The search on a GPU: from a few small batches to the max and the recommended batch size.
+"""The GPU search: from a few small batches to the max and the recommended batch size.
 
-    climb      small batches tell what a sample takes, and whether anything is wrong
-    trace      two larger ones keep every allocation of a whole cycle of training
-    predict    replayed through a model of the allocator, for any batch, these tell both edges
-    close in   real probes at those edges, in fresh processes, until each is known
-    settle     the answers pass once more, the max for longer; a faster smaller batch wins
+    probe_small_batches   a few small batches measure the memory per sample and reveal errors
+    trace_allocations     two larger batches record every allocation of a training cycle
+    Predictor             replays the traces through a model of the allocator to predict both edges
+    locate_edges          probes near the predictions, in fresh processes, locate both edges
+    confirm               longer probes confirm the answers; a faster smaller batch is preferred
 
-Every probe is a disposable process under the limit. Two edges are sought at once: that of the
-batches which pass, and that of those which pass *smoothly*, without an allocator retry. Where the
-GPU has memory for several probes of the limit, they run at once; those that are timed take turns.
+Every probe is a disposable process under the memory limit. Two edges are searched at once: the
+largest batch that passes, and the largest that passes without an allocator retry. Probes run in
+parallel if the GPU has memory for several of them; timed probes take turns.
 """
 
 from __future__ import annotations
@@ -19,13 +19,21 @@ from dataclasses import dataclass, field, replace
 
 from stepscope.analysis.memory import bracket
 from stepscope.analysis.memory.caching_allocator import AllocationTrace
-from stepscope.analysis.memory.model import MemoryLine, leak
-from stepscope.errors import BadWorkload, CannotTry
+from stepscope.analysis.memory.model import MemoryLine, leak_per_step
+from stepscope.errors import TrialError, WorkloadError
 from stepscope.fit import thresholds
-from stepscope.fit.answer import Composition, Leak, MemoryBudget, Misfit, Note, NoteKind, Verdict
 from stepscope.fit.prediction import Batches, Predictor
 from stepscope.fit.probes.contract import ProbeOutcome, Probes
 from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.result import (
+    FitFailure,
+    Leak,
+    MemoryBreakdown,
+    MemoryBudget,
+    Note,
+    NoteKind,
+    Verdict,
+)
 from stepscope.fit.search import BatchSearch, SearchResult
 from stepscope.trials.limits.spec import size_text
 from stepscope.workloads.probing import ProbeRequest, ProbeResult
@@ -34,89 +42,95 @@ from stepscope.workloads.probing import ProbeRequest, ProbeResult
 @dataclass
 class GpuSearch(BatchSearch):
     traces: dict[int, AllocationTrace] = field(default_factory=dict)
-    outside: int = 0
-    """Bytes of a context."""
-    lasted: set[int] = field(default_factory=set)
-    """Batches that passed for longer."""
-    looked_beyond: bool = False
+    context_bytes: int = 0
+    passed_long: set[int] = field(default_factory=set)
+    """Batches that passed a long probe."""
+    tried_beyond: bool = False
     one_at_a_time: bool = False
 
     @property
     def cap(self) -> int | None:
-        """The limit of probes near it; a whole GPU limits them by itself."""
-        is_whole = self.budget.requested is None and not self.budget.headroom
-        return None if is_whole else self.budget.limit
+        """The memory limit of a probe; None if the whole GPU may be used."""
+        is_whole = self.budget.requested_bytes is None and not self.budget.headroom_bytes
+        return None if is_whole else self.budget.limit_bytes
 
     @property
-    def wide(self) -> int | None:
-        """The limit of probes that may be larger than allowed, where the GPU has clearly more
-        memory than the limit: not all of a GPU that others use too."""
-        beside, limit = self.budget.free - thresholds.CONTEXT, self.budget.limit
-        if self.cap is None or beside <= thresholds.CLEARLY_WIDER * limit:
+    def wide_cap(self) -> int | None:
+        """The limit of probes that may exceed the budget.
+
+        It is larger than `cap` only if the GPU has clearly more free memory than the limit, and
+        leaves some of it to other processes.
+        """
+        free = self.budget.free_bytes - thresholds.ASSUMED_CONTEXT_BYTES
+        limit = self.budget.limit_bytes
+        if self.cap is None or free <= thresholds.WIDE_CAP_MIN_FREE_FACTOR * limit:
             return self.cap
-        return int(min(thresholds.WIDE * limit, thresholds.SHARED * beside))
+        return int(min(thresholds.WIDE_CAP_FACTOR * limit, thresholds.WIDE_CAP_FREE_SHARE * free))
 
     @property
-    def lanes(self) -> int:
-        """How many probes of the limit have memory beside each other."""
+    def parallel_probes(self) -> int:
+        """The number of probes under the limit that fit the free memory together."""
         if self.cap is None or self.one_at_a_time:
             return 1
-        each = self.cap + max(self.outside, thresholds.CONTEXT // 2)
-        return max(
-            1, min(thresholds.MOST_LANES, int(self.budget.free * (1 - thresholds.SPARED)) // each)
-        )
+        each = self.cap + max(self.context_bytes, thresholds.ASSUMED_CONTEXT_BYTES // 2)
+        usable = int(self.budget.free_bytes * (1 - thresholds.PARALLEL_RESERVE_SHARE))
+        return max(1, min(thresholds.MAX_PARALLEL_PROBES, usable // each))
 
     @property
     def fixed_bytes(self) -> float:
-        """What any batch needs: weights, their gradients, and the optimizer's state."""
-        return float(self.parts[max(self.parts)].state)
+        """Memory that does not depend on the batch: weights, gradients and optimizer state."""
+        return float(self.parts[max(self.parts)].state_bytes)
 
     @property
     def allocated_line(self) -> MemoryLine:
-        """Bytes in use, by the two largest batches that passed."""
+        """Allocated memory as a line through the two largest batches that passed."""
         points = [
-            (batch, float(max(result.allocated_peak for result in self.succeeded(batch))))
+            (batch, float(max(result.allocated_peak_bytes for result in self.succeeded(batch))))
             for batch in sorted(self.results)
             if self.succeeded(batch)
         ]
         return MemoryLine.through(points[-2:], self.fixed_bytes)
 
-    def card_limits(self, sizes: Sequence[int]) -> dict[int, int]:
-        """By size of a card, its bytes for batches: of the usual ones, all but the context."""
-        context = 0 if sizes else self.outside
+    def predicted_limits(self, sizes: Sequence[int]) -> dict[int, int]:
+        """Return the bytes for batches by GPU memory size.
+
+        Sizes that the user passes exclude the CUDA context, common GPU sizes include it.
+        """
+        context = 0 if sizes else self.context_bytes
         return {
-            size: size - context - self.budget.headroom for size in sizes or thresholds.USUAL_CARDS
+            size: size - context - self.budget.headroom_bytes
+            for size in sizes or thresholds.COMMON_GPU_MEMORY_BYTES
         }
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
-        """Probe, as many at once as have memory beside each other, and note the results."""
+        """Run probes, in parallel where memory allows, and record their results."""
         outcomes: list[ProbeOutcome] = []
-        waiting = list(requests)
-        while waiting:
-            some, waiting = waiting[: self.lanes], waiting[self.lanes :]
+        pending = list(requests)
+        while pending:
+            group, pending = pending[: self.parallel_probes], pending[self.parallel_probes :]
             self.listener.show(
-                f"batch {', '.join(f'{b:,}' for each in some for b in each.batches)}"
+                f"batch {', '.join(f'{b:,}' for each in group for b in each.batches)}"
             )
-            probed = self.probes.run(some)
-            if len(some) > 1 and any(each.last.kind == "gpu_busy" for each in probed):
-                self.one_at_a_time = True  # this GPU takes no second process
-                waiting = [*some, *waiting]
+            probed = self.probes.run(group)
+            if len(group) > 1 and any(each.last.kind == "gpu_busy" for each in probed):
+                self.one_at_a_time = True
+                pending = [*group, *pending]
                 continue
-            # A kill says nothing of this GPU's memory, and may be an accident: once more, alone.
+            # A kill says nothing about GPU memory and may be an accident: retry once, alone.
             killed = [each.request for each in probed if each.last.kind == "killed"]
-            self.probed += len(killed)
-            again = [self.probes.run([request])[0] for request in killed]
-            outcomes += [each for each in probed if each.last.kind != "killed"] + again
+            self.probe_count += len(killed)
+            retried = [self.probes.run([request])[0] for request in killed]
+            outcomes += [each for each in probed if each.last.kind != "killed"] + retried
         for outcome in outcomes:
-            self.count(outcome)
+            self.record(outcome)
             for result in outcome.results:
-                if result.kind == "timeout":  # says nothing of memory: no answer could be trusted
-                    raise CannotTry(
-                        f"A batch of {result.batch:,} hangs: {result.message}",
-                        "Give it longer: --hang S",
+                if result.kind == "timeout":  # says nothing about memory: no answer is reliable
+                    raise TrialError(
+                        f"The probe of batch {result.batch:,} stalled: {result.message}",
+                        "Allow more time with --stall-timeout SECONDS",
                     )
-                if result.is_ok and outcome.request.turn and result.samples_per_second:
-                    self.rates[result.batch] = result.samples_per_second
+                if result.is_ok and outcome.request.exclusive and result.samples_per_second:
+                    self.throughput[result.batch] = result.samples_per_second
             if outcome.trace is not None and outcome.last.is_ok:
                 self.traces[outcome.last.batch] = outcome.trace
             if len(outcome.request.batches) == 1:
@@ -124,89 +138,98 @@ class GpuSearch(BatchSearch):
         return outcomes
 
     def _judge(self, request: ProbeRequest, result: ProbeResult) -> None:
-        """What a process of its own proves. One without the limit proves only what stays below it;
-        and since a batch must pass every time, a failure counts for more than what passed."""
-        batch, is_smooth = result.batch, result.is_ok and result.retries == 0
+        """Update what is known about a batch from a probe of that batch alone.
+
+        A batch must pass every time, so a failure overrides earlier passes. A probe with a wider
+        limit proves only a peak below the limit.
+        """
+        batch, is_retry_free = result.batch, result.is_ok and result.retries == 0
         if request.cap == self.cap:
             self.passed[batch] = result.is_ok and self.passed.get(batch, True)
-            self.smooth[batch] = is_smooth and self.smooth.get(batch, True)
+            self.retry_free[batch] = is_retry_free and self.retry_free.get(batch, True)
             self.passes[batch] = self.passes.get(batch, 0) + (result.is_ok and request.cycle)
-            if result.is_ok and request.again >= thresholds.LASTING:
-                self.lasted.add(batch)
-        elif result.is_ok and result.reserved_peak <= self.budget.limit:
+            if result.is_ok and request.steps_after >= thresholds.LONG_PROBE_STEPS:
+                self.passed_long.add(batch)
+        elif result.is_ok and result.reserved_peak_bytes <= self.budget.limit_bytes:
             self.passed.setdefault(batch, True)
-            self.smooth.setdefault(batch, True)
+            self.retry_free.setdefault(batch, True)
         elif result.is_ok:
-            self.smooth.setdefault(batch, False)
-        elif not result.is_oom:  # more memory was no help
-            self.passed[batch] = self.smooth[batch] = False
+            self.retry_free.setdefault(batch, False)
+        elif not result.is_oom:  # it would fail with less memory too
+            self.passed[batch] = self.retry_free[batch] = False
 
-    def composition(self, found: SearchResult) -> Composition | None:
+    def memory_breakdown(self, found: SearchResult) -> MemoryBreakdown | None:
         measured = max(self.parts, default=0)
         batch = found.recommended_batch or found.max_batch or measured
         if not self.succeeded(batch):
             batch = measured
         if not self.succeeded(batch):
             return None
-        best = max(self.succeeded(batch), key=lambda result: len(result.kept))
-        parts = replace(best.parts, outside=self.outside)
-        workspace = max(0, best.allocated_peak - parts.state - parts.inputs - parts.activations)
-        line = found.minimum or MemoryLine(float(best.allocated_peak), 0.0)
-        is_state = parts.state > thresholds.MOSTLY_STATE * max(1, best.allocated_peak)
-        is_workspace = workspace > parts.activations
-        return Composition(
+        best = max(self.succeeded(batch), key=lambda result: len(result.allocated_bytes))
+        parts = replace(best.parts, context_bytes=self.context_bytes)
+        peak = best.allocated_peak_bytes
+        named = parts.state_bytes + parts.inputs_bytes + parts.activations_bytes
+        workspace = max(0, peak - named)
+        line = found.minimum_memory or MemoryLine(float(peak), 0.0)
+        is_state = parts.state_bytes > thresholds.STATE_DOMINANT_SHARE * max(1, peak)
+        is_workspace = workspace > parts.activations_bytes
+        return MemoryBreakdown(
             batch=batch,
             parts=parts,
-            workspace=workspace,
-            fragmentation=max(0, best.reserved_peak - best.allocated_peak),
-            fixed=int(line.fixed),
-            per_sample=line.per_sample,
+            workspace_bytes=workspace,
+            fragmentation_bytes=max(0, best.reserved_peak_bytes - peak),
+            fixed_bytes=int(line.fixed_bytes),
+            per_sample_bytes=line.per_sample_bytes,
             dominant="state" if is_state else "workspace" if is_workspace else "activations",
-            peak=best.allocated_peak,
+            allocated_peak_bytes=peak,
         )
 
-    def too_large(self, one: ProbeResult) -> SearchResult:
-        """Not even `one` fits. How much more it would need, at least, is told where it is known."""
-        missing = one.allocated_peak - self.budget.limit
-        if not one.is_ok:
+    def too_large(self, smallest: ProbeResult) -> SearchResult:
+        """Return the result if not even the smallest batch fits, with a bound of the shortfall."""
+        limit = self.budget.limit_bytes
+        shortfall = smallest.allocated_peak_bytes - limit
+        if not smallest.is_ok:
             weights = 4 * self.probes.subject.parameters
-            missing = max(one.missing or 0, 2 * weights - self.budget.limit)
-        return SearchResult(self, Verdict.DOES_NOT_FIT, misfit=self.misfit(missing))
+            shortfall = max(smallest.shortfall_bytes or 0, 2 * weights - limit)
+        return SearchResult(self, Verdict.DOES_NOT_FIT, failure=self.failure(shortfall))
 
-    def misfit(self, shortfall: int = 0) -> Misfit:
-        ones = self.results.get(1)
-        return Misfit(ones[-1] if ones else None, shortfall)
+    def failure(self, shortfall: int = 0) -> FitFailure:
+        results = self.results.get(1)
+        return FitFailure(results[-1] if results else None, shortfall)
 
     def leaking(self, per_step: float) -> SearchResult:
         batch = max(self.traces or self.parts)
-        left = self.budget.limit - max(each.allocated_peak for each in self.results[batch])
-        leaks = Leak(batch, per_step, max(0, int(left / per_step)))
-        return SearchResult(self, Verdict.CANNOT_TELL, leak=leaks)
+        peak = max(each.allocated_peak_bytes for each in self.results[batch])
+        steps_left = max(0, int((self.budget.limit_bytes - peak) / per_step))
+        return SearchResult(self, Verdict.UNKNOWN, leak=Leak(batch, per_step, steps_left))
 
 
 def search_gpu(
     probes: Probes, budget: MemoryBudget, request: FitRequest, listener: FitListener
 ) -> SearchResult:
-    """The story, from the first small batch to both answers."""
+    """Run the whole search."""
     search = GpuSearch(probes, budget, listener)
-    early = climb(search) or trace(search, request.cards if request.estimate else ())
+    sizes = request.predict_for if request.estimate else ()
+    early = probe_small_batches(search) or trace_allocations(search, sizes)
     if early:
         return early
     predictor = Predictor(search.traces, search.fixed_bytes)
-    predicted = predictor.at(search.budget.limit, search.most)
-    limits = search.card_limits(request.cards)
+    predicted = predictor.at(search.budget.limit_bytes, search.data_set_limit)
+    limits = search.predicted_limits(request.predict_for)
 
-    def predict_others() -> tuple[MemoryLine, dict[int, Batches]]:
-        cards = {size: predictor.at(left) if left > 0 else (0, 0) for size, left in limits.items()}
-        return predictor.minimum(), cards
+    def predict_other_sizes() -> tuple[MemoryLine, dict[int, Batches]]:
+        predictions = {
+            size: predictor.at(limit) if limit > 0 else (0, 0) for size, limit in limits.items()
+        }
+        return predictor.minimum(), predictions
 
     background = ThreadPoolExecutor(1)
     try:
-        others = background.submit(predict_others)  # while probes run
+        other_sizes = background.submit(predict_other_sizes)  # while probes run
         batches = predicted
         if not request.estimate:
-            batches = seek(search, predictor, predicted, request.prove)
-        minimum, cards = others.result()
+            batches = refine(search, predictor, predicted, request.verify)
+        minimum, predictions = other_sizes.result()
     finally:
         background.shutdown(wait=False, cancel_futures=True)
     max_batch, recommended = (batch or None for batch in batches)
@@ -215,93 +238,112 @@ def search_gpu(
         Verdict.FITS if max_batch else Verdict.DOES_NOT_FIT,
         max_batch=max_batch,
         recommended_batch=recommended,
-        minimum=minimum,
-        comfortable=predictor.comfortable,
+        minimum_memory=minimum,
+        retry_free_memory=predictor.retry_free,
         predicted=predicted,
-        cards=cards,
-        card_limits=limits,
-        misfit=None if max_batch else search.misfit(),
+        predictions=predictions,
+        predicted_limits=limits,
+        failure=None if max_batch else search.failure(),
     )
 
 
-def climb(search: GpuSearch) -> SearchResult | None:
-    """Small batches in one process: what is wrong with a workload shows before it is large."""
-    budget, cap = search.budget, search.wide
+def probe_small_batches(search: GpuSearch) -> SearchResult | None:
+    """Probe small batches in one process, and set the final limit of the search.
+
+    Return a result if the search ends here: not even the smallest batch fits, or memory does not
+    grow with the batch.
+    """
+    budget, cap, data_set_limit = search.budget, search.wide_cap, search.data_set_limit
     small = tuple(
-        batch for batch in thresholds.SMALL if search.most is None or batch <= search.most
+        batch
+        for batch in thresholds.FIRST_BATCHES
+        if data_set_limit is None or batch <= data_set_limit
     ) or (1,)
-    first = search.run([ProbeRequest(small, cap, 2, cycle=False, free_before=budget.free)])[0]
-    _raise_unless_memory(first.results[0])
-    if not first.results[0].is_ok or first.results[0].allocated_peak > budget.limit:
-        request = ProbeRequest((1,), cap, 2, cycle=False, free_before=budget.free)
-        one = search.run([request])[0].last
-        if not one.is_ok or one.allocated_peak > budget.limit:
-            return search.too_large(one)
-    search.outside = max(parts.outside for parts in search.parts.values())
-    if search.outside > 2 * thresholds.CONTEXT:  # somebody else came meanwhile
-        search.outside = thresholds.CONTEXT
-    most = budget.free - search.outside
-    limit = (most if budget.requested is None else min(budget.requested, most)) - budget.headroom
+    free = budget.free_bytes
+    first = search.run([ProbeRequest(small, cap, 2, cycle=False, free_before=free)])[0]
+    smallest = first.results[0]
+    _raise_unless_memory(smallest)
+    if not smallest.is_ok or smallest.allocated_peak_bytes > budget.limit_bytes:
+        request = ProbeRequest((1,), cap, 2, cycle=False, free_before=free)
+        smallest = search.run([request])[0].last
+        if not smallest.is_ok or smallest.allocated_peak_bytes > budget.limit_bytes:
+            return search.too_large(smallest)
+    search.context_bytes = max(parts.context_bytes for parts in search.parts.values())
+    if search.context_bytes > 2 * thresholds.ASSUMED_CONTEXT_BYTES:
+        # Another process started in between, so the measurement is wrong.
+        search.context_bytes = thresholds.ASSUMED_CONTEXT_BYTES
+    available = free - search.context_bytes
+    if budget.requested_bytes is not None:
+        available = min(budget.requested_bytes, available)
+    limit = available - budget.headroom_bytes
     if limit <= 0:
-        raise CannotTry(
-            f"--headroom {size_text(budget.headroom)} leaves nothing: {size_text(budget.free)} are "
-            f"free, of which the context takes {size_text(search.outside)}",
-            "Give less",
+        raise TrialError(
+            f"`--headroom {size_text(budget.headroom_bytes)}` leaves no memory: "
+            f"{size_text(free)} are free, and the CUDA context needs "
+            f"{size_text(search.context_bytes)} of them",
+            "Pass a smaller headroom",
         )
-    search.budget = replace(budget, limit=limit)
-    # Further, while batches take hardly more than the weights; where they never do, none is max.
-    for larger in thresholds.LARGER:
-        tried = max(search.parts)
-        predicted = search.allocated_line.largest(limit)
-        if predicted is not None and predicted <= thresholds.TELLING * tried:
+    search.budget = replace(budget, limit_bytes=limit)
+    # Continue with larger batches while memory is mostly weights.
+    for larger in thresholds.LARGER_BATCHES:
+        largest = max(search.parts)
+        predicted = search.allocated_line.max_batch(limit)
+        if predicted is not None and predicted <= thresholds.MAX_EXTRAPOLATION * largest:
             return None
-        if search.most is not None and tried >= search.most:
+        if data_set_limit is not None and largest >= data_set_limit:
             return None
-        if larger > tried:
-            request = ProbeRequest((min(larger, search.most or larger),), cap, 2, cycle=False)
+        if larger > largest:
+            batch = min(larger, data_set_limit or larger)
+            request = ProbeRequest((batch,), cap, 2, cycle=False)
             if not search.run([request])[0].last.is_ok:
                 return None
     largest = max(search.parts)
     return SearchResult(search, Verdict.NO_LIMIT, max_batch=largest, recommended_batch=largest)
 
 
-def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:
-    """Every allocation of a whole cycle, of two larger batches. A leak shows in them too.
+def trace_allocations(search: GpuSearch, sizes: Sequence[int]) -> SearchResult | None:
+    """Record every allocation of a training cycle for two larger batches.
 
-    Where only `cards` are to be predicted, they lie between both batches.
+    `sizes` are the GPU memory sizes if only those are to be predicted; the two batches then cover
+    their range. Return a result if the search ends here: memory leaks, or no batch fits.
     """
-    limit, free, cap = search.budget.limit, search.budget.free, search.wide
-    low, high = thresholds.TRACED[0] * limit, thresholds.TRACED[1] * limit
-    if cards:
-        # At most half of the GPU for each, since both are there at once.
-        most = max(int(0.9 * min(cards)), min(int(0.9 * max(cards)), int(0.45 * free)))
-        low, high = int(0.8 * min(cards)), most
-        cap = None if cap is None else free - thresholds.CONTEXT
+    limit, free, cap = search.budget.limit_bytes, search.budget.free_bytes, search.wide_cap
+    low, high = (share * limit for share in thresholds.TRACED_LIMIT_SHARES)
+    if sizes:
+        # At most half of the GPU for each batch, because both run at once.
+        most = max(int(0.9 * min(sizes)), min(int(0.9 * max(sizes)), int(0.45 * free)))
+        low, high = int(0.8 * min(sizes)), most
+        cap = None if cap is None else free - thresholds.ASSUMED_CONTEXT_BYTES
 
     def expected(size: float) -> int:
-        batch = search.allocated_line.largest(size) or 1
-        return max(min(search.parts), min(batch, search.most or batch))
+        batch = search.allocated_line.max_batch(size) or 1
+        return max(min(search.parts), min(batch, search.data_set_limit or batch))
 
-    def instead_of(failed: ProbeResult) -> int:
-        """A sample took more than the small batches showed; or, if it was not for memory, midway
-        to what went well."""
+    def replacement(failed: ProbeResult) -> int:
+        """Return a smaller batch to trace instead.
+
+        After an out-of-memory error a sample needs more than predicted: take two thirds. After
+        another error, take the middle between the batch and the largest one that passed.
+        """
         if failed.is_oom:
             return max(1, failed.batch * 2 // 3)
-        well = max((batch for batch in search.parts if batch < failed.batch), default=failed.batch)
-        return int((well * failed.batch) ** 0.5)
+        passed = max(
+            (batch for batch in search.parts if batch < failed.batch), default=failed.batch
+        )
+        return int((passed * failed.batch) ** 0.5)
 
-    wanted = {expected(low), expected(high)}
+    batches = {expected(low), expected(high)}
     tried: set[int] = set()
     failed: list[ProbeResult] = []
-    while wanted:
-        tried |= wanted
-        probed = search.run([ProbeRequest((batch,), cap, trace=True) for batch in sorted(wanted)])
-        growing = [leak(each.last.kept[: each.request.steps]) for each in probed]
-        leaking = max((each for each in growing if each is not None), default=0.0)
-        if leaking > thresholds.GPU_LEAK * limit:
-            return search.leaking(leaking)
+    while batches:
+        tried |= batches
+        probed = search.run([ProbeRequest((batch,), cap, trace=True) for batch in sorted(batches)])
+        growth = [leak_per_step(each.last.allocated_bytes[: each.request.steps]) for each in probed]
+        leak = max((each for each in growth if each is not None), default=0.0)
+        if leak > thresholds.GPU_LEAK_SHARE * limit:
+            return search.leaking(leak)
         failed = [each.last for each in probed if not each.last.is_ok]
-        wanted = {instead_of(each) for each in failed} - tried
+        batches = {replacement(each) for each in failed} - tried
         if len(search.traces) > 1 or (search.traces and 1 in search.traces):
             break
     if search.traces:
@@ -310,117 +352,131 @@ def trace(search: GpuSearch, cards: Sequence[int]) -> SearchResult | None:
     return search.too_large(failed[0])
 
 
-def seek(search: GpuSearch, predictor: Predictor, predicted: Batches, prove: bool) -> Batches:
-    """From what was predicted to what is true, as often as an answer does not hold."""
+def refine(search: GpuSearch, predictor: Predictor, predicted: Batches, verify: bool) -> Batches:
+    """Locate and confirm both answers, and repeat as long as a confirmation fails."""
     answers = (0, 0)
-    for _ in range(thresholds.MOST_ROUNDS):
-        close_in(search, predictor, *predicted)
-        largest = bracket.edges(search.passed)[0]
-        if not largest:
+    for _ in range(thresholds.MAX_ROUNDS):
+        locate_edges(search, predictor, *predicted)
+        max_batch = bracket.edges(search.passed)[0]
+        if not max_batch:
             return (0, 0)
-        requests, answers = settle(search, largest)
-        if not requests and (not prove or proven(search, answers)):
+        requests, answers = confirm(search, max_batch)
+        if not requests and (not verify or verified(search, answers)):
             return answers
         search.run(requests)
     search.notes.append(Note(NoteKind.EDGE_UNSTABLE))
     return answers
 
 
-def close_in(search: GpuSearch, predictor: Predictor, largest: int, smooth: int) -> None:
-    """Probe at both predicted edges until each is known, or the data has no more samples."""
+def locate_edges(search: GpuSearch, predictor: Predictor, max_batch: int, retry_free: int) -> None:
+    """Probe near both predictions until both edges are known or the data set ends."""
 
     def run(batches: Sequence[int]) -> None:
         search.run([ProbeRequest((batch,), search.cap, steps=2) for batch in batches])
 
-    edges = ((largest, search.passed), (smooth, search.smooth))
-    hidden = {b for b, tried in edges if b not in tried and b > (bracket.edges(tried)[1] or b)}
-    run(sorted(hidden))  # beyond a hole, perhaps
-    for _ in range(thresholds.MOST_ROUNDS):
-        lanes = max(1, search.lanes // 2)
-        wanted = bracket.next_batches(search.passed, largest, lanes, most=search.most)
-        if wanted and wanted[-1] < largest and search.passed.get(largest) is False:
-            # It was too much: some workspace has to be there.
-            largest = min(
-                largest,
-                predictor.at(search.budget.limit, largest, False, thresholds.NEEDED_WORKSPACE)[0],
-            )
-            wanted = bracket.next_batches(search.passed, largest, lanes, most=search.most)
-        if search.lanes > 1 or not wanted:
+    # A prediction above a known failure may still pass.
+    predictions = ((max_batch, search.passed), (retry_free, search.retry_free))
+    run(
+        sorted(
+            {b for b, tried in predictions if b not in tried and b > (bracket.edges(tried)[1] or b)}
+        )
+    )
+    upper = search.data_set_limit
+    for _ in range(thresholds.MAX_ROUNDS):
+        parallel = max(1, search.parallel_probes // 2)
+        batches = bracket.next_batches(search.passed, max_batch, parallel, upper=upper)
+        if batches and batches[-1] < max_batch and search.passed.get(max_batch) is False:
+            # The prediction was too high: kernels need some workspace.
+            share = thresholds.REQUIRED_WORKSPACE_SHARE
+            limit = search.budget.limit_bytes
+            max_batch = min(max_batch, predictor.at(limit, max_batch, False, share)[0])
+            batches = bracket.next_batches(search.passed, max_batch, parallel, upper=upper)
+        if search.parallel_probes > 1 or not batches:
             low, high = bracket.edges(search.passed)
-            most = low if high is not None and low else search.most
-            wanted += bracket.next_batches(
-                search.smooth, smooth, lanes, thresholds.FINE_SMOOTH, most
+            batches += bracket.next_batches(
+                search.retry_free,
+                retry_free,
+                parallel,
+                thresholds.RETRY_FREE_TOLERANCE,
+                low if high is not None and low else upper,
             )
-        wanted = wanted or _beyond(search, predictor)
-        if not wanted:
+        batches = batches or _batches_beyond(search, predictor)
+        if not batches:
             return
-        run(tuple(dict.fromkeys(wanted)))
+        run(tuple(dict.fromkeys(batches)))
 
 
-def _beyond(search: GpuSearch, predictor: Predictor) -> tuple[int, ...]:
-    """Once: batches above both edges that may pass again, since near the limit some do."""
-    if search.looked_beyond:
+def _batches_beyond(search: GpuSearch, predictor: Predictor) -> tuple[int, ...]:
+    """Return, once, batches above both edges: near the limit, larger batches may pass again."""
+    if search.tried_beyond:
         return ()
-    search.looked_beyond = True
-    edge, smooth = bracket.edges(search.passed)[0], bracket.edges(search.smooth)[0]
-    found = predictor.smooth_above(smooth, edge, search.budget.limit) if smooth else []
-    further = [batch for batch in found if batch not in search.smooth][-2:]
-    if search.lanes > 1 and bracket.holes(search.passed):
-        further += bracket.beyond(search.passed, 3, search.most)
-    return tuple(further)
+    search.tried_beyond = True
+    edge, retry_free = bracket.edges(search.passed)[0], bracket.edges(search.retry_free)[0]
+    limit = search.budget.limit_bytes
+    found = predictor.retry_free_above(retry_free, edge, limit) if retry_free else []
+    batches = [batch for batch in found if batch not in search.retry_free][-2:]
+    if search.parallel_probes > 1 and bracket.failures_below_max(search.passed):
+        batches += bracket.batches_beyond(search.passed, 3, search.data_set_limit)
+    return tuple(batches)
 
 
-def settle(search: GpuSearch, largest: int) -> tuple[list[ProbeRequest], Batches]:
-    """What is still to be tried, each alone on the GPU, and both answers as they are by now."""
-    smooth = min(bracket.edges(search.smooth)[0], largest)
-    fast, wanted = _fastest(search, smooth) if smooth else (largest, set())
-    lasting = [batch for batch in dict.fromkeys((largest, fast)) if batch not in search.lasted]
-    requests = [
-        ProbeRequest((batch,), search.cap, turn=True) for batch in sorted(wanted - set(lasting))
+def confirm(search: GpuSearch, max_batch: int) -> tuple[list[ProbeRequest], Batches]:
+    """Return the probes that are still needed, each exclusive, and the current answers."""
+    retry_free = min(bracket.edges(search.retry_free)[0], max_batch)
+    recommended, untimed = _fastest(search, retry_free) if retry_free else (max_batch, set())
+    unconfirmed = [
+        b for b in dict.fromkeys((max_batch, recommended)) if b not in search.passed_long
     ]
-    requests += [_lasting(search, batch) for batch in lasting]
-    smaller = sorted({round(part * smooth) for part in thresholds.RATED} - {0, smooth})
-    if smaller and not search.rates:  # in one process: is any of them faster?
-        requests.append(ProbeRequest(tuple(smaller), search.cap, 3, cycle=False, turn=True))
-    return requests, (largest, fast)
+    requests = [
+        ProbeRequest((batch,), search.cap, exclusive=True)
+        for batch in sorted(untimed - set(unconfirmed))
+    ]
+    requests += [_long_probe(search, batch) for batch in unconfirmed]
+    smaller = sorted({round(share * retry_free) for share in thresholds.COMPARED_SHARES})
+    smaller = [batch for batch in smaller if batch not in (0, retry_free)]
+    if smaller and not search.throughput:  # one process is enough to compare their speed
+        requests.append(ProbeRequest(tuple(smaller), search.cap, 3, cycle=False, exclusive=True))
+    return requests, (max_batch, recommended)
 
 
-def _lasting(search: GpuSearch, batch: int) -> ProbeRequest:
-    """What passes for a moment may not after some steps more, while memory still gets scattered."""
-    return ProbeRequest((batch,), search.cap, thresholds.LASTING, thresholds.LASTING, turn=True)
+def _long_probe(search: GpuSearch, batch: int) -> ProbeRequest:
+    """Return a probe with more steps: fragmentation grows over the first steps."""
+    steps = thresholds.LONG_PROBE_STEPS
+    return ProbeRequest((batch,), search.cap, steps, steps, exclusive=True)
 
 
-def _fastest(search: GpuSearch, smooth: int) -> tuple[int, set[int]]:
-    """The largest batch whose rate is as good as the best, among those without a retry; and what
-    to try between it and the next, which was too slow."""
-    rates = {
-        batch: rate
-        for batch, rate in search.rates.items()
-        if batch <= smooth and search.smooth.get(batch, True)
+def _fastest(search: GpuSearch, retry_free: int) -> tuple[int, set[int]]:
+    """Return the largest retry-free batch at full speed, and batches to time next.
+
+    Those lie between it and the next larger batch, which is too slow.
+    """
+    throughput = {
+        batch: value
+        for batch, value in search.throughput.items()
+        if batch <= retry_free and search.retry_free.get(batch, True)
     }
-    if smooth not in rates:
-        return smooth, {smooth}
-    enough = thresholds.GPU_FULL_SPEED * max(rates.values())
-    fast = max(batch for batch, rate in rates.items() if rate >= enough)
-    slower = min((batch for batch in rates if batch > fast), default=fast)
-    if slower - fast > max(1, thresholds.NEAR_SLOWER * fast):
+    if retry_free not in throughput:
+        return retry_free, {retry_free}
+    full_speed = thresholds.GPU_FULL_SPEED_SHARE * max(throughput.values())
+    fast = max(batch for batch, value in throughput.items() if value >= full_speed)
+    slower = min((batch for batch in throughput if batch > fast), default=fast)
+    if slower - fast > max(1, thresholds.SPEED_EDGE_TOLERANCE * fast):
         return fast, {(fast + slower) // 2}
     return fast, set()
 
 
-def proven(search: GpuSearch, answers: Batches) -> bool:
-    """Whether both pass in three more fresh processes, for longer; the second without a retry."""
-    batches = [batch for batch in dict.fromkeys(answers) for _ in range(thresholds.PASSES)]
-    was_smooth = search.smooth.get(answers[1])
-    search.proof = [each.last for each in search.run([_lasting(search, b) for b in batches])]
-    all_passed = all(result.is_ok for result in search.proof)
-    return all_passed and search.smooth.get(answers[1]) == was_smooth
+def verified(search: GpuSearch, answers: Batches) -> bool:
+    """Run both answers in three more long probes, and return whether both hold."""
+    batches = [b for b in dict.fromkeys(answers) for _ in range(thresholds.REQUIRED_PASSES)]
+    was_retry_free = search.retry_free.get(answers[1])
+    outcomes = search.run([_long_probe(search, batch) for batch in batches])
+    search.verification = [outcome.last for outcome in outcomes]
+    all_passed = all(result.is_ok for result in search.verification)
+    return all_passed and search.retry_free.get(answers[1]) == was_retry_free
 
 
 def _raise_unless_memory(result: ProbeResult) -> None:
-    """A failure for another reason than memory has nothing to do with the batch."""
+    """Raise WorkloadError for a failure that has nothing to do with memory."""
     if not (result.is_ok or result.is_oom):
-        where = result.phase or "its process"
-        raise BadWorkload(
-            f"A batch of {result.batch} failed in {where}: {result.message}", result.hint
-        )
+        where = f" in {result.phase}" if result.phase else ""
+        raise WorkloadError(f"Batch {result.batch:,} fails{where}: {result.message}", result.hint)

@@ -1,10 +1,10 @@
-"""Which batch to try next, to find the largest that host memory bears for certain.
+"""The host search, as a pure function from the probes so far to the next batch.
 
-Pure: from what was tried to the next. On the host, the same batch takes some per cent more in one
-process than in the next: malloc keeps what was freed, and how much depends on the order of things.
-So there is no sharp edge to be found by halving. Peaks that were measured below the limit tell
-where a process reaches it on average, and how much processes differ; the answer is so far below
-that three fresh ones pass, and what is tried last is only the proof.
+The same batch needs a few percent more memory in one process than in another, because malloc keeps
+freed memory and the amount depends on the order of events. There is no sharp edge to bisect.
+Instead, a line through the peaks below the limit gives the batch at which an average process
+reaches the limit, and the noise between processes gives a margin. The answer is below that edge by
+the margin, so that three fresh processes pass; the last probes only confirm it.
 """
 
 from __future__ import annotations
@@ -21,164 +21,178 @@ from stepscope.workloads.probing import ProbeResult
 
 @dataclass(frozen=True)
 class Bounds:
-    limit: int
-    """Bytes."""
-    base: int
-    """Bytes that any batch takes: before the first step, and what its first step makes to stay."""
-    most: int | None = None
-    """The largest batch that the data has."""
+    limit_bytes: int
+    base_bytes: int
+    """Memory independent of the batch: before the first step, plus what that step keeps."""
+    data_set_limit: int | None = None
+    """The largest batch that the data set has samples for."""
 
 
 @dataclass(frozen=True)
 class Edge:
+    """The batch at which an average process reaches the limit."""
+
     line: MemoryLine
     batch: int | None
-    """On average; None where memory sets no limit."""
+    """None if memory sets no limit."""
     noise: float
-    """How much processes differ, as part of the batch."""
+    """Standard deviation between processes, as a share of the batch."""
 
     @property
-    def safe(self) -> int | None:
-        """So far below that nearly all pass."""
+    def safe_batch(self) -> int | None:
+        """The batch at which nearly all processes pass."""
         if self.batch is None:
             return None
-        margin = min(
-            thresholds.MOST_MARGIN,
-            max(thresholds.LEAST_MARGIN, thresholds.NOISES_BELOW * self.noise),
-        )
-        return max(int((1 - margin) * self.batch), math.ceil(thresholds.ABOVE * self.batch))
+        margin = thresholds.MARGIN_DEVIATIONS * self.noise
+        margin = min(thresholds.MAX_MARGIN, max(thresholds.MIN_MARGIN, margin))
+        return max(int((1 - margin) * self.batch), math.ceil(thresholds.ANSWER_SHARE * self.batch))
 
 
 def next_batch(tried: Sequence[ProbeResult], bounds: Bounds | None) -> int | None:
-    """The next to try, by what was tried; None when all is known, or will not be.
+    """Return the next batch to try, or None when the search is complete.
 
-    `bounds` are not known before one has passed.
+    `bounds` are unknown until a probe has passed.
     """
-    passed = _passed(tried)
+    passed = _passes(tried)
     if not tried:
-        return thresholds.FIRST
+        return thresholds.FIRST_HOST_BATCH
     if not passed or bounds is None:
         lowest = min(result.batch for result in tried)
         return None if lowest <= 1 else 2 if lowest > 2 else 1
-    if len(tried) >= thresholds.MOST_TRIALS:
+    if len(tried) >= thresholds.MAX_HOST_PROBES:
         return None
-    wanted = _wanted(tried, bounds)
-    if wanted is None:
+    target = _target(tried, bounds)
+    if target is None:
         return None
-    near = min((1 + thresholds.NEAR) * wanted, _ceiling(tried))
-    best = max((batch for batch in passed if batch <= near), default=None)
-    if best is None or best < (1 - _near(tried, best)) * wanted:
-        return wanted if wanted not in passed or passed[wanted] < thresholds.PASSES else None
-    is_certain = best == bounds.most and well_below(tried, best, bounds.limit)
-    if passed[best] < thresholds.PASSES and not is_certain:
+    highest = min((1 + thresholds.HOST_TOLERANCE) * target, _upper_bound(tried))
+    best = max((batch for batch in passed if batch <= highest), default=None)
+    if best is None or best < (1 - _tolerance(tried, best)) * target:
+        return target if passed.get(target, 0) < thresholds.REQUIRED_PASSES else None
+    is_certain = best == bounds.data_set_limit and clearly_below(tried, best, bounds.limit_bytes)
+    if passed[best] < thresholds.REQUIRED_PASSES and not is_certain:
         return best
-    return _proof_above(tried, best, bounds.most)
+    return _proof_above(tried, best, bounds.data_set_limit)
 
 
-def well_below(tried: Sequence[ProbeResult], batch: int, limit: int) -> bool:
-    peaks = [result.reserved_peak for result in tried if result.batch == batch and result.is_ok]
-    return all(0 < peak < thresholds.WELL_BELOW * limit for peak in peaks)
+def clearly_below(tried: Sequence[ProbeResult], batch: int, limit: int) -> bool:
+    """Return whether all peaks of a batch are so low that it passes in every process."""
+    peaks = [r.reserved_peak_bytes for r in tried if r.batch == batch and r.is_ok]
+    return all(0 < peak < thresholds.CLEARLY_BELOW_SHARE * limit for peak in peaks)
 
 
 def answer(tried: Sequence[ProbeResult]) -> int | None:
-    """The largest that has passed often enough, below all that failed; or the best there is."""
-    passed, ceiling = _passed(tried), _ceiling(tried)
-    below = [batch for batch in passed if batch <= ceiling]
-    certain = [batch for batch in below if passed[batch] >= thresholds.PASSES]
-    return max(certain or below, default=None)
+    """Return the largest batch below all failures that passed often enough, or else passed."""
+    passed, upper_bound = _passes(tried), _upper_bound(tried)
+    below = [batch for batch in passed if batch <= upper_bound]
+    confirmed = [batch for batch in below if passed[batch] >= thresholds.REQUIRED_PASSES]
+    return max(confirmed or below, default=None)
 
 
 def edge_of(tried: Sequence[ProbeResult], bounds: Bounds) -> Edge:
-    """By the line through the larger of the batches, and how far they are from it."""
-    points = [(t.batch, float(t.reserved_peak)) for t in tried if t.is_ok and t.reserved_peak]
-    points = points or [(t.batch, float(bounds.limit)) for t in tried if t.is_ok]
-    upper = [p for p in points if p[0] >= thresholds.UPPER * max(batch for batch, _ in points)]
-    line = MemoryLine.through(upper, bounds.base)
-    if line.per_sample <= 0 or len({batch for batch, _ in upper}) == 1:
-        line = MemoryLine.through(points, bounds.base)
-    contradicting = _hidden(tried, line, bounds)
+    """Fit a line to the peaks of the larger batches, and estimate the noise from the residuals."""
+    points = [(r.batch, float(r.reserved_peak_bytes)) for r in tried if r.is_ok]
+    points = [point for point in points if point[1]]
+    points = points or [(r.batch, float(bounds.limit_bytes)) for r in tried if r.is_ok]
+    largest = max(batch for batch, _ in points)
+    upper = [point for point in points if point[0] >= thresholds.FITTED_SHARE * largest]
+    line = MemoryLine.through(upper, bounds.base_bytes)
+    if line.per_sample_bytes <= 0 or len({batch for batch, _ in upper}) == 1:
+        line = MemoryLine.through(points, bounds.base_bytes)
+    contradicting = _hidden_peaks(tried, line, bounds)
     if contradicting:
         upper += contradicting
-        line = MemoryLine.through(upper, bounds.base)
-    batch = line.largest(bounds.limit)
+        line = MemoryLine.through(upper, bounds.base_bytes)
+    batch = line.max_batch(bounds.limit_bytes)
     if not batch:
-        return Edge(line, batch, thresholds.NOISE)
-    # The standard deviation of a process, between what is usual and what was seen.
-    per_batch = line.per_sample * batch
-    squares = sum(((size - line.at(each)) / per_batch) ** 2 for each, size in upper)
-    seen = max(0, len(upper) - 2)
-    noise = math.sqrt(
-        (squares + thresholds.NOISE_COUNTS * thresholds.NOISE**2) / (seen + thresholds.NOISE_COUNTS)
-    )
-    return Edge(line, batch, noise)
+        return Edge(line, batch, thresholds.PRIOR_NOISE)
+    # The standard deviation, as a weighted mean of the prior and of the residuals.
+    scale = line.per_sample_bytes * batch
+    squares = sum(((size - line.at(each)) / scale) ** 2 for each, size in upper)
+    prior = thresholds.PRIOR_NOISE_WEIGHT * thresholds.PRIOR_NOISE**2
+    observations = max(0, len(upper) - 2) + thresholds.PRIOR_NOISE_WEIGHT
+    return Edge(line, batch, math.sqrt((squares + prior) / observations))
 
 
-def _hidden(
+def _hidden_peaks(
     tried: Sequence[ProbeResult], line: MemoryLine, bounds: Bounds
 ) -> list[tuple[int, float]]:
-    """Peaks that nobody saw, as near to the line as they can have been, where that is not on it:
-    who failed took more than the limit, who passed without a peak took nearly all of it."""
-    beyond = bounds.limit + thresholds.FAILED_BY * (bounds.limit - bounds.base)
-    found = []
+    """Return bounds of unmeasured peaks that contradict the line.
+
+    A process that failed needed more than the limit; one that passed without a known peak needed
+    nearly all of it. Each bound is as close to the line as possible.
+    """
+    limit = bounds.limit_bytes
+    beyond = limit + thresholds.MIN_EXCESS_SHARE * (limit - bounds.base_bytes)
+    peaks = []
     for result in tried:
-        by_line = line.at(result.batch)
-        if result.is_oom and by_line < beyond:
-            found.append((result.batch, beyond))
-        elif result.is_ok and not result.reserved_peak:
-            size = min(max(by_line, bounds.limit - thresholds.PRESSED), float(bounds.limit))
-            found += [(result.batch, size)] if size != by_line else []
-    return found
+        on_line = line.at(result.batch)
+        if result.is_oom and on_line < beyond:
+            peaks.append((result.batch, beyond))
+        elif result.is_ok and not result.reserved_peak_bytes:
+            size = min(max(on_line, limit - thresholds.HIDDEN_PEAK_BYTES), float(limit))
+            peaks += [(result.batch, size)] if size != on_line else []
+    return peaks
 
 
-def _wanted(tried: Sequence[ProbeResult], bounds: Bounds) -> int | None:
-    """The batch that should be the answer, by all that is known now; None: memory sets none."""
-    passed = _passed(tried)
-    highest, ceiling = max(passed), _ceiling(tried)
+def _target(tried: Sequence[ProbeResult], bounds: Bounds) -> int | None:
+    """Return the batch that should be the answer; None if memory sets no limit."""
+    passed = _passes(tried)
+    largest, upper_bound = max(passed), _upper_bound(tried)
     edge = edge_of(tried, bounds)
     if len(passed) == 1:
-        # About half of the memory. The first took more for each sample than those to come: what
-        # libraries make at their first use is in it.
-        half = edge.line.largest(bounds.base + thresholds.HALF * (bounds.limit - bounds.base))
-        far = thresholds.FAR_AT_FIRST * highest
-        wanted = max(2 * highest, far if half is None else min(half, far))
+        # The first batch overestimates the memory per sample: it includes what libraries allocate
+        # on first use. So try a batch that should use half of the memory.
+        share = thresholds.SECOND_PROBE_SHARE * (bounds.limit_bytes - bounds.base_bytes)
+        half = edge.line.max_batch(bounds.base_bytes + share)
+        furthest = thresholds.MAX_FIRST_STEP_FACTOR * largest
+        target = max(2 * largest, furthest if half is None else min(half, furthest))
     else:
-        hardly = edge.batch is None or edge.batch > thresholds.FAR * highest
-        if hardly and highest >= thresholds.ENOUGH:
+        furthest = thresholds.MAX_STEP_FACTOR * largest
+        hardly_grows = edge.batch is None or edge.batch > furthest
+        if hardly_grows and largest >= thresholds.NO_LIMIT_BATCH:
             return None
-        wanted = edge.safe if edge.safe is not None else thresholds.FAR * highest
-        wanted = max(1, min(wanted, thresholds.FAR * highest))
-    if wanted > ceiling:
-        wanted = int(ceiling) if len(passed) > 1 else int(math.sqrt(highest * ceiling))
-    wanted = max(wanted, min(passed))
-    return min(wanted, bounds.most) if bounds.most is not None else wanted
+        target = edge.safe_batch if edge.safe_batch is not None else furthest
+        target = max(1, min(target, furthest))
+    if target > upper_bound:
+        target = int(upper_bound) if len(passed) > 1 else int(math.sqrt(largest * upper_bound))
+    target = max(target, min(passed))
+    return target if bounds.data_set_limit is None else min(target, bounds.data_set_limit)
 
 
-def _near(tried: Sequence[ProbeResult], best: int) -> float:
-    """How near is near enough. Not so near, once one passed that should not have."""
-    passed = _passed(tried)
-    if len(tried) >= thresholds.MANY_TRIALS:
-        return thresholds.NEAR_IN_THE_END
-    if any(batch > best / thresholds.ABOVE for batch in passed if batch <= _ceiling(tried)):
+def _tolerance(tried: Sequence[ProbeResult], best: int) -> float:
+    """Return the relative distance to the target that is close enough.
+
+    It is 0 if a batch passed that should have failed: the answer is too low then.
+    """
+    passed = _passes(tried)
+    if len(tried) >= thresholds.MANY_HOST_PROBES:
+        return thresholds.HOST_TOLERANCE_AFTER_MANY
+    should_fail = best / thresholds.ANSWER_SHARE
+    if any(batch > should_fail for batch in passed if batch <= _upper_bound(tried)):
         return 0.0
-    return thresholds.NEAR_ONCE_CERTAIN if passed[best] >= thresholds.PASSES else thresholds.NEAR
+    if passed[best] >= thresholds.REQUIRED_PASSES:
+        return thresholds.HOST_TOLERANCE_ONCE_PASSED
+    return thresholds.HOST_TOLERANCE
 
 
-def _proof_above(tried: Sequence[ProbeResult], best: int, most: int | None) -> int | None:
-    """One that should fail, unless one has, or it is not to be: who passes tells a peak more."""
-    above = int(best / thresholds.ABOVE) + 1
-    others = {result.batch for result in tried if result.batch >= above}
-    failed = any(
-        not result.is_ok for result in tried if best < result.batch <= thresholds.TIGHT * above
-    )
-    if failed or len(others) >= 2 or (most is not None and above > most):
+def _proof_above(tried: Sequence[ProbeResult], best: int, data_set_limit: int | None) -> int | None:
+    """Return a larger batch that should fail, or None if one did or the data set is too small.
+
+    If it passes, its peak improves the line.
+    """
+    above = int(best / thresholds.ANSWER_SHARE) + 1
+    larger = {result.batch for result in tried if result.batch >= above}
+    highest = thresholds.PROOF_TOLERANCE * above
+    has_failed = any(not result.is_ok for result in tried if best < result.batch <= highest)
+    if has_failed or len(larger) >= 2 or (data_set_limit is not None and above > data_set_limit):
         return None
-    return above if not others else int(max(others) / thresholds.ABOVE) + 1
+    return above if not larger else int(max(larger) / thresholds.ANSWER_SHARE) + 1
 
 
-def _passed(tried: Sequence[ProbeResult]) -> Counter[int]:
+def _passes(tried: Sequence[ProbeResult]) -> Counter[int]:
     return Counter(result.batch for result in tried if result.is_ok)
 
 
-def _ceiling(tried: Sequence[ProbeResult]) -> float:
+def _upper_bound(tried: Sequence[ProbeResult]) -> float:
     lowest = min((result.batch for result in tried if not result.is_ok), default=None)
-    return math.inf if lowest is None else thresholds.BELOW_FAILED * lowest
+    return math.inf if lowest is None else thresholds.BELOW_FAILURE_SHARE * lowest

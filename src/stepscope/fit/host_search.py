@@ -1,8 +1,8 @@
-"""The search in host memory: batches tried one after the other, each a trial within the limit.
+"""The host search: batches are tried one after another, each in a trial under the memory limit.
 
-A small batch tells what is there before any step and whether memory comes back after each; larger
-ones tell how memory grows; one that passes in three fresh processes is the answer, and one above it
-that fails is the proof.
+A small batch measures the memory before the first step and detects a leak. Larger batches measure
+how memory grows. The answer passes in three fresh processes, and a larger batch that fails confirms
+it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import math
 from dataclasses import dataclass, field, replace
 from statistics import median
 
-from stepscope.analysis.memory.model import leak
-from stepscope.errors import BadWorkload, CannotTry, TooFewSamples
+from stepscope.analysis.memory.model import leak_per_step
+from stepscope.errors import TooFewSamples, TrialError, WorkloadError
 from stepscope.fit import thresholds
-from stepscope.fit.answer import (
+from stepscope.fit.host_next_batch import Bounds, Edge, answer, clearly_below, edge_of, next_batch
+from stepscope.fit.probes.contract import ProbeOutcome, Probes
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.result import (
     Batch,
-    Composition,
+    FitFailure,
     Leak,
+    MemoryBreakdown,
     MemoryBudget,
-    Misfit,
     Note,
     NoteKind,
     Verdict,
 )
-from stepscope.fit.host_next_batch import Bounds, Edge, answer, edge_of, next_batch, well_below
-from stepscope.fit.probes.contract import ProbeOutcome, Probes
-from stepscope.fit.request import FitListener, FitRequest
 from stepscope.fit.search import BatchSearch, SearchResult
 from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
@@ -38,89 +38,89 @@ _BEFORE_STEPS = ("start", "import", "data", "build")
 class HostSearch(BatchSearch):
     workload: Workload
     tried: list[ProbeResult] = field(default_factory=list)
-    """In their order."""
+    """All probes in order."""
     first: ProbeOutcome | None = None
-    """The first that passed: what it says of the workload holds for all."""
+    """The first probe that passed."""
     beyond: ProbeOutcome | None = None
-    """The one that was tried within more memory than the limit."""
+    """The probe with more memory than the limit."""
 
     def begin(self) -> None:
-        """A small batch, and smaller ones where it does not fit."""
+        """Try a small batch, and smaller ones if it does not fit."""
         while self.first is None and (batch := next_batch(self.tried, None)) is not None:
             batch = min(batch, self.workload.samples or batch)
             try:
-                outcome = self.run(batch, thresholds.FIRST_STEPS)
+                outcome = self.run(batch, thresholds.HOST_FIRST_PROBE_STEPS)
             except TooFewSamples:
                 if batch == 1:
                     raise
-                outcome = self.run(1, thresholds.FIRST_STEPS)
+                outcome = self.run(1, thresholds.HOST_FIRST_PROBE_STEPS)
             result = outcome.last
             if result.kind == "timeout":
-                raise CannotTry(
-                    f"Batch {result.batch} did not come to its end: {result.message}", result.hint
+                raise TrialError(
+                    f"The probe of batch {result.batch} stalled: {result.message}", result.hint
                 )
             if not result.is_ok and not result.is_oom and len(self.tried) == 1:
-                raise BadWorkload(
-                    f"A step of batch {result.batch} fails, and not for lack of memory: "
-                    f"{result.message}",
-                    result.hint or "stepscope trial shows all that it said",
+                raise WorkloadError(
+                    f"Batch {result.batch} fails for another reason than memory: {result.message}",
+                    result.hint or "Run `stepscope trial` to see the full output",
                 )
-            if outcome.host.reached in _BEFORE_STEPS:
-                return  # no smaller batch would help
+            if outcome.host.last_phase in _BEFORE_STEPS:
+                return  # a smaller batch would not help
 
-    def run(self, batch: int, steps: int = thresholds.HOST_STEPS) -> ProbeOutcome:
+    def run(self, batch: int, steps: int = thresholds.HOST_PROBE_STEPS) -> ProbeOutcome:
         outcome = self.probes.run([ProbeRequest((batch,), steps=steps)])[0]
-        self.count(outcome)
+        self.record(outcome)
         result = outcome.last
         self.tried.append(result)
         self.passed[result.batch] = result.is_ok and self.passed.get(result.batch, True)
         self.passes[result.batch] = self.passes.get(result.batch, 0) + result.is_ok
         if result.is_ok:
             self.first = self.first or outcome
-            # The process that was disturbed least, for all ranks.
-            of_all = self.workload.accumulate * self.workload.ranks
-            rate = (result.samples_per_second or 0.0) * of_all
-            if rate:
-                self.rates[result.batch] = max(rate, self.rates.get(result.batch, 0.0))
+            # Of all ranks. The fastest process had the least interference.
+            factor = self.workload.accumulate * self.workload.ranks
+            throughput = (result.samples_per_second or 0.0) * factor
+            if throughput:
+                best = self.throughput.get(result.batch, 0.0)
+                self.throughput[result.batch] = max(throughput, best)
         self.listener.tried(result)
         return outcome
 
     def peak(self, batch: int) -> int:
-        """The most that a process which passed held; the limit, where that hides it."""
-        peaks = (result.reserved_peak for result in self.succeeded(batch))
-        return max((peak or self.budget.limit for peak in peaks), default=0)
+        """Return the largest peak of all probes that passed; the limit if the peak is unknown."""
+        peaks = (result.reserved_peak_bytes for result in self.succeeded(batch))
+        return max((peak or self.budget.limit_bytes for peak in peaks), default=0)
 
-    def held(self, batch: int) -> int:
+    def peak_with_failures(self, batch: int) -> int:
         return self.peak(batch)
 
-    def batch(self, size: int) -> Batch:
-        """With how often the one above failed, since there is no sharp limit, and what it would
-        need by the line that bounds the answer."""
-        batch = super().batch(size)
+    def answer(self, size: int) -> Batch:
+        """Add how often the failure above occurred, and its shortfall according to the line."""
+        batch = super().answer(size)
         above = batch.failure_above
         if above is None:
             return batch
         if size == self.max_batch and not self.is_unbounded:
-            missing = max(0, round(self.edge.line.at(above.batch) - self.budget.limit))
-            above = replace(above, missing=missing)
+            needed = round(self.edge.line.at(above.batch))
+            above = replace(above, shortfall_bytes=max(0, needed - self.budget.limit_bytes))
         results = self.results[above.batch]
         failed = sum(not result.is_ok for result in results)
         return replace(batch, failure_above=above, attempts_above=(failed, len(results)))
 
     @property
-    def base(self) -> int:
+    def base_bytes(self) -> int:
         assert self.first is not None
         parts = self.first.last.parts
-        return self.first.host.before + self.workload.ranks * (parts.gradients + parts.optimizer)
+        per_rank = parts.gradients_bytes + parts.optimizer_bytes
+        return self.first.host.before_bytes + self.workload.ranks * per_rank
 
     @property
-    def most(self) -> int | None:
+    def data_set_limit(self) -> int | None:
         samples = self.probes.subject.samples
         return None if samples is None else max(1, samples // self.workload.ranks)
 
     @property
     def bounds(self) -> Bounds:
-        return Bounds(self.budget.limit, self.base, self.most)
+        return Bounds(self.budget.limit_bytes, self.base_bytes, self.data_set_limit)
 
     @property
     def edge(self) -> Edge:
@@ -134,79 +134,81 @@ class HostSearch(BatchSearch):
 
     @property
     def recommended_batch(self) -> int:
-        """The max batch, unless more than one probe says that smaller ones are faster."""
-        largest = self.max_batch
-        rates = [
+        """The max batch, unless several probes of smaller batches are faster."""
+        max_batch = self.max_batch
+        throughput = [
             (result.batch, result.samples_per_second)
             for result in self.tried
-            if result.is_ok and result.batch <= largest and result.samples_per_second
+            if result.is_ok and result.batch <= max_batch and result.samples_per_second
         ]
-        near = thresholds.NEAR_MAX * largest
-        usual = median([rate for batch, rate in rates if batch >= near] or [math.inf])
+        near = thresholds.NEAR_MAX_SHARE * max_batch
+        typical = median([value for batch, value in throughput if batch >= near] or [math.inf])
         faster = [
             batch
-            for batch, rate in rates
-            if batch < near and thresholds.HOST_FULL_SPEED * rate > usual
+            for batch, value in throughput
+            if batch < near and thresholds.HOST_FULL_SPEED_SHARE * value > typical
         ]
-        return largest if len(faster) < thresholds.FASTER_PROBES else max(faster)
+        return max_batch if len(faster) < thresholds.MIN_FASTER_PROBES else max(faster)
 
     @property
     def is_unbounded(self) -> bool:
-        """Whether memory sets no limit: the data set ends well below it, or memory hardly grows
-        with the batch."""
-        if self.max_batch == self.most:
-            return well_below(self.tried, self.max_batch, self.budget.limit)
-        edge = self.edge.batch
-        return edge is None or edge > thresholds.FAR * max(t.batch for t in self.tried if t.is_ok)
+        """Whether memory sets no limit.
+
+        Either the data set ends clearly below the limit, or memory hardly grows with the batch.
+        """
+        if self.max_batch == self.data_set_limit:
+            return clearly_below(self.tried, self.max_batch, self.budget.limit_bytes)
+        edge, largest = self.edge.batch, max(r.batch for r in self.tried if r.is_ok)
+        return edge is None or edge > thresholds.MAX_STEP_FACTOR * largest
 
     @property
     def subject(self) -> Subject | None:
         passed = self.first or (self.beyond and self.beyond.last.is_ok)
         return self.probes.subject if passed else None
 
-    def misfit(self) -> Misfit:
-        """How much is missing, by a trial within more memory, where there clearly is more."""
-        failed, limit = self.tried[-1], self.budget.limit
-        more = int(thresholds.PART_OF_FREE * self.budget.free)
-        if more <= thresholds.CLEARLY_MORE * limit:
-            return Misfit(failed)
-        self.beyond = self.probes.run([ProbeRequest((failed.batch,), more)])[0]
-        self.count(self.beyond, within_limit=False)
+    def failure(self) -> FitFailure:
+        """Measure the shortfall with a larger limit, if there is clearly more free memory."""
+        failed, limit = self.tried[-1], self.budget.limit_bytes
+        larger = int(thresholds.SHORTFALL_FREE_SHARE * self.budget.free_bytes)
+        if larger <= thresholds.SHORTFALL_MIN_FACTOR * limit:
+            return FitFailure(failed)
+        self.beyond = self.probes.run([ProbeRequest((failed.batch,), larger)])[0]
+        self.record(self.beyond, within_limit=False)
         result, host = self.beyond.last, self.beyond.host
-        missing = (result.reserved_peak or more) - limit if result.is_ok else 0
-        return Misfit(
+        shortfall = (result.reserved_peak_bytes or larger) - limit if result.is_ok else 0
+        return FitFailure(
             failed,
-            shortfall=max(0, missing),
-            larger_limit=more,
-            within_larger=result,
-            before=host.before,
+            shortfall_bytes=max(0, shortfall),
+            larger_limit_bytes=larger,
+            larger_limit_result=result,
+            before_bytes=host.before_bytes,
             data_bytes=host.data_bytes,
         )
 
-    def composition(self, found: SearchResult) -> Composition | None:
+    def memory_breakdown(self, found: SearchResult) -> MemoryBreakdown | None:
         size = found.max_batch
         if size is None or self.first is None:
             return None
-        workload, fixed = self.workload, self.base
-        if workload.ranks > 1 or workload.workers:  # there are others, which no rank tells of
-            fixed = max(fixed, int(self.edge.line.fixed))
+        workload, fixed = self.workload, self.base_bytes
+        if workload.ranks > 1 or workload.workers:  # ranks do not report the other processes
+            fixed = max(fixed, int(self.edge.line.fixed_bytes))
         first = self.first.last.parts
         grown = max(0, self.peak(size) - fixed)
         inputs = self.probes.subject.sample_bytes * size
         parts = replace(
             first,
-            inputs=inputs,
-            activations=max(0, grown - inputs),
-            outside=max(0, fixed - first.state),
+            inputs_bytes=inputs,
+            activations_bytes=max(0, grown - inputs),
+            context_bytes=max(0, fixed - first.state_bytes),
         )
         data = self.first.host.data_bytes * workload.ranks
-        is_state = parts.state > parts.activations
-        is_data = data > thresholds.MUCH_DATA * self.budget.limit
-        return Composition(
+        is_state = parts.state_bytes > parts.activations_bytes
+        is_data = data > thresholds.DATA_DOMINANT_SHARE * self.budget.limit_bytes
+        return MemoryBreakdown(
             batch=size,
             parts=parts,
-            fixed=fixed,
-            per_sample=grown / size,
+            fixed_bytes=fixed,
+            per_sample_bytes=grown / size,
             dominant="data" if is_data else "state" if is_state else "activations",
             data_bytes=data,
         )
@@ -215,31 +217,36 @@ class HostSearch(BatchSearch):
 def search_host(
     probes: Probes, budget: MemoryBudget, request: FitRequest, listener: FitListener
 ) -> SearchResult:
-    """From the first probe to the answer. BadWorkload where memory is not why it fails."""
+    """Run the whole search. Raise WorkloadError if it fails for another reason than memory."""
     search = HostSearch(probes, budget, listener, workload=request.workload)
     search.begin()
     if search.first is None:
-        return SearchResult(search, Verdict.DOES_NOT_FIT, misfit=search.misfit())
+        return SearchResult(search, Verdict.DOES_NOT_FIT, failure=search.failure())
     first = search.first.last
-    growth = leak(first.kept[thresholds.SETTLING_STEPS : thresholds.FIRST_STEPS]) or 0.0
-    if growth > thresholds.HOST_LEAK * budget.limit:
-        left = max(0, budget.limit - first.kept[-1])
-        leaks = Leak(first.batch, growth, round(left / growth))
-        return SearchResult(search, Verdict.CANNOT_TELL, leak=leaks)
+    measured = slice(thresholds.HOST_SETTLING_STEPS, thresholds.HOST_FIRST_PROBE_STEPS)
+    per_step = leak_per_step(first.allocated_bytes[measured]) or 0.0
+    if per_step > thresholds.HOST_LEAK_SHARE * budget.limit_bytes:
+        free = max(0, budget.limit_bytes - first.allocated_bytes[-1])
+        leak = Leak(first.batch, per_step, round(free / per_step))
+        return SearchResult(search, Verdict.UNKNOWN, leak=leak)
     while (batch := next_batch(search.tried, search.bounds)) is not None:
         search.run(batch)
     size, recommended = search.max_batch, search.recommended_batch
     if search.is_unbounded:
         return SearchResult(search, Verdict.NO_LIMIT, max_batch=size, recommended_batch=recommended)
-    peaks = [result.reserved_peak for result in search.succeeded(size) if result.reserved_peak]
+    known = (result.reserved_peak_bytes for result in search.succeeded(size))
+    peaks = [peak for peak in known if peak]
     difference = max(peaks, default=0) - min(peaks, default=0)
-    if len(peaks) >= thresholds.PASSES and difference >= thresholds.SAME_PEAK * median(peaks):
-        differ = Note(NoteKind.PEAKS_DIFFER, batch=size, low=min(peaks), high=max(peaks))
-        search.notes.append(differ)
+    if len(
+        peaks
+    ) >= thresholds.REQUIRED_PASSES and difference >= thresholds.PEAK_TOLERANCE * median(peaks):
+        low, high = min(peaks), max(peaks)
+        note = Note(NoteKind.PEAKS_DIFFER, batch=size, low_bytes=low, high_bytes=high)
+        search.notes.append(note)
     return SearchResult(
         search,
         Verdict.FITS,
         max_batch=size,
         recommended_batch=recommended,
-        minimum=search.edge.line,
+        minimum_memory=search.edge.line,
     )

@@ -1,4 +1,4 @@
-"""How much memory there is for batches, on which GPU, and who else uses it."""
+"""The GPU and the memory that a fit may use."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Mapping
 
 from stepscope.analysis.memory.model import (
     host_batches_in_flight,
-    largest_host_batch,
-    largest_host_batch_2019,
+    max_host_batch,
+    max_host_batch_2019,
 )
-from stepscope.errors import CannotTry
-from stepscope.fit.answer import ChosenGpu, Device, LoaderMemory, MemoryBudget, OtherProcess
+from stepscope.errors import TrialError
 from stepscope.fit.request import FitRequest
-from stepscope.fit.thresholds import FREE_PART
+from stepscope.fit.result import ChosenGpu, Device, LoaderMemory, MemoryBudget, OtherProcess
+from stepscope.fit.thresholds import HOST_FREE_SHARE
 from stepscope.sensors import procfs
 from stepscope.sensors.gpu.nvml import Nvml, NvmlGpu, NvmlUnavailable, Unreadable, open_nvml
 from stepscope.sensors.gpu.selection import select_gpus
@@ -24,54 +24,53 @@ from stepscope.workloads.spec import Workload
 def choose_gpu(
     names: tuple[str, ...] | None, environment: Mapping[str, str], ranks: int = 1
 ) -> ChosenGpu | None:
-    """The GPU that the framework would take, or the first of those named; None where there is none.
+    """Return the GPU that the framework would use, or the first one of `names`; None without a GPU.
 
-    Of several that train together, the one with the least memory free: its answer holds for all.
+    With several ranks, return the GPU with the least free memory: its answer holds for all.
     """
     try:
         nvml = open_nvml()
     except NvmlUnavailable:
         if names:
-            raise CannotTry(
-                f"--gpus {','.join(names)} cannot be had: no driver", "Leave --gpus out"
+            raise TrialError(
+                f"`--gpus {','.join(names)}` is not available: no NVIDIA driver", "Remove --gpus"
             ) from None
         return None
     with nvml:
         selection = select_gpus(nvml.gpus, environment, names)
         if not selection.is_certain:
             value = environment.get("CUDA_VISIBLE_DEVICES")
-            raise CannotTry(
-                f"Which GPU CUDA_VISIBLE_DEVICES={value} means is not certain: these are not alike",
-                "Give --gpus, or CUDA_DEVICE_ORDER=PCI_BUS_ID",
+            raise TrialError(
+                f"CUDA_VISIBLE_DEVICES={value} is ambiguous, because the GPUs are different models",
+                "Pass --gpus, or set CUDA_DEVICE_ORDER=PCI_BUS_ID",
             )
         gpus = selection.gpus
-        divided = {gpu.facts.mig_of for gpu in nvml.gpus if gpu.facts.mig_of}
+        partitioned = {gpu.facts.mig_of for gpu in nvml.gpus if gpu.facts.mig_of}
         for gpu in gpus[:ranks]:
-            if gpu.facts.mig_of or gpu.facts.uuid in divided:
-                raise CannotTry(
-                    f"{gpu.facts.label} is divided into slices (MIG), which cannot be probed yet",
-                    "Name a whole GPU with --gpus, or see: stepscope trial",
+            if gpu.facts.mig_of or gpu.facts.uuid in partitioned:
+                raise TrialError(
+                    f"{gpu.facts.label} is partitioned (MIG), which `fit` does not support",
+                    "Select another GPU with --gpus, or use `stepscope trial`",
                 )
         if gpus and len(gpus) < ranks:
-            there = "is 1" if len(gpus) == 1 else f"are {len(gpus)}"
-            raise CannotTry(
-                f"{ranks} ranks need as many GPUs, and there {there} here",
-                f"Give --ranks {len(gpus)}, or --device cpu",
+            raise TrialError(
+                f"{ranks} ranks need {ranks} GPUs, but only {len(gpus)} can be used",
+                f"Pass --ranks {len(gpus)} or --device cpu",
             )
-        described = [_described(nvml, gpu) for gpu in gpus[:ranks]]
-        return min(described, key=lambda gpu: gpu.free, default=None)
+        chosen = [_describe(nvml, gpu) for gpu in gpus[:ranks]]
+        return min(chosen, key=lambda gpu: gpu.free_bytes, default=None)
 
 
-def _described(nvml: Nvml, gpu: NvmlGpu) -> ChosenGpu:
+def _describe(nvml: Nvml, gpu: NvmlGpu) -> ChosenGpu:
     total = int(gpu.facts.memory_bytes or 0)
     try:
-        used = int(gpu.memory_used())
+        total_used = int(gpu.memory_used())
     except Unreadable:
-        used = 0
+        total_used = 0
     try:
         others = tuple(
-            OtherProcess(pid, procfs.name(pid), None if held is None else int(held))
-            for pid, held in gpu.processes()
+            OtherProcess(pid, procfs.name(pid), None if used is None else int(used))
+            for pid, used in gpu.processes()
         )
     except Unreadable:
         others = ()
@@ -79,54 +78,58 @@ def _described(nvml: Nvml, gpu: NvmlGpu) -> ChosenGpu:
     return ChosenGpu(
         uuid=facts.uuid,
         name=facts.model,
-        total=total,
-        free=total - used,
+        total_bytes=total,
+        free_bytes=total - total_used,
         other_processes=others,
         driver=nvml.driver,
     )
 
 
 def budget_for(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
-    """What batches may take of a GPU, from which the context is subtracted once a probe has told
-    its size; or batches and all else of a training, of this machine."""
+    """Return the memory budget.
+
+    On a GPU it is for batches; the CUDA context is subtracted once a probe has measured it. On the
+    host it is for the whole training.
+    """
     if gpu is None:
         total, free = MachineResources.here().memory, host_memory_free()
         requested = request.limits.memory
-        most = requested if requested is not None else int(FREE_PART * free)
+        available = requested if requested is not None else int(HOST_FREE_SHARE * free)
     else:
-        total, free, requested = gpu.total, gpu.free, request.limits.gpu_memory
+        total, free, requested = gpu.total_bytes, gpu.free_bytes, request.limits.gpu_memory
         if requested is not None and requested > total:
-            raise CannotTry(
-                f"--gpu-memory asks for {size_text(requested)} of a GPU that has "
-                f"{size_text(total)}",
-                "A larger GPU cannot be emulated: --cards predicts what it would take",
+            raise TrialError(
+                f"`--gpu-memory {size_text(requested)}` is more than the GPU has "
+                f"({size_text(total)})",
+                "Use --predict-for to predict the batch size on a larger GPU",
             )
-        most = free if requested is None else min(requested, free)
-    headroom = request.headroom or int(request.headroom_share * most)
-    if headroom >= most:
-        raise CannotTry(
-            f"--headroom {size_text(headroom)} leaves nothing of {size_text(most)}", "Give less"
+        available = free if requested is None else min(requested, free)
+    headroom = request.headroom or int(request.headroom_share * available)
+    if headroom >= available:
+        raise TrialError(
+            f"`--headroom {size_text(headroom)}` leaves none of the {size_text(available)}",
+            "Pass a smaller headroom",
         )
     others = gpu.other_processes if gpu else ()
     device: Device = "gpu" if gpu else "host"
     return MemoryBudget(
         device=device,
-        limit=most - headroom,
-        total=total,
-        free=free,
-        requested=requested,
-        headroom=headroom,
+        limit_bytes=available - headroom,
+        total_bytes=total,
+        free_bytes=free,
+        requested_bytes=requested,
+        headroom_bytes=headroom,
         other_processes=others,
     )
 
 
 def loader_memory(workload: Workload, sample_bytes: int, memory: int | None) -> LoaderMemory:
-    """What the loader's batches may take on the host, beside a training on a GPU."""
+    """Return the host memory of the data loader for training on a GPU."""
     free = host_memory_free()
     free = min(free, memory) if memory is not None else free
     shm = _shm_free()
     pinned = workload.pin is not False
-    largest, bound_by = largest_host_batch(
+    max_batch, limited_by = max_host_batch(
         sample_bytes, workload.workers, workload.prefetch, pinned, free, shm
     )
     return LoaderMemory(
@@ -134,12 +137,12 @@ def loader_memory(workload: Workload, sample_bytes: int, memory: int | None) -> 
         prefetch=workload.prefetch,
         pinned=pinned,
         sample_bytes=sample_bytes,
-        in_flight=host_batches_in_flight(workload.workers, workload.prefetch, pinned),
-        memory_free=free,
-        shm_free=shm,
-        max_batch=largest,
-        bound_by=bound_by,
-        by_2019=largest_host_batch_2019(
+        batches_in_flight=host_batches_in_flight(workload.workers, workload.prefetch, pinned),
+        memory_free_bytes=free,
+        shm_free_bytes=shm,
+        max_batch=max_batch,
+        limited_by=limited_by,
+        max_batch_2019=max_host_batch_2019(
             procfs.meminfo().total or 0, workload.workers, sample_bytes
         ),
     )

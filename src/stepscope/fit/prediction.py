@@ -1,4 +1,4 @@
-"""Predictions for any batch in any memory, by replays of the traces of two batches."""
+"""Predictions for any batch and any memory size, from replays of two traced batches."""
 
 from __future__ import annotations
 
@@ -7,54 +7,67 @@ from collections.abc import Mapping
 from stepscope.analysis.memory.caching_allocator import (
     AllocationTrace,
     allocated_peak,
-    growth,
-    scratch,
+    trace_growth,
+    workspaces,
 )
 from stepscope.analysis.memory.model import (
     MemoryLine,
+    batches_by_lines,
     batches_by_replay,
-    batches_on_lines,
-    comfortable_bytes,
     minimum_bytes,
+    retry_free_bytes,
 )
-from stepscope.fit.thresholds import ABOVE_SMOOTH, FURTHEST_ABOVE, HUGE
+from stepscope.fit.thresholds import (
+    RETRY_FREE_SEARCH_FACTOR,
+    RETRY_FREE_SEARCH_STEP,
+    UNREALISTIC_BATCH,
+)
 
 Batches = tuple[int, int]
-"""The max batch, and the largest without an allocator retry."""
+"""The max batch, and the largest batch without an allocator retry."""
 
 
 class Predictor:
     def __init__(self, traces: Mapping[int, AllocationTrace], fixed: float) -> None:
-        """`fixed` are the bytes that any batch needs."""
+        """`fixed` is the memory, in bytes, that does not depend on the batch."""
         self._traces, self._fixed = traces, fixed
-        self.comfortable = MemoryLine.through(
-            [(batch, float(comfortable_bytes(trace))) for batch, trace in traces.items()], fixed
+        self.retry_free = MemoryLine.through(
+            [(batch, float(retry_free_bytes(trace))) for batch, trace in traces.items()], fixed
         )
-        in_use = [(b, float(allocated_peak(t, scratch(t)))) for b, t in traces.items()]
-        self._in_use = MemoryLine.through(in_use, fixed)
+        allocated = [(b, float(allocated_peak(t, workspaces(t)))) for b, t in traces.items()]
+        self._allocated = MemoryLine.through(allocated, fixed)
         (small, one), (large, other) = min(traces.items()), max(traces.items())
-        self._growth = growth(one, small, other, large)
+        self._growth = trace_growth(one, small, other, large)
 
     def minimum(self) -> MemoryLine:
-        """Bytes that a batch needs where memory is short. Takes seconds: it replays many times."""
-        points = [(b, float(minimum_bytes(t, scratch(t)))) for b, t in self._traces.items()]
+        """Return the memory that a batch needs at least. Takes seconds: it replays many times."""
+        points = [(b, float(minimum_bytes(t, workspaces(t)))) for b, t in self._traces.items()]
         return MemoryLine.through(points, self._fixed)
 
     def at(
-        self, limit: int, most: int | None = None, thorough: bool = True, part: float = 0.0
+        self,
+        limit: int,
+        upper: int | None = None,
+        thorough: bool = True,
+        required_workspace: float = 0.0,
     ) -> Batches:
-        """Both batches within `limit`, if kernels can do without workspace but for a part of it."""
-        guess = batches_on_lines(self._in_use, self.comfortable, limit)
-        if most is not None:
-            guess = min(guess[0], most), min(guess[1], most)
-        if self._growth is None or not 0 < guess[0] < HUGE:
-            return guess
-        return batches_by_replay(self._growth, limit, guess, most, thorough, part)
+        """Predict both batches within `limit` bytes.
 
-    def smooth_above(self, batch: int, most: int, limit: int) -> list[int]:
-        """Batches a little above one that should be smooth, though one between is not."""
+        `upper` is the largest batch allowed, `required_workspace` the share of the workspace that
+        kernels need.
+        """
+        guess = batches_by_lines(self._allocated, self.retry_free, limit)
+        if upper is not None:
+            guess = min(guess[0], upper), min(guess[1], upper)
+        if self._growth is None or not 0 < guess[0] < UNREALISTIC_BATCH:
+            return guess
+        return batches_by_replay(self._growth, limit, guess, upper, thorough, required_workspace)
+
+    def retry_free_above(self, batch: int, upper: int, limit: int) -> list[int]:
+        """Return batches above `batch` that should be retry-free, although one between is not."""
         if self._growth is None:
             return []
-        stride = max(1, round(ABOVE_SMOOTH * batch))
-        further = range(batch + stride, min(most, round(FURTHEST_ABOVE * batch)) + 1, stride)
-        return [each for each in further if comfortable_bytes(self._growth.at(each)) <= limit]
+        stride = max(1, round(RETRY_FREE_SEARCH_STEP * batch))
+        end = min(upper, round(RETRY_FREE_SEARCH_FACTOR * batch))
+        candidates = range(batch + stride, end + 1, stride)
+        return [each for each in candidates if retry_free_bytes(self._growth.at(each)) <= limit]

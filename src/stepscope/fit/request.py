@@ -1,15 +1,17 @@
-"""What a user asks of `fit`, as one record; the command line and the Python API both build it."""
+"""The request of a fit. The command line and the Python API both build it."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from stepscope.errors import CannotTry
+from stepscope.errors import TrialError, WorkloadError
 from stepscope.trials.limits.spec import Limits, MachineResources, check_limits, parse_size
+from stepscope.trials.request import workload_of
 from stepscope.workloads.probing import ProbeResult
-from stepscope.workloads.spec import Workload, nearest
+from stepscope.workloads.spec import NOT_FOR_FIT, Workload, nearest, option_name
 
 METHODS = ("auto", "linear2019")
 _PERCENTAGE = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*%")
@@ -17,81 +19,107 @@ _PERCENTAGE = re.compile(r"([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*%")
 
 @dataclass(frozen=True)
 class FitRequest:
-    """A workload, and the memory that its batches are to fit into."""
+    """A workload and the memory budget for its batches."""
 
     workload: Workload
     limits: Limits = field(default_factory=Limits)
-    """Memory of the GPU or of the host, GPUs, and the stall timeout of a probe."""
+    """GPU memory, host memory, GPUs, and the stall timeout of a probe."""
     headroom: int = 0
-    """Bytes to leave free."""
+    """Bytes that stay free."""
     headroom_share: float = 0.0
-    """The same as a part of the limit, below 1."""
-    cards: tuple[int, ...] = ()
-    """Bytes of other cards to predict batches for; nothing: those of the usual cards."""
+    """The same as a share of the limit, less than 1."""
+    predict_for: tuple[int, ...] = ()
+    """Bytes of other GPUs to predict for; empty: common GPU sizes."""
     method: str = "auto"
-    prove: bool = False
+    verify: bool = False
     estimate: bool = False
-    fresh: bool = False
-    """Whether to measure again, also where the answer is in the cache."""
+    no_cache: bool = False
 
     def check(self) -> None:
-        """CannotTry where it cannot be answered on any machine, or not within this one's limits."""
+        """Raise TrialError if the request is invalid on this machine."""
         check_limits(self.limits, MachineResources.here())
         if self.method not in METHODS:
-            raise CannotTry(f"--method {self.method} is not known", nearest(self.method, METHODS))
+            raise TrialError(f"Unknown method {self.method!r}", nearest(self.method, METHODS))
         if self.headroom < 0:
-            raise CannotTry("--headroom is less than nothing", "Give a size from 0 up")
+            raise TrialError("`--headroom` must not be negative", "Pass a size such as 1GiB")
         if self.workload.device == "cpu" and self.limits.gpus:
-            raise CannotTry(
-                f"--device cpu leaves out the GPU that --gpus {','.join(self.limits.gpus)} names",
-                "Give one of them",
+            raise TrialError(
+                f"`--device cpu` and `--gpus {','.join(self.limits.gpus)}` exclude each other",
+                "Remove one of them",
             )
 
     def check_without_gpu(self) -> list[str]:
-        """CannotTry where it is about a GPU; else which options do nothing on the host."""
-        for given, option in (
+        """Return notices about options that have no effect on the host.
+
+        Raise TrialError if the request needs a GPU.
+        """
+        for is_set, option in (
             (self.limits.gpu_memory is not None, "--gpu-memory"),
-            (self.cards, "--cards"),
+            (self.predict_for, "--predict-for"),
             (self.method == "linear2019", "--method linear2019"),
         ):
-            if not given:
+            if not is_set:
                 continue
-            why = "there is none to probe here"
-            hint = "Leave it out to fit host memory, or see: stepscope doctor"
             if self.workload.device == "cpu":
-                why = "--device cpu leaves it out"
-                hint = f"Leave out {option} to fit host memory, or --device cpu to fit the GPU's"
-            raise CannotTry(f"{option} is about a GPU, and {why}", hint)
+                raise TrialError(
+                    f"`{option}` needs a GPU, but `--device cpu` is set",
+                    f"Remove {option} to fit host memory, or --device cpu to fit GPU memory",
+                )
+            raise TrialError(
+                f"`{option}` needs a GPU, but no usable GPU was found",
+                f"Remove {option} to fit host memory, or run `stepscope doctor` to see why",
+            )
         if self.workload.needs_gpu:
-            raise CannotTry("There is no GPU here", "Leave --device out, or see: stepscope doctor")
-        ignored = []
-        if self.prove:
-            ignored.append(
-                "--prove is for a GPU: on the host an answer passes in three fresh processes anyway"
+            raise TrialError(
+                f"`--device {self.workload.device}` needs a GPU, but no usable GPU was found",
+                "Remove --device, or run `stepscope doctor` to see why",
+            )
+        notices = []
+        if self.verify:
+            notices.append(
+                "`--verify` has no effect on the host: its answers always pass in 3 fresh processes"
             )
         if self.estimate:
-            ignored.append("--estimate is for a GPU: on the host batches are tried up to the limit")
-        return ignored
+            notices.append(
+                "`--estimate` has no effect on the host: batches are tried up to the limit"
+            )
+        return notices
 
 
 @dataclass(frozen=True)
 class FitListener:
-    tell: Callable[[str], None] = lambda text: None
-    """What the user should know meanwhile."""
+    notify: Callable[[str], None] = lambda text: None
+    """Called with messages for the user."""
     show: Callable[[str], None] = lambda text: None
-    """What is under way."""
+    """Called with the current activity."""
     tried: Callable[[ProbeResult], None] = lambda result: None
-    """A batch that was tried on the host, where each takes seconds."""
+    """Called after each probe on the host, where a probe takes seconds."""
 
 
-def parse_headroom(given: int | str) -> tuple[int, float]:
-    """Bytes to leave free, and a part of the limit: one of them is 0."""
-    text = str(given).strip()
+def fit_workload(model: str, settings: Mapping[str, Any]) -> Workload:
+    """Return the checked workload. Raise WorkloadError for settings that `fit` determines."""
+    for name in NOT_FOR_FIT:
+        if name not in settings:
+            continue
+        if name == "batch_size":
+            raise WorkloadError(
+                "`fit` finds the batch size",
+                "Remove --batch-size, or use `stepscope trial` to train at a given batch size",
+            )
+        raise WorkloadError("`fit` decides how long a probe trains", f"Remove {option_name(name)}")
+    return workload_of(model, settings)
+
+
+def parse_headroom(value: int | str) -> tuple[int, float]:
+    """Parse a headroom into bytes and a share of the limit; one of them is 0."""
+    text = str(value).strip()
     if not text.endswith("%"):
-        return parse_size(given), 0.0
+        return parse_size(value), 0.0
     if not _PERCENTAGE.fullmatch(text):
-        raise CannotTry(f"--headroom {text} is no percentage", "For example: 5%")
+        raise TrialError(
+            f"Invalid percentage {text!r} in `--headroom`", "Pass a percentage such as 5%"
+        )
     share = float(text[:-1]) / 100
     if share >= 1:
-        raise CannotTry(f"--headroom {text} leaves nothing to fit into", "Give less than 100%")
+        raise TrialError(f"`--headroom {text}` leaves no memory", "Pass less than 100%")
     return 0, share

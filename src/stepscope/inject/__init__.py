@@ -1,6 +1,6 @@
-"""What goes into an unmodified script. Standard library only; imports nothing of ours.
+"""Code that is injected into unmodified scripts. Standard library only, no other stepscope code.
 
-`site/` is put on PYTHONPATH of a watched command. Its `sitecustomize.py` installs an import hook
-that loads `hook.py`, by path, when a framework is imported; `events.py` writes what it sees. The
-interpreter that runs the script need not have stepscope installed.
+`site/` is added to the PYTHONPATH of a monitored command. Its `sitecustomize.py` installs an import
+hook that loads `hook.py`, by path, when a framework is imported; `events.py` writes the events. The
+interpreter of the script does not need stepscope.
 """

@@ -1,4 +1,4 @@
-"""What PyTorch's caching allocator holds on CUDA devices. Standard library only, never raises."""
+"""Report the memory of PyTorch's caching allocator. Standard library only, never raises."""
 
 import sys
 import time
@@ -9,41 +9,41 @@ _now = time.monotonic_ns
 
 
 class Allocator:
-    """What PyTorch's caching allocator holds on CUDA devices, told at the ends of steps and epochs.
+    """Reports the memory of PyTorch's caching allocator on CUDA devices after steps and epochs.
 
-    It is asked for its books only: nothing is waited for on a device, and none is initialised.
+    It only reads the statistics of the allocator: no device is synchronized or initialized.
     """
 
-    EVERY_NS = 100_000_000
-    TIMES_COST = 1000  # how long to leave it alone: a thousandth of the time at most
+    MIN_INTERVAL_NS = 100_000_000
+    COST_FACTOR = 1000  # interval as a multiple of the cost: at most a thousandth of the time
 
     def __init__(self):
         self.due = 0
         self._uuids = {}
 
-    def tell(self, writer):
+    def report(self, writer):
         started = _now()
         try:
             cuda = getattr(sys.modules.get("torch"), "cuda", None)
             if cuda is not None and cuda.is_initialized():
                 for device in range(cuda.device_count()):
-                    self._tell_device(writer, cuda, device)
+                    self._report_device(writer, cuda, device)
         except Exception:
             pass
-        self.due = started + max(self.EVERY_NS, self.TIMES_COST * (_now() - started))
+        self.due = started + max(self.MIN_INTERVAL_NS, self.COST_FACTOR * (_now() - started))
 
-    def tell_last(self):
-        """When the process ends: the peaks it came to, and whether it ran out of memory."""
+    def report_at_exit(self):
+        """Report the peaks, and whether the process ran out of GPU memory."""
         writer = events.current
         if writer is None:
             return
-        self.tell(writer)
-        writer.gpus_given_back()
-        error = getattr(sys, "last_value", None)  # what nobody caught
+        self.report(writer)
+        writer.release_gpus()
+        error = getattr(sys, "last_value", None)  # the uncaught exception
         if type(error).__name__ == "OutOfMemoryError":
             writer.write_named(events.GPU_OOM, str(error))
 
-    def _tell_device(self, writer, cuda, device):
+    def _report_device(self, writer, cuda, device):
         stats = cuda.memory.memory_stats_as_nested_dict(device)
         reserved = stats["reserved_bytes"]["all"]
         if not reserved["peak"]:
@@ -58,7 +58,7 @@ class Allocator:
         )
 
     def _uuid_of(self, cuda, device):
-        """As NVML writes it; old versions of PyTorch do not know it."""
+        """Return the UUID in the format of NVML, or "cuda:N" with old versions of PyTorch."""
         if device not in self._uuids:
             uuid = str(getattr(cuda.get_device_properties(device), "uuid", ""))
             self._uuids[device] = ("GPU-" + uuid) if uuid else "cuda:%d" % device

@@ -1,6 +1,7 @@
-"""Waits for a framework to be imported, and has the hook look at it once it has run.
+"""The import hook: attach to a framework after it was imported.
 
-Standard library only, and little of it: every Python process of a watched command loads this file.
+Every Python process of a monitored command loads this file, so it imports as little as possible.
+Standard library only.
 """
 
 import os
@@ -11,7 +12,7 @@ from _frozen_importlib_external import SourceFileLoader
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
-WATCHED = (
+HOOKED_MODULES = (
     "torch.utils.data._utils.fetch",
     "torch.utils.data.dataloader",
     "torch.optim.optimizer",
@@ -21,15 +22,16 @@ WATCHED = (
     "keras",
     "jax",
     "lightning",
+    "pytorch_lightning",
     "transformers",
 )
 
 
 class StepscopeFinder(object):
-    """Lets the other finders find a watched module, and attaches the hook after it ran."""
+    """Lets the other finders find a hooked module, and attaches to it after its execution."""
 
     def __init__(self):
-        self.waiting = set(WATCHED)
+        self.waiting = set(HOOKED_MODULES)
 
     def find_spec(self, name, path=None, target=None):
         if name not in self.waiting:
@@ -44,14 +46,14 @@ class StepscopeFinder(object):
         return None
 
     def _attach_after(self, loader, name):
-        """The loader stays the one that was found, and is as it was once the module has run."""
+        """Patch the loader temporarily: it is restored when the module is executed."""
         if loader is None or isinstance(loader, type):
             return
         try:
             run = loader.exec_module
 
             def exec_module(module):
-                if module.__name__ != name:  # a loader that many modules share
+                if module.__name__ != name:  # a loader that several modules share
                     return run(module)
                 loader.__dict__.pop("exec_module", None)
                 self.waiting.discard(name)
@@ -65,11 +67,12 @@ class StepscopeFinder(object):
 
 
 def install(folder):
-    """Begin to wait, once per process, and say so in a file that all processes share."""
+    """Install the import hook, once per process, and record it in a file of all processes."""
     if not any(type(finder).__name__ == "StepscopeFinder" for finder in sys.meta_path):
         sys.meta_path.insert(0, StepscopeFinder())
     start = (time.monotonic_ns(), 1, 0, os.getpid(), -1, sys.hexversion)  # as in events.py
-    fd = os.open(os.path.join(folder, "hello.bin"), os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    path = os.path.join(folder, "interpreters.bin")
+    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
     try:
         os.write(fd, struct.pack("<qHHIqq", *start))
     finally:
@@ -77,22 +80,21 @@ def install(folder):
 
 
 def attach_to_imported():
-    """For a process that imported its framework before it was watched (`stepscope.watch`)."""
-    for name in WATCHED:
+    """Attach to modules that were imported before monitoring started (`stepscope.watch`)."""
+    for name in HOOKED_MODULES:
         if name in sys.modules:
             _attach(name, sys.modules[name])
 
 
 def _attach(name, module):
-    """A framework that is not as the hook expects it must still work."""
-    try:
+    try:  # an unknown version of a framework must still work
         load_hook().attach(name, module)
     except Exception:
         pass
 
 
 def load_hook():
-    """The hook, and what it needs, loaded by path: stepscope need not be installed here."""
+    """Load the hook and its modules by path: stepscope may not be installed in this Python."""
     for part in ("events", "stack_samples", "cuda_timing", "allocator", "batch_timing", "hook"):
         name = "_stepscope_" + part
         if name not in sys.modules:
@@ -101,7 +103,7 @@ def load_hook():
 
 
 def load(name, path):
-    """Import a file under a name of our own."""
+    """Import a file as a module with this name."""
     code = SourceFileLoader(name, path).get_code(name)
     module = type(sys)(name)
     module.__file__ = path

@@ -1,7 +1,7 @@
-"""Sees batches, steps and epochs in a script that knows nothing of us.
+"""Report batches, steps and epochs of an unmodified script.
 
-Loaded by path, under the name `_stepscope_hook`, when a framework is imported. What it attaches
-takes some ten microseconds per step, and whatever goes wrong in it stays in it.
+Loaded by path, as the module `_stepscope_hook`, when a framework is imported. It takes about ten
+microseconds per step, and its own errors never reach the script.
 """
 
 import atexit
@@ -22,7 +22,7 @@ _allocator = sys.modules["_stepscope_allocator"].Allocator()
 _now = time.monotonic_ns
 _numbers = weakref.WeakKeyDictionary()
 _made_at = weakref.WeakKeyDictionary()
-_told_loaders = set()
+_reported_loaders = set()
 _next_number = itertools.count(1)
 
 
@@ -33,18 +33,18 @@ def attach(name, module):
         if writer is not None:
             writer.seen(name, getattr(module, "__version__", "unknown"))
         return
-    what = patch(module)
+    target = patch(module)
     writer = events.current
-    if writer is not None and what:
-        writer.write_named(events.ATTACHED, what)
+    if writer is not None and target:
+        writer.write_named(events.ATTACHED, target)
 
 
-def _number_of(thing):
-    """A small number for a loader or an optimizer, the same as long as it lives."""
+def _number_of(instance):
+    """Return a small number that identifies a loader or an optimizer."""
     try:
-        number = _numbers.get(thing)
+        number = _numbers.get(instance)
         if number is None:
-            number = _numbers[thing] = next(_next_number)
+            number = _numbers[instance] = next(_next_number)
         return number
     except Exception:  # a subclass that cannot be hashed
         return 0
@@ -65,9 +65,9 @@ def _patch_dataloader(module):
         try:
             batch = next_batch(self)
         except StopIteration:
-            _tell_end(writer, self, _now() - started)
+            _report_end(writer, self, _now() - started)
             raise
-        _tell_batch(writer, self, _now() - started, batch)
+        _report_batch(writer, self, _now() - started, batch)
         return batch
 
     def timed_iter(self):
@@ -76,13 +76,13 @@ def _patch_dataloader(module):
             return make_iterator(self)
         started = _now()
         iterator = make_iterator(self)
-        _tell_begin(writer, iterator, _now() - started, self)
+        _report_begin(writer, iterator, _now() - started, self)
         return iterator
 
-    def noted_init(self, *args, **kwargs):
+    def located_init(self, *args, **kwargs):
         make_loader(self, *args, **kwargs)
         if events.current is not None:
-            try:  # which line of code made it is told with the first pass over it
+            try:  # the line of code is reported with the first pass over the loader
                 _made_at[self] = stack_samples.line_of_caller(2)
             except Exception:
                 pass
@@ -90,65 +90,66 @@ def _patch_dataloader(module):
     timed_next._stepscope = True
     base.__next__ = functools.update_wrapper(timed_next, next_batch)
     module.DataLoader.__iter__ = functools.update_wrapper(timed_iter, make_iterator)
-    module.DataLoader.__init__ = functools.update_wrapper(noted_init, make_loader)
-    try:  # for those who look at the parameters without following `__wrapped__`
-        noted_init.__signature__ = sys.modules["inspect"].signature(make_loader)
+    module.DataLoader.__init__ = functools.update_wrapper(located_init, make_loader)
+    try:  # for code that reads the signature without following `__wrapped__`
+        located_init.__signature__ = sys.modules["inspect"].signature(make_loader)
     except Exception:
         pass
     return "DataLoader"
 
 
-def _tell_begin(writer, iterator, spent, loader):
+def _report_begin(writer, iterator, spent, loader):
     try:
         number = _number_of(loader)
-        if number not in _told_loaders:
-            _told_loaders.add(number)
-            _tell_loader(writer, loader, number)
-        iterator._stepscope = _Pass(number, _size_of_batches(loader))
+        if number not in _reported_loaders:
+            _reported_loaders.add(number)
+            _report_loader(writer, loader, number)
+        iterator._stepscope = _Pass(number, _batch_size_of(loader))
         writer.write(events.LOADER_BEGIN, 0, number, spent, _length_of(loader))
-        _device.pass_is_over()
+        _device.pass_ended()
     except Exception:
         pass
 
 
-def _tell_batch(writer, iterator, waited, batch):
+def _report_batch(writer, iterator, waited, batch):
     try:
         current = getattr(iterator, "_stepscope", None)
-        if current is None:  # a loader with an __iter__ of its own: its pass begins here
+        if current is None:  # a subclass with its own __iter__: the pass starts here
             current = iterator._stepscope = _Pass(next(_next_number), None)
             writer.write(events.LOADER_BEGIN, 0, current.number, 0, -1)
         writer.write(events.BATCH, 0, current.number, waited, current.samples_in(batch))
     except Exception:
         pass
-    _device.batch_is_here()
+    _device.batch_received()
 
 
-def _tell_end(writer, iterator, waited):
+def _report_end(writer, iterator, waited):
     try:
         current = getattr(iterator, "_stepscope", None)
         if current is not None:
             writer.write(events.LOADER_END, 0, current.number, waited)
-            _device.pass_is_over()
-            _allocator.tell(writer)
+            _device.pass_ended()
+            _allocator.report(writer)
     except Exception:
         pass
 
 
-def _tell_loader(writer, loader, number):
-    """What a loader was told to do, and where."""
+def _report_loader(writer, loader, number):
+    """Report the settings of a loader and the line of code that created it."""
     workers = int(getattr(loader, "num_workers", 0) or 0)
-    ahead = int(getattr(loader, "prefetch_factor", 0) or 0)
+    prefetch = int(getattr(loader, "prefetch_factor", 0) or 0)
     flags = events.LOADER_PINS if getattr(loader, "pin_memory", False) else 0
     flags |= events.LOADER_PERSISTS if getattr(loader, "persistent_workers", False) else 0
-    size = _size_of_batches(loader)
-    writer.write(events.LOADER, flags, number, workers | ahead << 16, -1 if size is None else size)
+    size = _batch_size_of(loader)
+    packed = workers | prefetch << 16
+    writer.write(events.LOADER, flags, number, packed, -1 if size is None else size)
     line = _made_at.get(loader)
     if line:
         writer.write_named(events.LOADER_MADE, line, number=number)
 
 
 class _Pass:
-    """One pass over a loader: which loader, and how its samples are counted."""
+    """One pass over a loader: the number of the loader, and how its samples are counted."""
 
     __slots__ = ("by_length", "number", "size")
 
@@ -158,10 +159,10 @@ class _Pass:
         self.by_length = None
 
     def samples_in(self, batch):
-        """Samples in a batch, -1 where it does not show.
+        """Return the number of samples in a batch, or -1 if it is unknown.
 
-        It is the first dimension of the first tensor, or, where samples differ in shape and come as
-        lists (detection), the length of the list: whichever fits the loader's batch size.
+        It is the first dimension of the first tensor, or the length of the list if samples differ
+        in shape and come as lists (detection): whichever matches the batch size of the loader.
         """
         first = _first_dimension(batch)
         if not isinstance(batch, (list, tuple)) or not isinstance(batch[0], (list, tuple)):
@@ -188,7 +189,7 @@ def _first_dimension(batch):
     return -1
 
 
-def _size_of_batches(loader):
+def _batch_size_of(loader):
     size = getattr(loader, "batch_size", None)
     if size is None:
         size = getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
@@ -196,7 +197,8 @@ def _size_of_batches(loader):
 
 
 def _length_of(loader):
-    """Batches in an epoch; not asked of iterable data sets, which then warn their user."""
+    """Return the number of batches per epoch, or -1 if it is unknown. `len` is not called for
+    iterable data sets, because it would later cause a warning."""
     try:
         return len(loader) if loader._dataset_kind == 0 else -1
     except Exception:
@@ -216,26 +218,26 @@ def _patch_optimizer(module):
         if writer is not None:
             if first:
                 first.clear()
-                writer.learn_rank()
-                _tell_settings(writer, optimizer)
-            _device.step_is_queued()
+                writer.update_rank()
+                _report_settings(writer, optimizer)
+            _device.step_queued()
             writer.write(step, 0, _number_of(optimizer), 1)
             stack_samples.begin(threading.get_ident())
             if _now() >= _allocator.due:
-                _allocator.tell(writer)
+                _allocator.report(writer)
 
     after_step._torchdynamo_disable = True
     register(after_step)
-    atexit.register(_allocator.tell_last)
+    atexit.register(_allocator.report_at_exit)
     return "optimizer"
 
 
-def _tell_settings(writer, optimizer):
-    """What PyTorch is set to that decides how fast it is: asked once, after the first step."""
+def _report_settings(writer, optimizer):
+    """Report the settings of PyTorch that affect its speed, once, after the first step."""
     try:
         torch = sys.modules["torch"]
         group = optimizer.param_groups[0]
-        told = {
+        settings = {
             "threads": torch.get_num_threads(),
             "optimizer": type(optimizer).__name__,
             "dtype": str(group["params"][0].dtype).replace("torch.", ""),
@@ -245,14 +247,14 @@ def _tell_settings(writer, optimizer):
             "cudnn_benchmark": bool(torch.backends.cudnn.benchmark),
             "fused": bool(group.get("fused")) or bool(group.get("foreach")),
         }
-        writer.write_named(events.SETTINGS, json.dumps(told))
+        writer.write_named(events.SETTINGS, json.dumps(settings))
     except Exception:
         pass
 
 
 def _patch_keras(module):
-    """The list of callbacks is told of epochs, batches and evaluations as they happen; a callback
-    of our own would be told later, from other threads, and would show in the user's list."""
+    """Patch the callback list, which is called at once. A callback of our own would be called
+    later, from other threads, and would be visible in the user's list."""
     callback_list = module.CallbackList
     if getattr(callback_list.on_epoch_begin, "_stepscope", False):
         return "Keras fit"
@@ -270,7 +272,7 @@ def _patch_keras(module):
         mark(events.PHASE_END, "epoch", epoch)
 
     def batch_ends(self, batch, logs=None):
-        """With `steps_per_execution` a call stands for several steps: `batch` is the last."""
+        """With `steps_per_execution` one call covers several steps: `batch` is the last."""
         steps = max(1, batch - getattr(self, "_stepscope_last", batch - 1))
         self._stepscope_last = batch
         writer = events.current
@@ -284,27 +286,27 @@ def _patch_keras(module):
     def test_ends(self, logs=None):
         mark(events.PHASE_END, "evaluation")
 
-    _tell_first(callback_list, "on_epoch_begin", epoch_begins)
-    _tell_first(callback_list, "on_epoch_end", epoch_ends)
-    _tell_first(callback_list, "on_train_batch_end", batch_ends)
-    _tell_first(callback_list, "on_test_begin", test_begins)
-    _tell_first(callback_list, "on_test_end", test_ends)
+    _report_first(callback_list, "on_epoch_begin", epoch_begins)
+    _report_first(callback_list, "on_epoch_end", epoch_ends)
+    _report_first(callback_list, "on_train_batch_end", batch_ends)
+    _report_first(callback_list, "on_test_begin", test_begins)
+    _report_first(callback_list, "on_test_end", test_ends)
     return "Keras fit"
 
 
-def _tell_first(cls, name, tell):
-    """Have a method tell us that it was called before it does what it does."""
+def _report_first(cls, name, report):
+    """Call `report` before a method."""
     original = getattr(cls, name)
 
-    def told(self, *args, **kwargs):
+    def reported(self, *args, **kwargs):
         try:
-            tell(self, *args, **kwargs)
+            report(self, *args, **kwargs)
         except Exception:
             pass
         return original(self, *args, **kwargs)
 
-    told._stepscope = True
-    setattr(cls, name, functools.update_wrapper(told, original))
+    reported._stepscope = True
+    setattr(cls, name, functools.update_wrapper(reported, original))
 
 
 _PATCHES = {

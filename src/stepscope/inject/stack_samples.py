@@ -1,9 +1,8 @@
-"""Samples the stack of the training thread some twenty times a second: which line of code it is at.
+"""Sample the stack of the training thread about twenty times a second.
 
-A thread of its own reads the other's frames; it neither stops nor traces anything. A sample stands
-for the time since the one before: code that holds the interpreter keeps us from sampling, and is
-found when it lets go. Times are told by place every few seconds. Standard library only, never
-raises.
+A separate thread reads the frames; nothing is stopped or traced. A sample covers the time since the
+previous one: code that holds the GIL delays the next sample, which then finds it. The time per
+location is reported every few seconds. Standard library only, never raises.
 """
 
 import os
@@ -18,29 +17,29 @@ except ImportError:  # a Python without threads
 
 events = sys.modules["_stepscope_events"]
 
-EVERY_S = 0.05
-TELL_S = 2.0
-MOST_COST = 0.002
-"""CPU time of sampling, as a share of all time, above which samples become rarer."""
-LONGEST_S = 1.0
-_MOST_SOURCE = 4 * 1024 * 1024
-_MOST_CODE = 160
-_OURS = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
-_STANDARD = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
+INTERVAL_S = 0.05
+REPORT_S = 2.0
+MAX_COST = 0.002
+"""CPU time of sampling, as a share of the elapsed time, above which the interval is doubled."""
+MAX_INTERVAL_S = 1.0
+_MAX_SOURCE = 4 * 1024 * 1024
+_MAX_CODE = 160
+_STEPSCOPE = os.path.dirname(os.path.dirname(os.path.abspath(__file__))) + os.sep
+_STANDARD_LIBRARY = os.path.dirname(os.path.abspath(os.__file__)) + os.sep
 
 _running = None
-"""The process in which the thread runs: a forked child has none."""
+"""The pid of the process with the sampling thread: a forked child has none."""
 
 
 def begin(thread):
-    """Sample a thread of this process from now on; once is enough."""
+    """Start sampling a thread of this process, unless a thread is already sampled."""
     global _running
     if _running == os.getpid() or _thread is None:
         return
     _running = os.getpid()
     try:
-        # What the script blocks for itself must not be taken by a thread that it does not know of,
-        # which is born with the mask of the one that starts it.
+        # The new thread inherits the signal mask. It must block all signals, so that it does not
+        # receive those that the script blocks for itself.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
             _thread.start_new_thread(_run, (thread,))
@@ -53,51 +52,51 @@ def begin(thread):
 def _run(thread):
     global _running
     try:
-        _sample_until_gone(thread)
+        _sample_until_exit(thread)
     except Exception:
         pass
     _running = None  # another thread may train next
 
 
-def _sample_until_gone(thread):
-    times, every = {}, EVERY_S
-    last = told = time.monotonic()
+def _sample_until_exit(thread):
+    times, interval = {}, INTERVAL_S
+    last = reported = time.monotonic()
     cost = time.thread_time()
-    dice = os.getpid()
+    random = os.getpid()
     while True:
-        dice = (dice * 1103515245 + 12345) & 0x7FFFFFFF
-        time.sleep(every * (0.5 + dice / float(0x7FFFFFFF)))  # not in step with the steps
+        random = (random * 1103515245 + 12345) & 0x7FFFFFFF
+        time.sleep(interval * (0.5 + random / float(0x7FFFFFFF)))  # not in phase with the steps
         frame = sys._current_frames().get(thread)
         now = time.monotonic()
         if frame is None:
             break
-        place = _place(frame)
-        times[place] = times.get(place, 0.0) + now - last
+        location = _location(frame)
+        times[location] = times.get(location, 0.0) + now - last
         last = now
         del frame
-        if now - told >= TELL_S:
-            tell(times)
+        if now - reported >= REPORT_S:
+            report(times)
             times = {}
             spent = time.thread_time() - cost
-            if spent > MOST_COST * (now - told):
-                every = min(LONGEST_S, every * 2)
-            told, cost = now, time.thread_time()
-    tell(times)
+            if spent > MAX_COST * (now - reported):
+                interval = min(MAX_INTERVAL_S, interval * 2)
+            reported, cost = now, time.thread_time()
+    report(times)
 
 
-def tell(times):
+def report(times):
     writer = events.current
     if writer is not None:
-        for place, seconds in times.items():
-            writer.write_named(events.WHERE, describe(place), b=int(seconds * 1e6))
+        for location, seconds in times.items():
+            writer.write_named(events.WHERE, describe(location), b=int(seconds * 1e6))
 
 
-def _place(frame):
-    """Where a thread is, as keys that are cheap to take: the innermost frame, the innermost that
-    is not in a library, and what part of PyTorch it went through."""
+def _location(frame):
+    """Return the location of a thread as inexpensive keys: the innermost frame, the innermost frame
+    outside of libraries, and the part of PyTorch in the stack."""
     inner = (frame.f_code, frame.f_lasti, frame.f_lineno)
     outer, part = None, ""
-    for _ in range(_DEEPEST):
+    for _ in range(_MAX_DEPTH):
         path = frame.f_code.co_filename
         if outer is None and not is_library(path):
             outer = (frame.f_code, frame.f_lasti, frame.f_lineno)
@@ -116,11 +115,11 @@ _PARTS = (
     (os.path.join("torch", "serialization"), "5 save"),
     (os.path.join("torch", "utils", "data"), "6 loader"),
 )
-"""By the folder of a frame; of several the highest counts: what a loader calls is loading."""
+"""Part of PyTorch by folder. The highest number in the stack counts: a loader calls other parts."""
 
 _LAUNCHER = os.path.join("torch", "distributed", "elastic")
-"""It wraps all of a script's `main`, and says nothing of what that does."""
-_DEEPEST = 200
+"""It wraps the `main` of a script, so it is in every stack and not a part."""
+_MAX_DEPTH = 200
 _parts = {}
 
 
@@ -135,9 +134,10 @@ def _part_of(path):
     return known
 
 
-def describe(place):
-    """A place as text: the user's line, its code, the innermost function, its code, the part."""
-    inner, outer, part = place
+def describe(location):
+    """Return a location as text: the user's line, its code, the innermost function, its code, the
+    part."""
+    inner, outer, part = location
     return "\t".join(
         (
             "%s:%d" % (short_path(outer[0].co_filename), outer[2] or 0),
@@ -149,31 +149,31 @@ def describe(place):
     )
 
 
-_are_library = {}
+_library_paths = {}
 
 
 def is_library(path):
-    known = _are_library.get(path)
+    known = _library_paths.get(path)
     if known is None:
         known = (
             path.startswith(("<frozen", "<string"))
             or "site-packages" in path
             or "dist-packages" in path
-            or path.startswith((_OURS, _STANDARD))
+            or path.startswith((_STEPSCOPE, _STANDARD_LIBRARY))
         )
-        _are_library[path] = known
+        _library_paths[path] = known
     return known
 
 
 def short_path(path):
-    """A path as the user would write it; of a library, from its package on."""
+    """Return a path relative to the current folder; for a library, starting at its package."""
     for folder in ("site-packages" + os.sep, "dist-packages" + os.sep):
         if folder in path:
             return path.rpartition(folder)[2]
-    if path.startswith(_STANDARD):
-        return path[len(_STANDARD) :]
-    if path.startswith(_OURS):
-        return os.path.join("stepscope", path[len(_OURS) :])
+    if path.startswith(_STANDARD_LIBRARY):
+        return path[len(_STANDARD_LIBRARY) :]
+    if path.startswith(_STEPSCOPE):
+        return os.path.join("stepscope", path[len(_STEPSCOPE) :])
     try:
         relative = os.path.relpath(path)
     except (OSError, ValueError):
@@ -186,14 +186,14 @@ _positions = {}
 
 
 def _lines_of(path):
-    """The lines of a source file, read once; none where there is no such file."""
+    """Return the lines of a source file, which is read once; empty if it does not exist."""
     if path not in _sources:
         lines = []
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 data = b""
-                while len(data) < _MOST_SOURCE:
+                while len(data) < _MAX_SOURCE:
                     piece = os.read(fd, 1 << 20)
                     if not piece:
                         break
@@ -207,9 +207,9 @@ def _lines_of(path):
     return _sources[path]
 
 
-def code_at(spot):
-    """The expression that is being evaluated, or its line where that is not known (before 3.11)."""
-    code, instruction, line = spot
+def code_at(position):
+    """Return the expression that is being evaluated, or its line before Python 3.11."""
+    code, instruction, line = position
     try:
         source = _lines_of(code.co_filename)[(line or 1) - 1]
     except IndexError:
@@ -223,11 +223,11 @@ def code_at(spot):
             piece = source[first:last]
     except Exception:
         pass
-    return b" ".join(piece.split()).decode("utf-8", "replace")[:_MOST_CODE]
+    return b" ".join(piece.split()).decode("utf-8", "replace")[:_MAX_CODE]
 
 
 def line_of_caller(depth):
-    """The innermost line outside of libraries that leads here: "train.py:41<tab>its code"."""
+    """Return the innermost line outside of libraries in the stack: "train.py:41<tab>code"."""
     try:
         frame = sys._getframe(depth)
         while frame is not None and is_library(frame.f_code.co_filename):
@@ -236,7 +236,7 @@ def line_of_caller(depth):
             return ""
         lines = _lines_of(frame.f_code.co_filename)
         text = lines[frame.f_lineno - 1] if frame.f_lineno <= len(lines) else b""
-        code = b" ".join(text.split()).decode("utf-8", "replace")[:_MOST_CODE]
+        code = b" ".join(text.split()).decode("utf-8", "replace")[:_MAX_CODE]
         return "%s:%d\t%s" % (short_path(frame.f_code.co_filename), frame.f_lineno, code)
     except Exception:
         return ""

@@ -1,12 +1,12 @@
-"""Records to JSON and back: the only encoder and the only decoder of the package.
+"""Convert records to JSON and back. All JSON of the package goes through this module.
 
     to_json(record)         plain values: dict, list, str, int, float, bool, None
     from_json(Type, plain)  the record, checked against its annotations; unknown keys are ignored
-    dumps(record)           the same as text
-    loads(Type, text)
+    dumps(record)           the record as JSON text
+    loads(Type, text)       the record from JSON text
 
-A record is a dataclass whose annotations can be evaluated at run time: types that its fields name
-must not be imported under TYPE_CHECKING only.
+A record is a dataclass. Its annotations are evaluated at run time, so the types of its fields must
+not be imported under TYPE_CHECKING only.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ _T = TypeVar("_T")
 
 
 def to_json(value: Any, *, omit_defaults: bool = False) -> Any:
-    """Plain values that JSON has. NaN and infinity become None: JSON knows neither.
+    """Return the value as plain JSON values. NaN and infinity, which JSON lacks, become None.
 
-    With `omit_defaults`, fields that have their default are left out.
+    With `omit_defaults`, fields with their default value are omitted.
     """
 
     def plain(value: Any) -> Any:
@@ -57,49 +57,49 @@ def to_json(value: Any, *, omit_defaults: bool = False) -> Any:
 
 
 def dumps(value: Any, *, indent: int | None = None, omit_defaults: bool = False) -> str:
-    """A record as JSON text.
+    """Return a record as JSON text.
 
-    The standard encoder, not msgspec's: that one refuses the lone surrogates by which Python
-    names files whose names are not UTF-8, and these are in every command line sooner or later.
+    This uses the standard encoder. msgspec rejects lone surrogates, which Python uses for file
+    names that are not UTF-8 and which may occur in any command line.
     """
     plain = to_json(value, omit_defaults=omit_defaults)
     return json.dumps(plain, indent=indent, allow_nan=False)
 
 
 def from_json(kind: type[_T], plain: Any) -> _T:
-    """The record of this type; ValueError says which field is wrong."""
-    # Imported here: it takes 33 ms, and `import stepscope` needs no decoder.
+    """Return the record of this type. The ValueError of an invalid value names the field."""
+    # Imported here because it takes 33 ms, and `import stepscope` does not need it.
     import msgspec
 
     return msgspec.convert(plain, kind, str_keys=True, dec_hook=_decode_other)
 
 
 def salvage(kind: type[_T], plain: Any) -> _T:
-    """The record with every field that can be read, at any depth; the others have their defaults.
+    """Return the record with all valid fields, at any depth. Invalid fields keep their defaults.
 
-    For files that a dying process may have left in any state. TypeError where a field that has no
-    default cannot be read.
+    For files of processes that may have been killed at any time. Raises TypeError if a field
+    without a default is invalid.
     """
-    found = {}
+    fields = {}
     for name, hint in get_type_hints(kind).items():
         value = plain.get(name) if isinstance(plain, Mapping) else None
-        # A record or an optional one; of several (a tuple) all or none are read.
+        # A record or an optional record. In a tuple of records, one invalid record drops all.
         kinds = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
         nested = next((each for each in kinds if dataclasses.is_dataclass(each)), None)
         with contextlib.suppress(ValueError, TypeError):
             if value is None:
                 continue
-            found[name] = salvage(nested, value) if nested else from_json(hint, value)  # type: ignore[arg-type]
-    return kind(**found)
+            fields[name] = salvage(nested, value) if nested else from_json(hint, value)  # type: ignore[arg-type]
+    return kind(**fields)
 
 
 def loads(kind: type[_T], text: str | bytes) -> _T:
-    """The record in a JSON text; ValueError where it is not one."""
+    """Return the record in a JSON text. Raises ValueError if it is invalid."""
     import msgspec
 
     try:
         return msgspec.json.decode(text, type=kind, dec_hook=_decode_other)
-    except ValueError:  # also lone surrogates, NaN and large numbers, which only `json` reads
+    except ValueError:  # includes lone surrogates, NaN and large numbers, which only `json` reads
         return from_json(kind, json.loads(text))
 
 

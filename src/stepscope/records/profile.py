@@ -1,5 +1,4 @@
-"""What the PyTorch profiler saw in some steps of a trial, as each rank stores it: totals over all
-of these steps."""
+"""The profile of a rank: totals of the PyTorch profiler over the profiled steps."""
 
 from __future__ import annotations
 
@@ -10,85 +9,96 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class ProfiledOperator:
-    """An operator, or a call of the host into CUDA (`runtime`)."""
+    """An operator, or a CUDA runtime call of the host (`runtime`)."""
 
-    name: str
-    kind: Literal["operator", "runtime"]
-    calls: int
+    name: str  # name of the operator
+    kind: Literal["operator", "runtime"]  # `operator` or `runtime`
+    calls: int  # number of calls
     self_cpu_us: float
-    """Of the operator itself, without those that it calls: these add up over all rows."""
-    cpu_us: float
+    """CPU time without the operators that it calls, in microseconds. It adds up over all rows."""
+    cpu_us: float  # CPU time with the operators that it calls, in microseconds
     self_cuda_us: float | None = None
-    """Of the kernels and copies that it started itself. None where no device was seen."""
+    """Time of the kernels and copies that it launched itself, in microseconds. Null without a
+    device."""
     cuda_us: float | None = None
+    """Time of the kernels and copies that it and the operators that it calls launched, in
+    microseconds."""
 
 
 @dataclass(frozen=True)
 class ProfiledKernel:
-    name: str
-    calls: int
-    us: float
+    """A GPU kernel."""
+
+    name: str  # name of the kernel
+    calls: int  # number of launches
+    us: float  # time on the GPU, in microseconds
 
 
 @dataclass(frozen=True)
 class ProfiledCopies:
-    calls: int
-    us: float
+    """The memory copies in one direction."""
+
+    calls: int  # number of copies
+    us: float  # time of all copies, in microseconds
     pageable_us: float | None = None
-    """Part of the time: from or to host memory that is not pinned. The host waits for those."""
+    """Time of copies from or to memory that is not pinned, for which the host waits, in
+    microseconds."""
 
 
 @dataclass(frozen=True)
 class ProfiledSums:
-    """All operators, calls, kernels and copies together. None where no device was seen."""
+    """Sums over all operators, calls, kernels and copies. Null without a device."""
 
-    operator_cpu_us: float
-    runtime_cpu_us: float | None = None
-    synchronize_cpu_us: float | None = None
-    kernels: int | None = None
-    kernel_us: float | None = None
-    launches: int | None = None
-    memcpy_us: float | None = None
-    memset_us: float | None = None
+    operator_cpu_us: float  # CPU time of all operators, in microseconds
+    runtime_cpu_us: float | None = None  # CPU time of CUDA runtime calls, in microseconds
+    synchronize_cpu_us: float | None = None  # CPU time of synchronization, in microseconds
+    kernels: int | None = None  # number of kernels
+    kernel_us: float | None = None  # GPU time of kernels, in microseconds
+    launches: int | None = None  # number of kernel launches
+    memcpy_us: float | None = None  # time of memory copies, in microseconds
+    memset_us: float | None = None  # time of memset operations, in microseconds
 
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """Most that was held at once; of the host, beyond what was held when the profiling began."""
+    """The peak memory of a device; of the host, the increase since profiling started."""
 
-    allocated: int
-    reserved: int | None  # by the allocator; the host has none that reserves
+    allocated: int  # allocated memory, in bytes
+    reserved: int | None  # memory reserved by the allocator, in bytes; null on the host
 
 
 @dataclass(frozen=True)
 class TraceFile:
-    file: str
-    bytes: int
-    unzipped_bytes: int
+    """The trace of the profiler."""
+
+    file: str  # name of the file
+    bytes: int  # compressed size, in bytes
+    unzipped_bytes: int  # uncompressed size, in bytes
 
 
 @dataclass(frozen=True)
 class RankProfile:
-    device: str
-    steps: int
-    step_us: tuple[float, ...]  # how long the host took for each step, slowed by the profiler
-    operators: tuple[ProfiledOperator, ...]  # the longest first, like the kernels
-    kernels: tuple[ProfiledKernel, ...]
-    sums: ProfiledSums
-    copies: Mapping[str, ProfiledCopies] | None
-    """By direction. None where no device was seen."""
-    memory: Mapping[str, PeakMemory]  # by device
-    missing: str  # why nothing is known of a device that was used
-    trace: TraceFile
+    """The file `profile*.json` of a rank."""
+
+    device: str  # device of the rank
+    steps: int  # number of profiled steps
+    step_us: tuple[float, ...]  # host time of each step under the profiler, in microseconds
+    operators: tuple[ProfiledOperator, ...]  # operators, longest time first
+    kernels: tuple[ProfiledKernel, ...]  # GPU kernels, longest time first
+    sums: ProfiledSums  # sums over all steps
+    copies: Mapping[str, ProfiledCopies] | None  # memory copies by direction
+    memory: Mapping[str, PeakMemory]  # peak memory by device
+    missing: str  # why the device of the rank was not profiled
+    trace: TraceFile  # trace file
 
     def __post_init__(self) -> None:
         if self.steps < 1:
-            raise ValueError("it has no steps")
+            raise ValueError("the profile has no steps")
 
 
 @dataclass(frozen=True)
 class Profile:
-    """What the profiler saw, by rank, and why nothing of some ranks."""
+    """The profiles of a trial."""
 
-    ranks: Mapping[int, RankProfile]
-    failed: Mapping[int, str]
+    ranks: Mapping[int, RankProfile]  # profile of each rank
+    failed: Mapping[int, str]  # why a rank has no profile

@@ -1,6 +1,6 @@
-"""What a trial leaves beside its samples: facts in `run.json`, and a file of each rank.
+"""The records of a trial: its part of `run.json`, and the file of each rank.
 
-Everything has a default: a trial that was killed leaves what was known until then.
+Every field has a default: the files of a trial that was killed are incomplete.
 """
 
 from __future__ import annotations
@@ -11,77 +11,87 @@ from typing import Any, Literal
 
 @dataclass(frozen=True)
 class CpuLimit:
-    asked: float
-    by: str = ""  # what enforces it: "affinity" or "quota"
-    cpus: tuple[int, ...] = ()  # that the trial is bound to
-    note: str = ""
-    threads: int | None = None  # that the framework was told to use, in each rank
-    masks_checked: int | None = None
+    """The CPU limit of a trial."""
+
+    requested: float  # requested number of CPUs
+    enforced_by: str = ""  # how it is enforced: `affinity` or `quota`
+    cpus: tuple[int, ...] = ()  # numbers of the CPUs that the trial is bound to
+    note: str = ""  # note for the report
+    threads: int | None = None  # threads that the framework uses in each rank
+    masks_checked: int | None = None  # affinity masks that were checked during the trial
     escaped: tuple[dict[str, Any], ...] | None = None
-    """Processes that were seen on other CPUs. They were put back."""
+    """Processes that changed their affinity to other CPUs, and were bound again."""
     replaced: dict[str, str] = field(default_factory=dict)
-    """Variables of the user's environment that the limit overrides."""
-    crowded: str = ""
+    """Environment variables of the user that the limit replaces."""
+    oversubscribed: str = ""  # note for the report if there are more processes than CPUs
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    asked: int
-    by: str = ""
-    """What enforces it: "cgroup v1", "cgroup v2", or "soft" for our own watchdog."""
-    why: str = ""  # why it is not the control group
-    note: str = ""
-    peak: int | None = None  # as the control group counted it, page cache included
+    """The host memory limit of a trial."""
+
+    requested: int  # requested limit, in bytes
+    enforced_by: str = ""  # `cgroup v1`, `cgroup v2`, or `soft` for the watchdog of stepscope
+    reason: str = ""  # why no cgroup enforces it
+    note: str = ""  # note for the report
+    peak: int | None = None  # peak memory counted by the cgroup with page cache, in bytes
 
     @property
     def is_soft(self) -> bool:
-        return self.by == "soft"
+        return self.enforced_by == "soft"
 
 
 @dataclass(frozen=True)
 class GpuMemoryLimit:
-    asked: int
-    by: str = ""
+    """The GPU memory limit of a trial."""
+
+    requested: int  # requested limit, in bytes
+    enforced_by: str = ""  # how it is enforced: `framework`
 
 
 @dataclass(frozen=True)
 class GpuLimit:
-    asked: tuple[str, ...]
-    by: str = ""
-    uuids: tuple[str, ...] | None = None
+    """The GPUs of a trial."""
+
+    requested: tuple[str, ...]  # requested GPUs, as indices or UUIDs
+    enforced_by: str = ""  # how it is enforced: `CUDA_VISIBLE_DEVICES`
+    uuids: tuple[str, ...] | None = None  # UUIDs of the GPUs that the trial may use
 
 
 @dataclass(frozen=True)
 class TimeLimits:
-    timeout_s: float | None = None
-    hang_s: float | None = None
+    """The time limits of a trial."""
+
+    timeout_s: float | None = None  # maximum duration, in seconds
+    stall_timeout_s: float | None = None  # longest time without progress, in seconds
 
 
 @dataclass(frozen=True)
 class LimitFacts:
-    """The limits that were asked for, by what they were enforced, and how far they were used."""
+    """The limits of a trial: what was requested, how it is enforced and how much was used."""
 
-    cpus: CpuLimit | None = None
-    memory: MemoryLimit | None = None
-    gpu_memory: GpuMemoryLimit | None = None
-    gpus: GpuLimit | None = None
-    time: TimeLimits | None = None
+    cpus: CpuLimit | None = None  # CPUs
+    memory: MemoryLimit | None = None  # host memory
+    gpu_memory: GpuMemoryLimit | None = None  # GPU memory
+    gpus: GpuLimit | None = None  # GPUs
+    time: TimeLimits | None = None  # time
 
 
-NoiseSource = Literal["learnt", "others", "assumed"]
+NoiseSource = Literal["learned", "other_workloads", "assumed"]
 
 
 @dataclass(frozen=True)
 class ProcessNoise:
-    """The noise between processes: how much the throughputs of identical trials differ."""
+    """The noise between processes: the variation of the throughput of identical trials."""
 
     cv: float  # coefficient of variation
-    dof: float
+    dof: float  # degrees of freedom of `cv`
     source: NoiseSource = "assumed"
-    """From repeats of the same workload, of others on the same machine, or from none."""
-    trials: int = 0  # that it was learnt from
+    """`learned` from repeats of this workload, `other_workloads` for repeats of other workloads on
+    this machine, or `assumed`."""
+    trials: int = 0  # number of trials it is learned from
     assumed: float | None = None
-    """What was assumed, where that is part of it and it was learnt from a few trials too."""
+    """The assumed coefficient of variation, if it is combined with that of a few trials."""
 
 
 InterferenceKind = Literal["cpu", "hypervisor", "gpu", "heat", "other"]
@@ -89,49 +99,52 @@ InterferenceKind = Literal["cpu", "hypervisor", "gpu", "heat", "other"]
 
 @dataclass(frozen=True)
 class InterferenceReason:
-    """What changed the measurement of a trial from outside, as a study's ledger has it."""
+    """Why the measurement of a trial has interference, as stored in the ledger of a study."""
 
-    kind: InterferenceKind
-    value: float | None = None  # cores that others used, or a share of the time
-    cores: float | None = None  # of the machine
-    text: str = ""  # of kind `other`: in words, as older ledgers have it
+    kind: InterferenceKind  # `cpu`, `hypervisor`, `gpu`, `heat` (thermal throttling) or `other`
+    value: float | None = None
+    """Cores that other processes used (`cpu`, `hypervisor`), or the share of time (`gpu`,
+    `heat`)."""
+    cores: float | None = None  # cores of the machine
+    text: str = ""  # description of kind `other`, which older ledgers contain
 
 
 @dataclass(frozen=True)
 class StudyPlace:
-    """Which trial of which study a run is."""
+    """The study and the configuration that a trial belongs to."""
 
-    name: str = ""  # of the study
-    key: str = ""  # of its spec
-    role: str = ""
+    name: str = ""  # name of the study
+    key: str = ""  # key of the configuration
+    role: str = ""  # `trial` or `reference`
     settings: dict[str, str | int | float | bool | None] = field(default_factory=dict)
-    attempt: int = 0
-    block: int = 0
-    machine: str = ""
+    """Level of each factor."""
+    attempt: int = 0  # number of the attempt
+    block: int = 0  # number of the block
+    machine: str = ""  # name of the machine, in a study on several machines
 
 
 @dataclass(frozen=True)
 class TrialFacts:
-    """Under `trial` in run.json. Times in monotonic ns."""
+    """The key `trial` of run.json. Times are on CLOCK_MONOTONIC, in nanoseconds."""
 
-    started_ns: int | None = None  # when the runner began with it
-    spawned_ns: int | None = None
-    ended_ns: int | None = None
-    cleaned_ns: int | None = None
-    repeat: int | None = None
-    repeats: int = 1
-    command: tuple[str, ...] = ()  # what the user typed
-    spread: ProcessNoise | None = None
-    """As it was known when the trial ran, so that what is reported of it does not change as more is
-    learnt."""
-    left: tuple[str, ...] = ()  # what could not be cleaned up
-    removed: tuple[str, ...] = ()
-    unclaimed: tuple[str, ...] = ()  # new, and perhaps somebody else's
-    study: StudyPlace | None = None
+    started_ns: int | None = None  # when the runner started the trial, in nanoseconds
+    spawned_ns: int | None = None  # when the training process was spawned, in nanoseconds
+    ended_ns: int | None = None  # when the training process exited, in nanoseconds
+    cleaned_ns: int | None = None  # when the cleanup was complete, in nanoseconds
+    repeat: int | None = None  # number of this repeat, from 1
+    repeats: int = 1  # number of repeats
+    command: tuple[str, ...] = ()  # command line of the user, with credentials masked
+    noise: ProcessNoise | None = None
+    """The noise as known when the trial ran, so that its report does not change later."""
+    leftovers: tuple[str, ...] = ()  # leftover processes, files and GPU memory that remain
+    removed: tuple[str, ...] = ()  # leftover files that were removed
+    unclaimed: tuple[str, ...] = ()
+    """New files or processes that may belong to the trial or to another program; not removed."""
+    study: StudyPlace | None = None  # study that the trial belongs to
 
     @property
     def seconds(self) -> float | None:
-        """From its start until it was cleaned up after."""
+        """The duration from the start to the end of the cleanup."""
         if self.started_ns is None or self.cleaned_ns is None:
             return None
         return (self.cleaned_ns - self.started_ns) / 1e9
@@ -139,17 +152,19 @@ class TrialFacts:
 
 @dataclass(frozen=True)
 class RankError:
+    """The error that ended a rank."""
+
     kind: str = "error"  # `workload`, `gpu_oom`, `host_oom` or `error`
-    type: str = "Error"
-    message: str = ""
-    summary: str = ""  # one line of it
-    hint: str = ""
-    where: str | None = None  # in the user's file
-    monotonic_ns: int = 0
+    type: str = "Error"  # class of the exception
+    message: str = ""  # message of the exception
+    summary: str = ""  # one line of the message
+    hint: str = ""  # what to do
+    where: str | None = None  # file and line in the user's code
+    monotonic_ns: int = 0  # time of the error on CLOCK_MONOTONIC, in nanoseconds
 
     @property
     def text(self) -> str:
-        """The whole message, unless it is a traceback: then the summary is another line of it."""
+        """The whole message, or only the summary if the message is a traceback."""
         message = self.message.strip()
         if self.kind == "workload":
             return message
@@ -161,69 +176,77 @@ class RankError:
 
 @dataclass(frozen=True)
 class ModelFacts:
-    name: str = ""
-    parameters: int | None = None
+    """The model of a trial."""
+
+    name: str = ""  # name of the model
+    parameters: int | None = None  # number of parameters
 
 
 @dataclass(frozen=True)
 class DataFacts:
-    name: str = ""
-    samples: int | None = None
-    of: int | None = None
-    source: str = ""  # `generated`, `folder`, `memory` or "the user's"
-    bytes: int | None = None
-    note: str = ""
-    notes: tuple[str, ...] = ()
+    """The data set of a trial."""
+
+    name: str = ""  # name of the data set
+    samples: int | None = None  # samples that are used
+    available_samples: int | None = None  # samples of the data set, of which `samples` are used
+    source: str = ""  # `generated`, `folder`, `memory` or `custom`
+    bytes: int | None = None  # size, in bytes
+    note: str = ""  # note for the report
+    notes: tuple[str, ...] = ()  # further notes for the report
     cache: dict[str, Any] | None = None
+    """State of its files in the page cache, and the share of them that was cached."""
 
 
 @dataclass(frozen=True)
 class DeviceMemoryFacts:
-    allocated_peak: float | None = None
-    reserved_peak: float | None = None
-    retries: int | None = None
-    cap: float | None = None
+    """The memory of PyTorch's caching allocator on the device of a rank."""
+
+    allocated_peak: float | None = None  # peak memory of tensors, in bytes
+    reserved_peak: float | None = None  # peak memory reserved by the allocator, in bytes
+    retries: int | None = None  # allocator retries
+    cap: float | None = None  # memory limit of the framework, in bytes
 
 
 @dataclass(frozen=True)
 class RankFacts:
-    """What one process of the training says of itself in its `rank*.json`."""
+    """The file `rank*.json` of one training process."""
 
-    rank: int = 0
-    pid: int | None = None
-    phase: str = ""
-    phases: dict[str, float] = field(default_factory=dict)  # seconds
-    error: RankError | None = None
-    done: bool = False
-    planned_steps: int | None = None
-    device: str | None = None
-    device_name: str | None = None
+    rank: int = 0  # rank
+    pid: int | None = None  # process ID
+    phase: str = ""  # current or last phase
+    phases: dict[str, float] = field(default_factory=dict)  # duration of each phase, in seconds
+    error: RankError | None = None  # error that ended the rank
+    done: bool = False  # whether training completed
+    planned_steps: int | None = None  # number of steps to train
+    device: str | None = None  # device of PyTorch, such as `cuda:0`
+    device_name: str | None = None  # model of the device
     versions: dict[str, str | None] = field(default_factory=dict)
-    model: ModelFacts = ModelFacts()
-    data: DataFacts = DataFacts()
-    knobs: dict[str, Any] = field(default_factory=dict)
-    """All settings, those that were left open as the trial resolved them."""
+    """Versions of the framework and its libraries."""
+    model: ModelFacts = ModelFacts()  # model
+    data: DataFacts = DataFacts()  # data set
+    settings: dict[str, Any] = field(default_factory=dict)
+    """All settings of the workload, with the defaults that the trial chose."""
     batch: dict[str, int] = field(default_factory=dict)
-    """`per_rank`, `accumulate`, `ranks` and `global`."""
-    steps_per_epoch: float | None = None
-    samples_per_epoch: float | None = None
-    device_memory: DeviceMemoryFacts = DeviceMemoryFacts()
+    """Samples `per_rank`, steps that `accumulate`, number of `ranks`, and the `global` batch."""
+    steps_per_epoch: float | None = None  # optimizer steps per epoch
+    samples_per_epoch: float | None = None  # samples per epoch, over all ranks
+    device_memory: DeviceMemoryFacts = DeviceMemoryFacts()  # memory of the device
 
 
 @dataclass(frozen=True)
 class TrialSettings:
-    """The settings of a workload that the analysis of a trial goes by."""
+    """The settings of a workload that the analysis of a trial uses."""
 
-    model: str = ""
-    data: str = ""
-    device: str = ""
-    precision: str = ""
-    optimizer: str = ""
-    lr: float | None = None
-    batch_size: int | None = None
-    accumulate: int | None = None
-    ranks: int = 1
-    workers: int = 0
-    steps: int | None = None
-    epochs: float | None = None
-    seconds: float | None = None
+    model: str = ""  # name of the model, or `FILE.py:FUNCTION`
+    data: str = ""  # name of the data set
+    device: str = ""  # `cpu` or `cuda`
+    precision: str = ""  # precision of the computation
+    optimizer: str = ""  # optimizer
+    lr: float | None = None  # learning rate
+    batch_size: int | None = None  # samples per rank in each batch
+    accumulate: int | None = None  # batches per optimizer step
+    ranks: int = 1  # number of ranks
+    workers: int = 0  # loader workers per rank
+    steps: int | None = None  # maximum number of steps
+    epochs: float | None = None  # maximum number of epochs
+    seconds: float | None = None  # maximum duration of training, in seconds

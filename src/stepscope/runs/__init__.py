@@ -1,1 +1,1 @@
-"""The run folder: its paths, its append-only writers and its reader (also of a cut-off run)."""
+"""The run folder: its paths, its append-only writers, and its readers (also of truncated runs)."""

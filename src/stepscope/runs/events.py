@@ -1,5 +1,4 @@
-"""Reads what the monitored processes wrote of themselves, `events/<pid>.bin`: as a whole, or as the
-files grow."""
+"""Read the event files of the monitored processes, `events/<pid>.bin`, at once or as they grow."""
 
 from __future__ import annotations
 
@@ -24,7 +23,7 @@ _Kinds = npt.NDArray[np.uint8]
 
 @dataclass(frozen=True)
 class ProcessEvents:
-    """What one process reported. `names` gives the texts that the records mean by id."""
+    """The events of one process. `names` maps the ids in the records to texts."""
 
     pid: int
     rank: int | None
@@ -33,7 +32,7 @@ class ProcessEvents:
     dropped: int = 0
 
     def of(self, *kinds: int) -> Records:
-        """The records of these kinds, in the order they were written."""
+        """Return the records of these kinds, in the order of writing."""
         wanted = self._kinds == kinds[0]
         for kind in kinds[1:]:
             wanted |= self._kinds == kind
@@ -47,7 +46,7 @@ class ProcessEvents:
         return self.names.get(int(ident), f"#{int(ident):x}")
 
     def value(self, record: np.void) -> float | str | None:
-        """The value of a mark, as it was given."""
+        """Return the value of a mark."""
         shape = int(record["flags"]) & _VALUE_SHAPE
         if shape == written.VALUE_INT:
             return int(record["b"])
@@ -59,55 +58,55 @@ class ProcessEvents:
 
 
 def read_folder(folder: Path) -> list[ProcessEvents]:
-    """All processes that reported anything, those with the lowest rank and first start first."""
-    found: list[ProcessEvents] = []
+    """Return all processes that reported events, sorted by rank and start time."""
+    processes: list[ProcessEvents] = []
     if folder.is_dir():
         for path in folder.glob("*.bin"):
             if path.stem.isdigit() and path.is_file():
-                found.extend(read_file(path))
-    found.sort(key=lambda p: (p.rank is None, p.rank or 0, p.records["t"][0]))
-    return found
+                processes.extend(read_file(path))
+    processes.sort(key=lambda p: (p.rank is None, p.rank or 0, p.records["t"][0]))
+    return processes
 
 
 def read_file(path: Path) -> list[ProcessEvents]:
-    """The process (or, where its number was used again, processes) that wrote one file."""
+    """Return the process that wrote a file, or several processes if the pid was reused."""
     records = read_records(path)
     starts = np.flatnonzero(kinds_of(records) == written.START)
     edges = [*starts.tolist(), len(records)]
     pieces = [records[a:b] for a, b in zip(edges, edges[1:], strict=False)]
     if len(records) and (not starts.size or starts[0] > 0):
         pieces.insert(0, records[: edges[0]])
-    found = [_one_process(int(path.stem), piece) for piece in pieces]
-    return [process for process in found if len(process.records)]
+    processes = [_one_process(int(path.stem), piece) for piece in pieces]
+    return [process for process in processes if len(process.records)]
 
 
 def read_records(path: Path) -> Records:
-    """The records of a file. numpy reads into large pages, which takes half the time."""
-    return _plausible(np.fromfile(path, RECORD))
+    """Return the valid records of a file. `np.fromfile` uses large pages: half the time."""
+    return _valid(np.fromfile(path, RECORD))
 
 
 def parse(data: bytes) -> Records:
-    """Whole, plausible records; a torn or zero-filled tail is left out."""
-    return _plausible(np.frombuffer(data, RECORD, len(data) // written.SIZE))
+    """Return the complete, valid records; a truncated or zero-filled tail is dropped."""
+    return _valid(np.frombuffer(data, RECORD, len(data) // written.SIZE))
 
 
-def _plausible(records: Records) -> Records:
+def _valid(records: Records) -> Records:
     kinds = records["kind"]
-    return _those(records, (kinds > 0) & (kinds <= written.LAST_KIND) & (records["t"] > 0))
+    return _select(records, (kinds > 0) & (kinds <= written.LAST_KIND) & (records["t"] > 0))
 
 
 def kinds_of(records: Records) -> _Kinds:
-    """The kinds side by side: looking for one in whole records goes through all of the memory."""
+    """Return the kinds as a contiguous array, which is much faster to search than the records."""
     return records["kind"].astype(np.uint8)
 
 
-def _those(records: Records, wanted: npt.NDArray[np.bool_]) -> Records:
-    """By their places: numpy takes five times as long to pick records by a mask."""
-    return records if wanted.all() else records.take(np.flatnonzero(wanted))
+def _select(records: Records, mask: npt.NDArray[np.bool_]) -> Records:
+    # Selecting by index is five times as fast in numpy as selecting by mask.
+    return records if mask.all() else records.take(np.flatnonzero(mask))
 
 
-def in_time(records: Records) -> Records:
-    """In the order of time, which they are written in but for a few."""
+def sorted_by_time(records: Records) -> Records:
+    """Return the records in the order of time. Most of them are written in this order."""
     t = np.ascontiguousarray(records["t"])
     if (t[1:] >= t[:-1]).all():
         return records
@@ -120,11 +119,11 @@ def _one_process(pid: int, records: Records) -> ProcessEvents:
     ranks = records[(kinds == written.START) | (kinds == written.RANK)]["a"]
     rank = int(ranks[-1]) if ranks.size and ranks[-1] >= 0 else None
     dropped = int(records[kinds == written.DROPPED]["a"].sum())
-    return ProcessEvents(pid, rank, _those(records, kinds != written.NAME), names, dropped)
+    return ProcessEvents(pid, rank, _select(records, kinds != written.NAME), names, dropped)
 
 
 class Names(dict[int, str]):
-    """Texts by id, put together from NAME records; one that was cut short is left out."""
+    """Texts by id, assembled from NAME records. Incomplete texts are dropped."""
 
     def __init__(self, records: Iterable[np.void] = ()) -> None:
         super().__init__()
@@ -143,24 +142,24 @@ class Names(dict[int, str]):
 
 
 class GrowingEvents:
-    """Every `events/<pid>.bin` as it appears and grows."""
+    """Follows all files `events/<pid>.bin` as they appear and grow."""
 
     def __init__(self, folder: Path, first_bytes: int | None = None) -> None:
-        """Of what a file has when it is first seen, the last `first_bytes` are read."""
+        """Only the last `first_bytes` of a file are read when it is first seen."""
         self.names: dict[int, Names] = defaultdict(Names)
-        """The texts that each process told, by its pid."""
+        """The texts of each process, by pid."""
         self._folder = folder
         self._first_bytes = first_bytes
         self._offsets: dict[int, int] = {}
 
     def poll(self) -> Iterator[tuple[int, Records]]:
-        """What each process reported since the last time, by its pid, without the texts."""
+        """Yield the pid and the new records, without texts, of each process with new records."""
         with contextlib.suppress(OSError), os.scandir(self._folder) as entries:
             for entry in entries:
                 stem, _, suffix = entry.name.rpartition(".")
                 if suffix == "bin" and stem.isdigit():
                     pid, size = int(stem), entry.stat().st_size // written.SIZE * written.SIZE
-                    data = self._read_on(pid, entry.path, size)
+                    data = self._read_new(pid, entry.path, size)
                     if data:
                         records = parse(data)
                         is_name = records["kind"] == written.NAME
@@ -169,13 +168,13 @@ class GrowingEvents:
                             records = records[~is_name]
                         yield pid, records
 
-    def _read_on(self, pid: int, path: str, size: int) -> bytes:
+    def _read_new(self, pid: int, path: str, size: int) -> bytes:
         skipped = 0 if self._first_bytes is None else max(0, size - self._first_bytes)
         offset = self._offsets.get(pid, skipped)
         if size <= offset:
             return b""
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # half the price of `open`
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # half the cost of `open`
             try:
                 data = os.pread(descriptor, size - offset, offset)
             finally:

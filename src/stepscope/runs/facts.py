@@ -1,4 +1,4 @@
-"""`run.json`: the facts of a run. Written first, replaced atomically, readable at any moment."""
+"""Read and write `run.json`. It is written first and replaced atomically."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RunFolderError
-from stepscope.records import Ending, Outcome
+from stepscope.records import ExitStatus, Outcome
 from stepscope.records.codec import from_json, salvage, to_json
 from stepscope.records.facts import ProcessIdentity, RunFacts
 from stepscope.records.trial import LimitFacts, TrialFacts
@@ -21,57 +21,62 @@ from stepscope.runs.paths import FORMAT, RunPaths, write_json
 from stepscope.sensors import procfs
 
 _SILENCE_S = 30.0
-"""A monitor writes about every second: one that has not for so long is gone."""
+"""A monitor writes about every second. After this time without a write it is considered gone."""
 
 
 def write_facts(paths: RunPaths, facts: RunFacts) -> None:
-    """Replace `run.json`. What is not known yet, or is only of a trial, is left out."""
-    of_trials = {"limits": LimitFacts(), "trial": TrialFacts()}
+    """Replace `run.json`. Unknown values, and the keys of trials in other runs, are omitted."""
+    trial_defaults = {"limits": LimitFacts(), "trial": TrialFacts()}
     plain = to_json(facts)
-    known = {k: v for k, v in plain.items() if getattr(facts, k) != of_trials.get(k)}
+    known = {k: v for k, v in plain.items() if getattr(facts, k) != trial_defaults.get(k)}
     write_json(paths.run_json, known)
 
 
 def read_run_json(folder: Path) -> dict[str, Any]:
-    """All of `run.json`, or an error that says what is wrong with the folder."""
+    """Return the contents of `run.json`. Raises RunFolderError if it is missing or damaged."""
     path = RunPaths(folder).run_json
     if not folder.is_dir():
-        raise RunFolderError(f"There is no run folder {folder}", "List them with: ls runs/")
+        raise RunFolderError(
+            f"There is no run folder {folder}", "List the run folders with `ls runs/`"
+        )
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
         raise RunFolderError(
             f"{folder} is not a run folder: it has no run.json",
-            "Give the folder that `stepscope run` named at its end",
+            "Pass the folder that `stepscope run` printed",
         ) from None
     except (OSError, ValueError) as error:
         raise RunFolderError(
             f"{path} cannot be read: {error}",
-            "The folder is damaged: copy it again, or run the command again",
+            "The run folder is damaged: copy it again, or run the command again",
         ) from None
     if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
-        raise RunFolderError(f"{path} does not describe a run", "The folder is damaged")
+        raise RunFolderError(f"{path} is not the run.json of a run", "The run folder is damaged")
     if plain["format"] > FORMAT:
         raise RunFolderError(
-            f"{path} has format {plain['format']}, and this stepscope reads up to {FORMAT}",
-            "Upgrade with: pip install -U stepscope",
+            f"{path} has format {plain['format']}, but this version of stepscope reads formats up "
+            f"to {FORMAT}",
+            "Upgrade with `pip install -U stepscope`",
         )
-    required = ("clock", "watcher", "ending")
+    required = ("clock", "monitor", "exit_status")
     missing = [key for key in required if not isinstance(plain.get(key), dict)]
     if missing:
-        raise RunFolderError(f"{path} lacks {', '.join(missing)}", "The folder is damaged")
+        raise RunFolderError(
+            f"{path} has no {', '.join(f'`{key}`' for key in missing)}", "The run folder is damaged"
+        )
     return plain
 
 
 def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
-    """The facts in `run.json`, checked. What a trial adds is read as far as it can be."""
+    """Return the validated facts of a run. Invalid values of a trial's keys are dropped."""
     of_run = {key: each for key, each in plain.items() if key not in ("limits", "trial")}
     try:
         facts = from_json(RunFacts, _without_nulls(of_run))
     except ValueError as error:
         raise RunFolderError(
-            f"{RunPaths(folder).run_json} cannot be understood: {error}",
-            "The folder is damaged: copy it again, or run the command again",
+            f"{RunPaths(folder).run_json} is invalid: {error}",
+            "The run folder is damaged: copy it again, or run the command again",
         ) from None
     return replace(
         facts,
@@ -86,23 +91,23 @@ def read_facts(folder: Path) -> RunFacts:
 
 
 def _without_nulls(value: Any) -> Any:
-    """What is null is as good as missing: then it has its default."""
+    """Remove null values, so that they get their defaults."""
     if isinstance(value, dict):
         return {key: _without_nulls(each) for key, each in value.items() if each is not None}
     return [_without_nulls(each) for each in value] if isinstance(value, list) else value
 
 
-def ending_of(facts: RunFacts, folder: Path) -> Ending:
-    """How the run ended; `lost` where it is said to be running but its monitor is gone."""
-    stored = facts.ending
+def exit_status_of(facts: RunFacts, folder: Path) -> ExitStatus:
+    """Return the exit status of a run: `lost` if it is marked running but its monitor is gone."""
+    stored = facts.exit_status
     known = stored.outcome in Outcome.__members__.values()
     outcome = Outcome(stored.outcome) if known else Outcome.CRASHED
-    if outcome is Outcome.RUNNING and not is_alive(facts.watcher, folder):
-        return Ending(
+    if outcome is Outcome.RUNNING and not is_alive(facts.monitor, folder):
+        return ExitStatus(
             Outcome.LOST,
-            "the watcher was killed, or its machine went down, before the command ended",
+            "the monitor was killed or the machine went down before the command exited",
         )
-    return Ending(outcome, stored.reason, stored.exit_code, stored.signal, stored.evidence)
+    return ExitStatus(outcome, stored.reason, stored.exit_code, stored.signal, stored.evidence)
 
 
 def identity(pid: int) -> ProcessIdentity:
@@ -120,10 +125,10 @@ def identity_of_self() -> ProcessIdentity:
 
 
 def is_alive(monitor: ProcessIdentity, folder: Path) -> bool:
-    """Whether the process that was writing this run still is.
+    """Return whether the monitor of a run is still running.
 
-    On another machine (the folder may be on a shared file system) and in another container only
-    its traces tell.
+    On another machine (with a shared file system) and in another container, this is decided by the
+    time of the last write.
     """
     same_namespace = monitor.pid_namespace in (None, procfs.pid_namespace())
     if monitor.boot_id == procfs.boot_id() and same_namespace:
@@ -131,6 +136,6 @@ def is_alive(monitor: ProcessIdentity, folder: Path) -> bool:
         return ticks is not None and ticks == monitor.started_ticks
     last_written = 0.0
     for path in folder.glob("*.arrows"):
-        with contextlib.suppress(OSError):  # it was rolled or packed meanwhile
+        with contextlib.suppress(OSError):  # closed or converted in the meantime
             last_written = max(last_written, path.stat().st_mtime)
     return time.time() - last_written < _SILENCE_S

@@ -1,4 +1,4 @@
-"""Reads a run into memory, once: `load(run)` gives what every analysis and report takes."""
+"""Read a run into memory: `load(run)` returns the input of every analysis and report."""
 
 from __future__ import annotations
 
@@ -23,14 +23,12 @@ from stepscope.runs.timelines import allocator_series, batch_timing, timeline_of
 
 
 def load(run: Run, metrics: Collection[str] | None = None) -> RunData:
-    """All that is recorded of a run; with `metrics`, only these of the samples.
-
-    Of a run of a day the samples are nearly all there is to read: who needs only some metrics
-    says so. Those that they are derived from are read too.
+    """Return the recorded data of a run; with `metrics`, only the samples of these metrics and of
+    the metrics that they are derived from. Samples dominate the loading time of a long run.
     """
     timelines = [timeline_of(process) for process in run.processes]
     trainers = (trainer_of(*each) for each in zip(run.processes, timelines, strict=True))
-    # The records of the loader workers are let go before the samples are read.
+    # The records of loader workers are released before the samples are read.
     preparation, collation = batch_timing(run.paths.events, run.processes)
     samples = _Samples(run, metrics)
     series = samples.read()
@@ -41,8 +39,8 @@ def load(run: Run, metrics: Collection[str] | None = None) -> RunData:
         end_ns=samples.end_ns(),
         facts=run.facts,
         gpus=gpus_of(run.facts, gpu_entities(series)),
-        ending=run.ending,
-        trainers=tuple(trainer for trainer in trainers if trainer.did_anything),
+        exit_status=run.exit_status,
+        trainers=tuple(trainer for trainer in trainers if trainer.has_events),
         preparation=preparation,
         collation=collation,
         events_dropped=sum(process.dropped for process in run.processes),
@@ -67,30 +65,30 @@ class _Samples:
         self._last_ns: dict[Scope, int] = {}
 
     def read(self) -> dict[tuple[str, str], Series]:
-        """Every metric of every entity (single processes left out), the derived ones included."""
-        found: dict[tuple[str, str], Series] = {}
+        """Return all metrics, also derived ones, of all entities except single processes."""
+        series: dict[tuple[str, str], Series] = {}
         for scope, columns in self._columns.items():
             if columns != []:
-                found |= series_of(self._segments(scope, columns))
-        known = [gpu.uuid for gpu in gpus_of(self._run.facts, gpu_entities(found))]
-        found |= allocator_series(self._run.processes, known)
-        return with_memory(found) if self._with_memory else found
+                series |= series_of(self._segments(scope, columns))
+        known = [gpu.uuid for gpu in gpus_of(self._run.facts, gpu_entities(series))]
+        series |= allocator_series(self._run.processes, known)
+        return with_memory(series) if self._with_memory else series
 
     def end_ns(self) -> int:
-        """When the command ended, or the last that is known of it."""
-        stored = self._run.facts.ending.monotonic_ns
+        """Return when the command exited, or the time of the last recorded data."""
+        stored = self._run.facts.exit_status.monotonic_ns
         if stored is not None:
             return stored
         ends = [int(p.records["t"][-1]) for p in self._run.processes if len(p.records)]
         for scope in SCOPES:
-            if self._columns[scope] == []:  # nothing of it was read
+            if self._columns[scope] == []:  # this scope was not read
                 segments = reversed(self._run.paths.segments(scope))
                 times = (read_stored(path, ["t_ns"]) for path in segments)
                 self._remember_end(scope, next((t for t in times if t.num_rows), None))
         return max([self._run.begin_ns, *ends, *self._last_ns.values()])
 
     def _segments(self, scope: Scope, columns: list[str] | None) -> Iterator[pa.Table]:
-        """The samples of a scope, segment by segment; each is let go when it was taken in."""
+        """Yield the samples of a scope by segment. Each is released before the next is read."""
         wanted = None if columns is None else [*KEYS, *columns]
         read = partial(read_stored, columns=wanted, coded=True)
         for segment in _one_ahead(read, self._run.paths.segments(scope)):
@@ -104,8 +102,8 @@ class _Samples:
 
 
 def _one_ahead(read: Callable[[Path], pa.Table], paths: Iterable[Path]) -> Iterator[pa.Table]:
-    """What is read of each path. The next one is read while one is looked at: most of the time goes
-    to unpacking it, outside of the interpreter."""
+    """Yield the table of each path, reading one ahead in a thread. Most of the time is spent on
+    decompression, which releases the GIL."""
     ahead: deque[Future[pa.Table]] = deque()
     with ThreadPoolExecutor(1) as background:
         for path in paths:
@@ -117,14 +115,14 @@ def _one_ahead(read: Callable[[Path], pa.Table], paths: Iterable[Path]) -> Itera
 
 
 def gpus_of(facts: RunFacts, seen: Iterable[str]) -> tuple[Gpu, ...]:
-    """The GPUs that run.json tells of, then those that were only `seen`, by their UUIDs."""
+    """Return the GPUs of run.json, followed by further UUIDs that were `seen` in the samples."""
     known = []
-    for place, gpu in enumerate(facts.environment.gpus):
-        label = gpu.label or f"GPU {place if gpu.index is None else gpu.index}"
+    for position, gpu in enumerate(facts.environment.gpus):
+        label = gpu.label or f"GPU {position if gpu.index is None else gpu.index}"
         known.append(replace(gpu, uuid=gpu.uuid or label, label=label))
-    others = sorted(set(seen) - {gpu.uuid for gpu in known})
-    # Enough of a UUID to tell GPUs apart: GPU-74f7346c.
-    return (*known, *(Gpu(uuid, "-".join(uuid.split("-")[:2])) for uuid in others))
+    unknown = sorted(set(seen) - {gpu.uuid for gpu in known})
+    # The start of a UUID is enough to distinguish GPUs: GPU-74f7346c.
+    return (*known, *(Gpu(uuid, "-".join(uuid.split("-")[:2])) for uuid in unknown))
 
 
 def gpu_entities(series: Iterable[tuple[str, str]]) -> set[str]:

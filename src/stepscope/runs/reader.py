@@ -1,4 +1,4 @@
-"""Opens a run folder: one that is being written, one that ended, one that was cut off."""
+"""Open a run folder: of a running command, of a finished one, or of one that was cut off."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from stepscope.errors import RunFolderError
 from stepscope.metrics import Scope
-from stepscope.records import Ending
-from stepscope.runs.facts import ending_of, parse_facts, read_run_json
+from stepscope.records import ExitStatus
+from stepscope.runs.facts import exit_status_of, parse_facts, read_run_json
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths
 
 if TYPE_CHECKING:
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
 
 
 def open_run(path: str | Path) -> Run:
-    """Open a run by its folder, or by any file in it; of a folder of runs, the newest."""
+    """Open a run by its folder, by any file in it, or by a folder of runs (the newest run)."""
     folder = find_run(path)
     return Run(folder, read_run_json(folder))
 
 
 def find_run(path: str | Path) -> Path:
-    """The folder of a run that is named by it, by any file in it, or by a folder of runs."""
+    """Return the run folder for a run folder, a file in it, or a folder of runs (the newest)."""
     folder = Path(path)
     if folder.is_file():
         folder = folder.parent
@@ -37,27 +37,29 @@ def find_run(path: str | Path) -> Path:
 
 
 def latest_run(parent: str | Path = DEFAULT_FOLDER) -> Path:
+    """Return the folder of the newest run in a folder of runs. Raises RunFolderError if it has no
+    runs."""
     folders = sorted(p.parent for p in Path(parent).glob("*/run.json"))
     if not folders:
         raise RunFolderError(
-            f"There are no runs in {parent}", "Make one with: stepscope run -- python train.py"
+            f"There are no runs in {parent}", "Create one with `stepscope run -- python train.py`"
         )
     return max(folders, key=lambda p: (p / "run.json").stat().st_mtime)
 
 
 class Run:
-    """A run as it is in its folder now: its facts, and tables of what was recorded.
+    """The current state of a run folder: its facts, and the recorded data as tables.
 
-    Analyses take `runs.load.load(run)`, which reads all of it once.
+    Analyses use `runs.load.load(run)` instead, which reads everything once.
     """
 
     def __init__(self, folder: Path, run_json: dict[str, Any]) -> None:
         self.path = folder
         self.paths = RunPaths(folder)
         self.json = run_json
-        """All of `run.json`, as it is."""
+        """The contents of `run.json`."""
         self.facts = parse_facts(run_json, folder)
-        """What stepscope itself goes by."""
+        """The validated contents of `run.json`."""
 
     @property
     def name(self) -> str:
@@ -68,8 +70,8 @@ class Run:
         return self.facts.command
 
     @cached_property
-    def ending(self) -> Ending:
-        return ending_of(self.facts, self.path)
+    def exit_status(self) -> ExitStatus:
+        return exit_status_of(self.facts, self.path)
 
     @property
     def begin_ns(self) -> int:
@@ -77,13 +79,13 @@ class Run:
 
     @cached_property
     def processes(self) -> list[ProcessEvents]:
-        """What each monitored process reported of itself."""
+        """The events of each monitored process."""
         from stepscope.runs.events import read_folder
 
         return read_folder(self.paths.events)
 
     def samples(self, scope: Scope = "process", columns: list[str] | None = None) -> pa.Table:
-        """The samples of a scope as an Arrow table (`.to_pandas()` for pandas)."""
+        """Return the samples of a scope as an Arrow table (`.to_pandas()` for pandas)."""
         import pyarrow as pa
 
         from stepscope.runs.streams import read_stored, schema_of
@@ -96,7 +98,7 @@ class Run:
         return pa.concat_tables(tables, promote_options="default")
 
     def marks(self) -> pa.Table:
-        """Marks and the edges of phases: t_ns, pid, rank, name, value, edge, source."""
+        """Return marks and the edges of phases: t_ns, pid, rank, name, value, edge, source."""
         import pyarrow as pa
 
         from stepscope.runs.timelines import timeline_of
@@ -119,7 +121,7 @@ class Run:
         return pa.Table.from_pylist(rows, schema=pa.schema([*keys, *texts])).sort_by("t_ns")
 
     def steps(self) -> pa.Table:
-        """Batches and optimizer steps: t_ns, pid, rank, kind, wait_s, samples, steps."""
+        """Return batches and optimizer steps: t_ns, pid, rank, kind, wait_s, samples, steps."""
         import numpy as np
         import pyarrow as pa
 

@@ -1,7 +1,7 @@
-"""Samples as append-only Arrow IPC streams: whole batches or nothing, whatever happens.
+"""Samples as append-only Arrow IPC streams that always contain complete batches.
 
-A batch is put together in memory and appended with one write. If the disk is full, what was written
-of it is taken back, the batch is kept (up to a limit of rows) and tried again with the next one.
+A batch is assembled in memory and appended with one write. If the disk is full, a partial write is
+truncated, and the batch is kept (up to a limit of rows) and written together with the next one.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from stepscope.records import Entity
 from stepscope.runs.paths import RunPaths
 
 KEYS = ("t_ns", "window_s", "entity", "pid")
-"""Every row: when (monotonic), over how long its rates are, and what it is about."""
+"""Columns of every row: the monotonic time, the window of its rates, the entity and its pid."""
 
-MOST_ROWS_KEPT = 200_000
+MAX_ROWS_KEPT = 200_000
 ROLL_BYTES = 16 * 1024 * 1024
-"""What a killed run leaves unpacked is read batch by batch, more than ten times as slowly."""
+"""Limits the part of a killed run that is not Parquet, which is more than ten times as slow to
+read."""
 _BLOCK = 64
-"""Batches that are put together at once when a stream is read."""
+"""Number of batches that are combined at once when a stream is read."""
 
 
 def schema_of(scope: Scope) -> pa.Schema:
-    """The columns of `<scope>.arrows`: the keys, then the metrics of the table, all nullable."""
+    """Return the columns of `<scope>.arrows`: the keys, then the metrics, all nullable."""
     keys = [
         pa.field("t_ns", pa.int64(), nullable=False),
         pa.field("window_s", pa.float64()),
@@ -50,7 +51,7 @@ _Row = tuple[int, float | None, Entity, dict[str, float | None]]
 
 
 class StreamWriter:
-    """Collects rows and appends them as record batches. What `flush` cannot write is kept."""
+    """Collects rows and appends them as record batches. Batches that cannot be written are kept."""
 
     def __init__(self, paths: RunPaths, scope: Scope) -> None:
         self.scope = scope
@@ -60,7 +61,7 @@ class StreamWriter:
         self._metrics = tuple(metric.key for metric in of_scope(scope))
         self._rows: list[_Row] = []
         self._unwritten: deque[tuple[int, pa.Buffer]] = deque()
-        """Rows and bytes of each batch; several once the disk is full."""
+        """Number of rows and bytes of each batch; several if the disk is full."""
         self._segment = 0
         self._fd = -1
         self._size = 0
@@ -69,11 +70,11 @@ class StreamWriter:
     def append(
         self, t_ns: int, window_s: float | None, entity: Entity, values: dict[str, float | None]
     ) -> None:
-        """Keep one row until the next flush."""
+        """Add one row, to be written by the next flush."""
         self._rows.append((t_ns, window_s, entity, values))
 
     def flush(self) -> None:
-        """Append what was collected as one batch; OSError where it could not be written."""
+        """Append the collected rows as one batch. Raises OSError if it cannot be written."""
         if self._rows:
             self._unwritten.append((len(self._rows), self._batch().serialize()))
             self._rows = []
@@ -82,7 +83,7 @@ class StreamWriter:
                 self._write_whole(self._unwritten[0][1])
                 self._unwritten.popleft()
         except OSError:
-            surplus = sum(rows for rows, _ in self._unwritten) - MOST_ROWS_KEPT
+            surplus = sum(rows for rows, _ in self._unwritten) - MAX_ROWS_KEPT
             while surplus > 0:
                 rows, _ = self._unwritten.popleft()
                 self.rows_dropped += rows
@@ -90,7 +91,7 @@ class StreamWriter:
             raise
 
     def roll(self, at_least: int = ROLL_BYTES) -> Path | None:
-        """Close the stream once it is large, and begin the next; the closed one may be packed."""
+        """Close a large stream and start the next one. Return the closed stream, to be packed."""
         if self._size < at_least:
             return None
         live, closed = self._paths.live_stream(self.scope), self._closed()
@@ -98,7 +99,7 @@ class StreamWriter:
         os.rename(live, closed)
         try:
             self._open()
-        except OSError:  # no room for a new one: go on with the old
+        except OSError:  # the disk is full: continue with the old stream
             os.replace(closed, live)
             self._fd, self._size = old, old_size
             raise
@@ -112,7 +113,7 @@ class StreamWriter:
             self._fd = -1
 
     def finish(self) -> Path:
-        """Close for good; the live stream becomes the last segment."""
+        """Close the writer. The live stream becomes the last segment."""
         self.close()
         os.rename(self._paths.live_stream(self.scope), self._closed())
         return self._closed()
@@ -131,10 +132,10 @@ class StreamWriter:
             raise
 
     def _write_whole(self, buffer: pa.Buffer) -> None:
-        left = memoryview(buffer)
+        remaining = memoryview(buffer)
         try:
-            while left:
-                left = left[os.write(self._fd, left) :]
+            while remaining:
+                remaining = remaining[os.write(self._fd, remaining) :]
         except OSError:
             os.ftruncate(self._fd, self._size)
             raise
@@ -149,8 +150,8 @@ class StreamWriter:
             [entity.pid for entity in entities],
         ]
         present = set().union(*values)
-        nothing: list[Any] = [None] * len(times)
-        columns += [[v.get(k) for v in values] if k in present else nothing for k in self._metrics]
+        empty: list[Any] = [None] * len(times)
+        columns += [[v.get(k) for v in values] if k in present else empty for k in self._metrics]
         return pa.RecordBatch.from_arrays(
             [_array(c, f.type) for c, f in zip(columns, self._schema, strict=True)],
             schema=self._schema,
@@ -160,19 +161,18 @@ class StreamWriter:
 _CODES = {pa.int64(): "q", pa.int32(): "i", pa.float64(): "d"}
 
 
-@lru_cache(maxsize=256)
-def _nothing(count: int, kind: pa.DataType) -> pa.Array:
-    """Most columns of a batch are empty, and most batches are of a few sizes."""
+@lru_cache(maxsize=256)  # most columns of a batch are empty, and there are few batch sizes
+def _nulls(count: int, kind: pa.DataType) -> pa.Array:
     return pa.nulls(count, kind)
 
 
 def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
-    """An Arrow array from its buffers. `pa.array` would import pandas, half a second in a watcher
-    that must not stop."""
+    """Build an Arrow array from buffers. `pa.array` would import pandas, which blocks the monitor
+    for half a second."""
     count = len(values)
     missing = values.count(None)
     if missing == count:
-        return _nothing(count, kind)
+        return _nulls(count, kind)
     validity = None
     if missing:
         present = [value is not None for value in values]
@@ -188,36 +188,36 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
 
 
 def check_schema(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
-    """ArrowInvalid where keys are missing, or columns that we know have another type than ours."""
+    """Raise ArrowInvalid if key columns are missing or known columns have an unexpected type."""
     for key in KEYS:
         if key not in schema.names and (columns is None or key in columns):
-            raise pa.ArrowInvalid(f"it has no column {key}")
-    ours = {"t_ns": "int64", "pid": "int32", "entity": "string"}
+            raise pa.ArrowInvalid(f"column {key} is missing")
+    expected = {"t_ns": "int64", "pid": "int32", "entity": "string"}
     for field in schema:
         known = field.name in KEYS or field.name in BY_KEY
         kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if known and kind != ours.get(field.name, "double"):
-            raise pa.ArrowInvalid(f"its column {field.name} has the type {field.type}")
+        if known and kind != expected.get(field.name, "double"):
+            raise pa.ArrowInvalid(f"column {field.name} has the unexpected type {field.type}")
 
 
 def read_segment(
     path: Path, columns: Collection[str] | None = None, *, coded: bool = False
 ) -> pa.Table:
-    """The rows of a segment, to the last whole batch of a stream that was cut off.
+    """Return the rows of a segment, up to the last complete batch of a truncated stream.
 
-    Only the `columns` are decoded. `coded` leaves the names of entities as a dictionary where they
-    are stored as one: a day has millions of rows, and a handful of names.
+    Only the `columns` are decoded. With `coded`, the column `entity` stays dictionary-encoded if it
+    is stored so: a run of a day has millions of rows and only a few entities.
     """
     if path.suffix == ".parquet":
         table = _read_parquet(path, columns, coded)
-        if table.num_rows:  # of a stream without rows there are no columns either
+        if table.num_rows:  # a stream without rows has no columns
             check_schema(table.schema, columns)
         return table
-    # Read, not mapped: a writer that meets a full disk takes back what it appended, and a map of
-    # bytes that are gone would kill the reader.
-    batches = _whole_batches(pa.py_buffer(path.read_bytes()), columns)
-    # A batch a second: what follows would pay for each of them. Some at a time are put together
-    # while the processor still has them at hand, which halves the time.
+    # Not memory-mapped: on a full disk the writer truncates the file, and accessing the truncated
+    # part of a mapping would kill the reader.
+    batches = _complete_batches(pa.py_buffer(path.read_bytes()), columns)
+    # There is one batch per second, and many small chunks are slow. Combining some of them while
+    # they are in the CPU cache halves the time.
     blocks = []
     while block := list(islice(batches, _BLOCK)):
         blocks.append(pa.Table.from_batches(block).combine_chunks())
@@ -233,14 +233,15 @@ def read_segment(
 def read_stored(
     path: Path, columns: Collection[str] | None = None, *, coded: bool = False
 ) -> pa.Table:
-    """As `read_segment`, of a run that may be damaged, or rolled to Parquet meanwhile."""
+    """Call `read_segment` for a run that may be damaged, or whose stream may be converted to
+    Parquet at the same time."""
     try:
         return read_segment(path, columns, coded=coded)
     except FileNotFoundError:
         return read_segment(path.with_suffix(".parquet"), columns, coded=coded)
     except (OSError, pa.ArrowException) as error:
         raise RunFolderError(
-            f"{path} cannot be read: {error}", "The folder is damaged: copy it again"
+            f"{path} cannot be read: {error}", "The run folder is damaged: copy it again"
         ) from None
 
 
@@ -255,12 +256,12 @@ def _read_parquet(path: Path, columns: Collection[str] | None, coded: bool) -> p
         return file.read(wanted).select(wanted)
 
 
-def _whole_batches(
+def _complete_batches(
     data: pa.Buffer, columns: Collection[str] | None = None
 ) -> Iterator[pa.RecordBatch]:
-    """Batches until the end, a cut, or a tail of zeros (which reads as rows at time 0).
+    """Yield the batches up to the end, a truncation or a zero-filled tail (rows at time 0).
 
-    They have the `columns` and, to be told from zeros, the time.
+    They have the `columns` and the time, which is needed to detect zeros.
     """
     try:
         reader = pa.ipc.open_stream(data)
@@ -287,7 +288,7 @@ def _whole_batches(
 
 
 def pack(closed: Path) -> Path:
-    """Roll a closed stream to Parquet; the stream goes once the Parquet file is whole."""
+    """Convert a closed stream to Parquet, and delete the stream afterwards."""
     from pyarrow import parquet
 
     table = read_segment(closed)
@@ -298,6 +299,8 @@ def pack(closed: Path) -> Path:
         os.replace(temporary, target)
     except (OSError, pa.ArrowException) as error:
         temporary.unlink(missing_ok=True)
-        raise OSError(getattr(error, "errno", None) or 5, f"not packed: {error}") from error
+        raise OSError(
+            getattr(error, "errno", None) or 5, f"not converted to Parquet: {error}"
+        ) from error
     closed.unlink()
     return target

@@ -1,6 +1,7 @@
-"""Follows a run that is being written: reads what was appended, and keeps the last seconds of it.
+"""Follow a run that is being written: read the appended data, and keep the last seconds of it.
 
-The rest of `runs` reads a folder as a whole, which a view that looks twice a second cannot afford.
+The other readers of `runs` read a whole folder, which is too slow for a view that updates twice a
+second.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from stepscope.inject import events as written
 from stepscope.metrics import SCOPES, Scope
 from stepscope.records import Outcome
 from stepscope.runs.events import GrowingEvents, ProcessEvents, parse
-from stepscope.runs.facts import ending_of, read_facts
+from stepscope.runs.facts import exit_status_of, read_facts
 from stepscope.runs.load import gpu_entities, gpus_of
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.samples import pieces_of
@@ -31,18 +32,18 @@ from stepscope.runs.timelines import timeline_of
 from stepscope.sensors import procfs
 
 _FIRST_EVENTS = 16384 * written.SIZE
-"""Bytes of a long file of events that are looked at first."""
-_FEWEST_EVENTS = 256
-"""Kept however old they are: a step may take minutes."""
+"""Bytes at the end of a long event file that are read first."""
+_MIN_EVENTS = 256
+"""Events that are kept regardless of their age: a step may take minutes."""
 _STEP = {written.name_id("step"): "step"}
-"""Told once, so perhaps in the part of a long file that is not looked at."""
+"""A name is written once, perhaps in the part of a long file that is not read."""
 
-_BROKEN = (pa.ArrowException, OSError, EOFError, SystemError)
-"""What pyarrow makes of bytes that are no Arrow; the last, of a text with lengths that are none."""
+_INVALID = (pa.ArrowException, OSError, EOFError, SystemError)
+"""Errors of pyarrow for invalid data; SystemError for strings with invalid lengths."""
 
 
 class StreamTail:
-    """`<scope>.arrows` as it grows, is rolled to a segment, and is packed at the end."""
+    """Follows `<scope>.arrows` as it grows, is closed as a segment, and is packed at the end."""
 
     def __init__(self, paths: RunPaths, scope: Scope, seconds: float) -> None:
         self._paths = paths
@@ -55,39 +56,39 @@ class StreamTail:
         self._begun = False
 
     def poll(self) -> list[pa.RecordBatch]:
-        """What was appended since the last call; the first time, the last seconds there are."""
+        """Return the batches since the last call; on the first call, those of the last seconds."""
         if not self._begun:
             self._begun = True
-            return self._first_look()
-        found = self._read_on()
+            return self._read_first()
+        batches = self._read_new()
         if self._is_replaced():
-            found += self._read_on()  # what came before it was closed
+            batches += self._read_new()  # appended before it was closed
             self._open()
-            found += self._read_on()
-        return found
+            batches += self._read_new()
+        return batches
 
     def close(self) -> None:
         if self._fd >= 0:
             os.close(self._fd)
         self._fd = -1
 
-    def _first_look(self) -> list[pa.RecordBatch]:
+    def _read_first(self) -> list[pa.RecordBatch]:
         self._open()
-        found = self._read_on()
-        first = _first_ns(found[0]) if found else None
+        batches = self._read_new()
+        first = _first_ns(batches[0]) if batches else None
         for path in reversed(self._paths.segments(self._scope)):
             if first is not None and first < self._last_ns - self._keep_ns:
                 break
             if path != self._paths.live_stream(self._scope):
-                found = self._end_of_segment(path, first) + found
-                first = _first_ns(found[0]) if found else None
-        return found
+                batches = self._end_of_segment(path, first) + batches
+                first = _first_ns(batches[0]) if batches else None
+        return batches
 
     def _end_of_segment(self, path: Path, until_ns: int | None) -> list[pa.RecordBatch]:
-        """The last rows of a closed segment, less those that were read from the live stream."""
+        """Return the last rows of a closed segment that were not read from the live stream."""
         try:
             table = read_segment(path)
-        except _BROKEN:  # packed while we looked: less of the past to show
+        except _INVALID:  # converted to Parquet at the same time: show less of the past
             return []
         if not table.num_rows:
             return []
@@ -95,7 +96,7 @@ class StreamTail:
         last = int(times[-1]) if until_ns is None else min(int(times[-1]), until_ns - 1)
         self._last_ns = max(self._last_ns, last)
         begin, end = np.searchsorted(times, (self._last_ns - self._keep_ns, last + 1))
-        begin = max(0, begin - 1)  # one that is too old tells that no more are needed
+        begin = max(0, begin - 1)  # one older row shows that no further segment is needed
         return list(table.slice(begin, max(0, end - begin)).combine_chunks().to_batches())
 
     def _open(self) -> None:
@@ -104,30 +105,30 @@ class StreamTail:
         try:
             live = self._paths.live_stream(self._scope)
             self._fd = os.open(live, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # not begun yet, or packed: nothing more to come
+        except OSError:  # not created yet, or packed at the end
             self._fd = -1
 
     def _is_replaced(self) -> bool:
-        """Whether the live stream is another file now, or none."""
+        """Return whether the live stream is now another file, or gone."""
         try:
             now = os.stat(self._paths.live_stream(self._scope))
         except OSError:
             return self._fd >= 0
         return self._fd < 0 or not os.path.samestat(now, os.fstat(self._fd))
 
-    def _read_on(self) -> list[pa.RecordBatch]:
+    def _read_new(self) -> list[pa.RecordBatch]:
         if self._fd < 0:
             return []
         size = os.fstat(self._fd).st_size
-        if size < self._offset:  # written anew; what was seen before is told by its time
+        if size < self._offset:  # rewritten; rows that were read before are recognized by time
             self._offset, self._schema = 0, None
         if size == self._offset:
             return []
         return self._decoded(self._messages(os.pread(self._fd, size - self._offset, self._offset)))
 
     def _messages(self, data: bytes) -> list[Any]:
-        """Whole messages; one that is still being written is left for the next time."""
-        source, begin, found = pa.BufferReader(data), self._offset, []
+        """Return the complete messages. A message that is still being written is read later."""
+        source, begin, messages = pa.BufferReader(data), self._offset, []
         while True:
             try:
                 message = pa.ipc.read_message(source)
@@ -136,14 +137,14 @@ class StreamTail:
                     check_schema(schema)
                     self._schema = schema
                 else:
-                    found.append(message)
-            except _BROKEN:
-                return found
+                    messages.append(message)
+            except _INVALID:
+                return messages
             self._offset = begin + source.tell()
 
     def _decoded(self, messages: list[Any]) -> list[pa.RecordBatch]:
-        """The batches of the last seconds. Zeros after a power cut read as rows at time 0."""
-        found: deque[pa.RecordBatch] = deque()
+        """Return the batches of the last seconds. Zeros after a power failure have the time 0."""
+        batches: deque[pa.RecordBatch] = deque()
         latest: int | None = None
         for message in reversed(messages):
             batch = _batch(message, self._schema)
@@ -152,18 +153,18 @@ class StreamTail:
             if _first_ns(batch) < self._last_ns:
                 break
             latest = _last_ns(batch) if latest is None else latest
-            found.appendleft(batch)
+            batches.appendleft(batch)
             if _first_ns(batch) < latest - self._keep_ns:
                 break
         self._last_ns = self._last_ns if latest is None else latest
-        return list(found)
+        return list(batches)
 
 
 def _batch(message: Any, schema: pa.Schema | None) -> pa.RecordBatch | None:
     try:
         batch = pa.ipc.read_record_batch(message, schema)
         batch.validate(full=True)
-    except _BROKEN:
+    except _INVALID:
         return None
     times = batch.column(0)
     return batch if len(times) and not times.null_count and _first_ns(batch) > 0 else None
@@ -178,7 +179,7 @@ def _last_ns(batch: pa.RecordBatch) -> int:
 
 
 class Recent:
-    """The last seconds of every metric of every entity; rows of single processes are left out."""
+    """The last seconds of every metric of every entity, without rows of single processes."""
 
     def __init__(self, seconds: float) -> None:
         self.last_ns = 0
@@ -191,7 +192,7 @@ class Recent:
             self._pieces.setdefault((metric, entity), []).append(Series(t, window, value))
 
     def series(self, metric: str, entity: str) -> Series:
-        """What is known of a metric; its last value however old that is."""
+        """Return the recent samples of a metric; at least the last one, regardless of its age."""
         pieces = self._pieces.get((metric, entity))
         if not pieces:
             return EMPTY
@@ -202,41 +203,41 @@ class Recent:
         return pieces[0]
 
     def all_series(self) -> dict[tuple[str, str], Series]:
-        """(metric, entity) to what is kept of it."""
+        """Return the recent samples by (metric, entity)."""
         return {key: self.series(*key) for key in self._pieces}
 
 
 class EventsTail:
-    """The last records of every `events/<pid>.bin` as they appear and grow."""
+    """The last records of all files `events/<pid>.bin`, which may appear and grow."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.recent: dict[int, Records] = {}
-        """By the number of the process."""
+        """Records by pid."""
         self._events = GrowingEvents(folder, _FIRST_EVENTS)
         self._keep_ns = int(seconds * 1e9)
 
     def poll(self) -> bool:
-        """Read what was appended; whether there was anything."""
-        news = False
-        for pid, fresh in self._events.poll():
-            news = True
-            records = np.concatenate([self.recent.get(pid, parse(b"")), fresh])
+        """Read the appended records. Return whether there were any."""
+        has_new = False
+        for pid, new in self._events.poll():
+            has_new = True
+            records = np.concatenate([self.recent.get(pid, parse(b"")), new])
             starts = np.flatnonzero(records["kind"] == written.START)
-            if starts.size:  # the number may have been used before
+            if starts.size:  # the pid may have been used before
                 records = records[starts[-1] :]
             if len(records):
                 old = int(np.searchsorted(records["t"], records["t"][-1] - self._keep_ns))
-                records = records[max(0, min(old, len(records) - _FEWEST_EVENTS)) :]
+                records = records[max(0, min(old, len(records) - _MIN_EVENTS)) :]
             self.recent[pid] = records
-        return news
+        return has_new
 
     @property
     def last_ns(self) -> int:
-        """When anything was last reported."""
+        """The time of the last event."""
         return max((int(r["t"][-1]) for r in self.recent.values() if len(r)), default=0)
 
     def timelines(self) -> list[Timeline]:
-        """What the processes did lately, as the analysis takes it."""
+        """Return the recent timelines of the processes, for the analysis."""
         names = self._events.names
         return [
             timeline_of(ProcessEvents(pid, None, _with_few_marks(records), _STEP | names[pid]))
@@ -245,13 +246,13 @@ class EventsTail:
 
 
 def _with_few_marks(records: Records) -> Records:
-    """Marks become objects, one by one: a script that marks its steps sets thousands of them."""
-    marks = np.flatnonzero(records["kind"] == written.MARK)[:-_FEWEST_EVENTS]
+    """Drop older marks. Each becomes an object, and a script that marks its steps has thousands."""
+    marks = np.flatnonzero(records["kind"] == written.MARK)[:-_MIN_EVENTS]
     return np.delete(records, marks) if len(marks) else records
 
 
 class RunTail:
-    """A run as it is now: call `poll`, then look."""
+    """The current state of a run. Call `poll` before reading it."""
 
     def __init__(self, folder: Path, seconds: float) -> None:
         self.paths = RunPaths(folder)
@@ -259,14 +260,14 @@ class RunTail:
         self.events = EventsTail(self.paths.events, seconds)
         self._streams = [StreamTail(self.paths, scope, seconds) for scope in SCOPES]
         self._facts_version: tuple[int, int] | None = None
-        self._look_at_facts()
+        self._read_facts()
 
     def poll(self) -> bool:
-        """Read what was appended; whether processes reported anything.
+        """Read the appended data. Return whether processes reported events.
 
-        The ending comes first: what is read after it is all that there will be.
+        The exit status is read first: data that is read after it is complete.
         """
-        self._look_at_facts()
+        self._read_facts()
         for stream in self._streams:
             for batch in stream.poll():
                 self.recent.add(batch)
@@ -282,35 +283,37 @@ class RunTail:
 
     @property
     def now_ns(self) -> int:
-        """The time on the clock of the run: its end, or the last that is known of another boot."""
-        stored = self.facts.ending.monotonic_ns
+        """The current time on the clock of the run, or its end; for a run of another boot, the time
+        of the last recorded data."""
+        stored = self.facts.exit_status.monotonic_ns
         if stored is not None:
             return stored
-        here = self.facts.watcher.boot_id == procfs.boot_id()
-        if here and self.ending.outcome is Outcome.RUNNING:
+        here = self.facts.monitor.boot_id == procfs.boot_id()
+        if here and self.exit_status.outcome is Outcome.RUNNING:
             return time.monotonic_ns()
         return max(self.begin_ns, self.recent.last_ns, self.events.last_ns)
 
     def data(self) -> RunData:
-        """The last seconds of samples as the analysis takes them, up to the end of the command:
-        the very last sample of a run finds nobody."""
+        """Return the last seconds of samples for the analysis, up to the exit of the command: the
+        very last sample of a run has no processes."""
         series, end_ns = self.recent.all_series(), min(self.recent.last_ns, self.now_ns)
         if end_ns < self.recent.last_ns:
             series = {key: each.between(0, end_ns) for key, each in series.items()}
         gpus = gpus_of(self.facts, gpu_entities(series))
         timelines = self.events.timelines()
-        return RunData(series, timelines, self.begin_ns, end_ns, self.facts, gpus, self.ending)
+        return RunData(series, timelines, self.begin_ns, end_ns, self.facts, gpus, self.exit_status)
 
-    def _look_at_facts(self) -> None:
+    def _read_facts(self) -> None:
         try:
-            found = self.paths.run_json.stat()
-            version = (found.st_ino, found.st_mtime_ns)
+            stat = self.paths.run_json.stat()
+            version = (stat.st_ino, stat.st_mtime_ns)
         except OSError:
             version = None
         if version is None or version != self._facts_version:
             self._facts_version = version
             self.facts = read_facts(self.paths.folder)
-        self.ending = ending_of(self.facts, self.paths.folder)
-        if self.ending.outcome is Outcome.LOST:  # unless it wrote its ending just before it went
+        self.exit_status = exit_status_of(self.facts, self.paths.folder)
+        if self.exit_status.outcome is Outcome.LOST:
+            # The monitor may have written the exit status just before it exited.
             self.facts = read_facts(self.paths.folder)
-            self.ending = ending_of(self.facts, self.paths.folder)
+            self.exit_status = exit_status_of(self.facts, self.paths.folder)

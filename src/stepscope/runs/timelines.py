@@ -1,4 +1,4 @@
-"""From what is stored to what the analysis takes: timelines and allocators as plain arrays."""
+"""Convert stored events into the input of the analysis: timelines and allocator series."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from stepscope.inject import events as written
 from stepscope.metrics import BY_KEY
 from stepscope.records import CodeLocation
 from stepscope.records.codec import salvage
-from stepscope.runs.events import ProcessEvents, in_time, read_records
+from stepscope.runs.events import ProcessEvents, read_records, sorted_by_time
 
 _EDGES: dict[int, Literal["begin", "end"] | None] = {
     written.MARK: None,
@@ -35,7 +35,7 @@ _EDGES: dict[int, Literal["begin", "end"] | None] = {
 
 
 def timeline_of(process: ProcessEvents) -> Timeline:
-    """The analysis' view of one process. Where Keras tells the steps, torch's are left out."""
+    """Return the timeline of one process. If Keras reports steps, those of PyTorch are dropped."""
     steps = process.of(written.STEP)
     from_fit = (steps["flags"] & written.FROM_FIT) > 0
     marks = []
@@ -59,11 +59,12 @@ def timeline_of(process: ProcessEvents) -> Timeline:
         process.of(written.LOADER_END),
         steps[from_fit] if from_fit.any() else steps,
         marks,
+        frozenset(process.name(record["a"]) for record in process.of(written.SEEN)),
     )
 
 
 def trainer_of(process: ProcessEvents, timeline: Timeline) -> Trainer:
-    """The settings, GPU timings and stack samples of one process beside its timeline."""
+    """Return the settings, GPU timings and stack samples of one process, with its timeline."""
     lines = {
         int(record["number"]): process.name(record["a"]).partition("\t")
         for record in process.of(written.LOADER_MADE)
@@ -83,18 +84,18 @@ def trainer_of(process: ProcessEvents, timeline: Timeline) -> Trainer:
         )
     samples = process.of(written.WHERE)
     ids, index = np.unique(samples["a"], return_inverse=True)
-    places = [StackLocation(*(process.name(i).split("\t") + [""] * 5)[:5]) for i in ids]
+    locations = [StackLocation(*(process.name(i).split("\t") + [""] * 5)[:5]) for i in ids]
     settings = TrainerSettings()
-    for record in process.of(written.SETTINGS)[::-1]:  # the first that can be read counts
+    for record in process.of(written.SETTINGS)[::-1]:  # the first valid one counts
         with contextlib.suppress(ValueError):
-            told = json.loads(process.name(record["a"]))
-            settings = salvage(TrainerSettings, told) if isinstance(told, dict) else settings
+            plain = json.loads(process.name(record["a"]))
+            settings = salvage(TrainerSettings, plain) if isinstance(plain, dict) else settings
     return Trainer(
         timeline=timeline,
         loaders=loaders,
         device_steps=process.of(written.DEVICE_STEP),
         stack_samples=StackSamples(
-            samples["t"].astype(np.int64), index, samples["b"] / 1e6, places
+            samples["t"].astype(np.int64), index, samples["b"] / 1e6, locations
         ),
         settings=settings,
     )
@@ -103,19 +104,19 @@ def trainer_of(process: ProcessEvents, timeline: Timeline) -> Trainer:
 def batch_timing(
     folder: Path, processes: Sequence[ProcessEvents]
 ) -> tuple[BatchTiming, BatchTiming]:
-    """What preparing samples and collating them took, in processes and in their loader workers."""
-    told = list(processes)
-    for path in sorted(folder.glob("workers-*.bin")):  # each as if it were of one process
+    """Return the times of preparing and of collating samples, in processes and loader workers."""
+    sources = list(processes)
+    for path in sorted(folder.glob("workers-*.bin")):  # the workers of one parent share a file
         with contextlib.suppress(OSError):
-            told.append(ProcessEvents(0, None, read_records(path), {}))
-    return _timing(written.PREPARED, told), _timing(written.COLLATED, told)
+            sources.append(ProcessEvents(0, None, read_records(path), {}))
+    return _timing(written.PREPARED, sources), _timing(written.COLLATED, sources)
 
 
-def _timing(kind: int, told: Iterable[ProcessEvents]) -> BatchTiming:
-    pieces = [piece for piece in (process.of(kind) for process in told) if len(piece)]
+def _timing(kind: int, processes: Iterable[ProcessEvents]) -> BatchTiming:
+    pieces = [piece for piece in (process.of(kind) for process in processes) if len(piece)]
     if not pieces:
         return NO_BATCH_TIMING
-    records = in_time(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
+    records = sorted_by_time(pieces[0] if len(pieces) == 1 else np.concatenate(pieces))
     return BatchTiming(
         records["t"].astype(np.int64),
         records["a"] / 1e9,
@@ -129,21 +130,21 @@ _ALLOCATOR = {
     written.GPU_PEAK: ("gpu_allocated_peak", "gpu_reserved_peak"),
     written.GPU_RETRIES: ("gpu_alloc_retries", "gpu_alloc_ooms"),
 }
-"""What `a` and `b` of a record are."""
+"""The metrics in `a` and `b` of each kind of record."""
 
 
 def allocator_series(
     processes: Iterable[ProcessEvents], known: Iterable[str] = ()
 ) -> dict[tuple[str, str], Series]:
-    """What the allocators of all processes hold together, by metric and GPU."""
+    """Return the sum over the allocators of all processes, by metric and GPU."""
     uuids = list(known)
-    told: dict[tuple[str, str], list[tuple[ProcessEvents, Series]]] = {}
+    all_parts: dict[tuple[str, str], list[tuple[ProcessEvents, Series]]] = {}
     for process in processes:
         names = {int(r["number"]): process.name(r["a"]) for r in process.of(written.GPU)}
         for kind, metrics in _ALLOCATOR.items():
             records = process.of(kind)
             for number, name in names.items():
-                own = in_time(records.take(np.flatnonzero(records["number"] == number)))
+                own = sorted_by_time(records.take(np.flatnonzero(records["number"] == number)))
                 if not len(own):
                     continue
                 for metric, field in zip(metrics, "ab", strict=True):
@@ -152,33 +153,35 @@ def allocator_series(
                         np.zeros(len(own)),
                         own[field].astype(np.float64),
                     )
-                    told.setdefault((metric, _same_gpu(name, uuids)), []).append((process, series))
+                    key = metric, _known_uuid(name, uuids)
+                    all_parts.setdefault(key, []).append((process, series))
     return {
-        # Counts go on in processes that have ended; memory is given back.
+        # The counts of exited processes stay; their memory is released.
         (metric, uuid): sum_of_held([series for _, series in parts])
         if BY_KEY[metric].unit == "count"
         else _held_at_once(parts)
-        for (metric, uuid), parts in told.items()
+        for (metric, uuid), parts in all_parts.items()
     }
 
 
-def _same_gpu(told: str, known: list[str]) -> str:
-    """The UUID by which a GPU is known that PyTorch told of.
+def _known_uuid(name: str, known: list[str]) -> str:
+    """Return the UUID of the GPU that PyTorch reported by `name`.
 
-    CUDA names a MIG slice as if it were a GPU, so numbers are compared. Old versions of PyTorch
-    tell "cuda:0" and no UUID: that is clear where there is one GPU.
+    CUDA writes the UUID of a MIG slice with the prefix of a GPU, so the prefix is ignored. Old
+    versions of PyTorch report "cuda:0" without a UUID, which is unique if there is one GPU.
     """
 
     def number(uuid: str) -> str:
         return uuid.partition("-")[2] or uuid
 
-    if not told.startswith("GPU-") and len(known) == 1:
+    if not name.startswith("GPU-") and len(known) == 1:
         return known[0]
-    return next((uuid for uuid in known if number(uuid) == number(told)), told)
+    return next((uuid for uuid in known if number(uuid) == number(name)), name)
 
 
 def _held_at_once(parts: list[tuple[ProcessEvents, Series]]) -> Series:
-    """A process that begins when another has ended takes its place."""
+    """Sum the memory of processes that run at the same time. A process that starts after another
+    has exited replaces it."""
     groups: list[list[Series]] = []
     end = -1
     for process, series in sorted(parts, key=lambda part: int(part[1].t[0])):

@@ -1,4 +1,4 @@
-"""Reads what a trial left in its run folder, however it ended: what is not there is left out."""
+"""Read the files of a trial, which may be incomplete, from its run folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepscope.runs.reader import Run
 from stepscope.steplog import FIELDS, RECORD
 
 STEP = np.dtype([(field, "<i8") for field in FIELDS])
-_MOST_RANKS = 4096
+_MAX_RANKS = 4096
 
 
 def is_trial(run: Run) -> bool:
@@ -26,10 +26,10 @@ def is_trial(run: Run) -> bool:
 
 
 def read_trial(run: Run) -> TrialRecord:
-    """What the runner wrote down of a trial, and what each of its ranks left."""
+    """Return the facts of a trial and of each of its ranks."""
     if not is_trial(run):
         raise RunFolderError(
-            f"{run.path} is not a trial", f"Show it with: stepscope report {run.path}"
+            f"{run.path} is a run but not a trial", f"Show it with `stepscope report {run.path}`"
         )
     settings = salvage(TrialSettings, run.facts.workload)
     return TrialRecord(
@@ -39,21 +39,21 @@ def read_trial(run: Run) -> TrialRecord:
         trial=run.facts.trial,
         ranks=tuple(
             RankRecord(rank, read_rank(run.paths, rank), read_steps(run.paths.trial_steps(rank)))
-            for rank in range(min(settings.ranks, _MOST_RANKS))
+            for rank in range(min(settings.ranks, _MAX_RANKS))
         ),
     )
 
 
 def read_rank(paths: RunPaths, rank: int) -> RankFacts:
-    """What a rank says of itself, as far as it came to it."""
+    """Return the facts of a rank, as far as it wrote them."""
     return salvage(RankFacts, read_json(paths.trial_rank(rank)))
 
 
 def read_profile(run: Run) -> Profile | None:
-    """What the profiler saw of each rank; None where no profile was asked for."""
+    """Return the profile of each rank, or None if the trial was not profiled."""
     ranks: dict[int, RankProfile] = {}
     failed: dict[int, str] = {}
-    for rank in range(min(salvage(TrialSettings, run.facts.workload).ranks, _MOST_RANKS)):
+    for rank in range(min(salvage(TrialSettings, run.facts.workload).ranks, _MAX_RANKS)):
         stored = read_json(run.paths.trial_profile(rank))
         if "error" in stored:
             failed[rank] = str(stored["error"])
@@ -61,26 +61,26 @@ def read_profile(run: Run) -> Profile | None:
             try:
                 ranks[rank] = from_json(RankProfile, stored)
             except ValueError as error:
-                failed[rank] = f"Its profile cannot be read ({error})"
+                failed[rank] = f"The profile cannot be read ({error})"
     return Profile(ranks, failed) if ranks or failed else None
 
 
 def read_steps(path: Path) -> Steps:
-    """The steps of a rank, in order. What comes after a torn record, or after one that does not go
-    on from the one before (a disk that lost its power leaves zeros), is dropped."""
+    """Return the steps of a rank. Records after a truncated record, or after one that does not
+    follow its predecessor (zeros after a power failure), are dropped."""
     try:
         data = path.read_bytes()
     except OSError:
         data = b""
     records = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], STEP)
-    goes_on = (np.diff(records["end_ns"], prepend=0) > 0) & (
+    follows = (np.diff(records["end_ns"], prepend=0) > 0) & (
         np.diff(records["step"], prepend=-1) > 0
     )
-    return records if goes_on.all() else records[: int(np.argmin(goes_on))]
+    return records if follows.all() else records[: int(np.argmin(follows))]
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """What is in a file of a rank or of a run; nothing where it is not whole."""
+    """Return the contents of a JSON file, or an empty dictionary if it is missing or invalid."""
     try:
         plain = json.loads(path.read_bytes())
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""What can be read: a file per source, one contract."""
+"""Sensors: one module per source, one common interface."""

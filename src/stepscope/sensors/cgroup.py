@@ -1,9 +1,9 @@
-"""The control group of a process: its limits, what it uses, and whether the kernel killed in it.
+"""The control group of a process: limits, usage and OOM kills.
 
-Version 1 (a hierarchy for each controller), version 2 (one for all) and the hybrid of both are
-found alike: by what /proc/PID/cgroup names and where our own mount table shows it. Our own, since
-the kernel writes both relative to the reader; the mounts of a process in another mount namespace
-would be paths that mean something else here.
+Version 1 (one hierarchy per controller), version 2 (one hierarchy) and the hybrid layout are
+located in the same way: from the paths in /proc/PID/cgroup and our own mount table. The mount table
+must be our own because the kernel writes both relative to the reader; mount points of another mount
+namespace would be wrong here.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from typing import ClassVar
 from stepscope.records import Entity, Reading
 from stepscope.records.facts import CgroupFacts
 from stepscope.sensors import procfs
-from stepscope.sensors.contract import why
+from stepscope.sensors.contract import error_reason
 from stepscope.sensors.host import FileSensor, Source
 
 CONTROLLERS = ("cpu", "cpuacct", "memory")
 
 _UNLIMITED = 1 << 60
-"""Version 1 writes "no limit" as the largest number of whole pages, which depends on their size."""
+"""Version 1 represents "no limit" as the largest multiple of the page size."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Where one controller keeps the files of a group, and the highest ancestor that we can see."""
+    """The folder of a group for one controller, and the highest visible ancestor."""
 
     version: int
     path: Path
     top: Path
 
     def lineage(self) -> Iterator[Path]:
-        """The group and its visible ancestors: the tightest of their limits holds."""
+        """Yield the group and its visible ancestors; the lowest of their limits applies."""
         path = self.path
         yield path
         while path != self.top and self.top in path.parents:
@@ -44,7 +44,7 @@ class Group:
             yield path
 
     def number(self, file: str, key: str) -> int | None:
-        """The number after `key` in a file of lines `key number`."""
+        """Return the number after `key` in a file of `key number` lines."""
         for line in _text(self.path / file).splitlines():
             name, _, value = line.partition(" ")
             if name == key:
@@ -54,18 +54,18 @@ class Group:
 
 @dataclass(frozen=True)
 class Cgroup:
-    """The group of a process, controller by controller, as far as it can be found."""
+    """The groups of a process by controller, as far as they can be located."""
 
     groups: dict[str, Group] = field(default_factory=dict)
     reason: str = ""
-    """Why there is nothing, where there is nothing."""
+    """Why no group was found."""
     hint: str = ""
-    """What would help then."""
+    """How to make the group available."""
     unified_mounted: bool = False
 
     @property
     def version(self) -> str:
-        """`v1`, `v2`, `hybrid` (v1 controllers beside a v2 hierarchy) or `none`."""
+        """`v1`, `v2`, `hybrid` (v1 controllers and a v2 hierarchy) or `none`."""
         versions = {group.version for group in self.groups.values()}
         if not versions:
             return "none"
@@ -78,7 +78,7 @@ class Cgroup:
         return {controller: str(group.path) for controller, group in self.groups.items()}
 
     def memory_limit(self) -> int | None:
-        """Bytes the group may use, by its own or an ancestor's limit; None: as much as there is."""
+        """Return the lowest memory limit of the group and its ancestors in bytes, if any."""
         group = self.groups.get("memory")
         if group is None:
             return None
@@ -86,13 +86,13 @@ class Cgroup:
             limits = [_integer(_text(path / "memory.max")) for path in group.lineage()]
         else:
             limits = [_integer(_text(path / "memory.limit_in_bytes")) for path in group.lineage()]
-            # Knows of ancestors too that a container does not show us.
+            # Includes ancestors that are not visible in a container.
             limits.append(group.number("memory.stat", "hierarchical_memory_limit"))
         known = (limit for limit in limits if limit is not None and limit < _UNLIMITED)
         return min(known, default=None)
 
     def cpu_quota(self) -> float | None:
-        """Cores' worth of time the group may use, by the tightest quota; None: no quota."""
+        """Return the lowest CPU quota of the group and its ancestors in cores, if any."""
         group = self.groups.get("cpu")
         if group is None:
             return None
@@ -108,7 +108,7 @@ class Cgroup:
         return min(quotas, default=None)
 
     def oom_kills(self) -> int | None:
-        """Processes the kernel killed for memory: v2 counts groups below too, v1 only this one."""
+        """Return the number of OOM kills; v2 includes descendant groups, v1 does not."""
         group = self.groups.get("memory")
         if group is None:
             return None
@@ -125,11 +125,11 @@ class Cgroup:
 
 
 def find_cgroup(pid: int, proc: str = procfs.PROC) -> Cgroup:
-    """The group of a process; an empty one with a reason where it cannot be found."""
+    """Locate the group of a process; if there is none, return an empty one with a reason."""
     try:
         names = procfs.cgroup_paths(pid, proc)
     except OSError as error:
-        return Cgroup(reason=why(error))
+        return Cgroup(reason=error_reason(error))
     mounts: dict[str, list[procfs.Mount]] = {}
     for mount in procfs.mounts(proc):
         if mount.filesystem == "cgroup2":
@@ -139,20 +139,20 @@ def find_cgroup(pid: int, proc: str = procfs.PROC) -> Cgroup:
                 mounts.setdefault(controller, []).append(mount)
     groups = {}
     for controller in CONTROLLERS:
-        # In the hybrid layout the line of version 2 is there too, but has no controllers.
+        # The hybrid layout also has a version 2 line, but without controllers.
         version, key = (1, controller) if controller in names else (2, "")
         if key in names and (group := _locate(version, names[key], mounts.get(key, []))):
             groups[controller] = group
     if groups:
         return Cgroup(groups, unified_mounted="" in mounts)
     return Cgroup(
-        reason="no cgroup file system is mounted here",
-        hint="mount it: -v /sys/fs/cgroup:/sys/fs/cgroup:ro for a container",
+        reason="no cgroup file system is mounted",
+        hint="In a container, mount it with -v /sys/fs/cgroup:/sys/fs/cgroup:ro",
     )
 
 
 def allowed_cpus(pid: int, cgroup: Cgroup | None = None) -> float:
-    """How many cores' worth of time a process may use: its affinity, or a lower quota."""
+    """Return the number of cores that a process may use: its affinity or a lower quota."""
     try:
         cores = float(len(os.sched_getaffinity(pid)))
     except OSError:
@@ -162,16 +162,16 @@ def allowed_cpus(pid: int, cgroup: Cgroup | None = None) -> float:
 
 
 def _locate(version: int, path: str, mounts: list[procfs.Mount]) -> Group | None:
-    """The first mount that shows the group; otherwise the mount point, as near as we can get.
+    """Return the group in the first mount that contains it; otherwise the mount point.
 
-    In a container the mount shows the group of the container at its top, while the path may still
-    be the whole one, as seen from outside.
+    In a container, the root of the mount is the group of the container, while the path may still be
+    the full path as seen from the host.
     """
     for mount in mounts:
         point, root = Path(mount.point), mount.root.rstrip("/")
         if path == root or path.startswith(f"{root}/"):
             below = path[len(root) :].strip("/")
-            # "/../x" is how a group outside of our own cgroup namespace looks.
+            # "/../x" is a group outside our own cgroup namespace.
             if not below.startswith("..") and (point / below).is_dir():
                 return Group(version, point / below, point)
     if not mounts:
@@ -195,7 +195,7 @@ def _oom_file(version: int) -> str:
 
 
 class CgroupSensor(FileSensor):
-    """What the whole group uses, the watched processes and whoever else is in it."""
+    """Usage of the whole group, including processes that are not monitored."""
 
     name = "cgroup"
     _controllers: ClassVar[Mapping[str, str]] = {
@@ -207,7 +207,7 @@ class CgroupSensor(FileSensor):
     metrics = (*_controllers, "cgroup_memory_limit")
 
     LIMIT_EVERY = 10
-    """Readings between two looks at the limit, which seldom changes and costs many files."""
+    """Readings per reading of the limit, which seldom changes and takes many files to read."""
 
     def __init__(self, cgroup: Cgroup) -> None:
         super().__init__(Entity("cgroup"), _sources(cgroup))
@@ -216,13 +216,17 @@ class CgroupSensor(FileSensor):
         self._until_limit = 0
         for metric, controller in self._controllers.items():
             if cgroup.reason:
-                self.lacks(cgroup.reason, metric, hint=cgroup.hint)
+                self.mark_missing(cgroup.reason, metric, hint=cgroup.hint)
             elif controller not in cgroup.groups:
-                hint = "enable that controller for the cgroup"
-                self.lacks(f"no cgroup with the {controller} controller", metric, hint=hint)
-        self.lacks(cgroup.reason or "no limit is set", "cgroup_memory_limit", hint=cgroup.hint)
+                hint = "Enable the controller for the cgroup"
+                self.mark_missing(
+                    f"the cgroup does not have the {controller} controller", metric, hint=hint
+                )
+        self.mark_missing(
+            cgroup.reason or "no memory limit is set", "cgroup_memory_limit", hint=cgroup.hint
+        )
         if not cgroup.reason:
-            self.unset.add("cgroup_memory_limit")
+            self.not_configured.add("cgroup_memory_limit")
 
     def read(self) -> list[Reading]:
         readings = super().read()
@@ -251,8 +255,8 @@ def _sources(cgroup: Cgroup) -> Iterator[Source]:
         yield _lines_source(memory.path / _oom_file(memory.version), oom)
 
 
-_ABSENT = "the root cgroup, or one whose controller is not enabled, does not count it"
-_ABSENT_HINT = "only a cgroup of its own is counted: systemd-run --scope --user COMMAND"
+_ABSENT = "not available in the root cgroup or in a cgroup without this controller"
+_ABSENT_HINT = "Run the command in its own cgroup: systemd-run --scope --user COMMAND"
 
 
 def _number_source(path: Path, metric: str, scale: float) -> Source:
@@ -264,7 +268,7 @@ def _number_source(path: Path, metric: str, scale: float) -> Source:
 
 
 def _lines_source(path: Path, lines: dict[str, tuple[str, float]]) -> Source:
-    """A file of lines `key number`: key to the metric and to what the number is divided by."""
+    """A file of `key number` lines. `lines` maps a key to its metric and divisor."""
     pattern = re.compile(rb"^(%s) (\d+)$" % b"|".join(map(str.encode, lines)), re.MULTILINE)
 
     def parse(text: bytes) -> dict[str, float]:

@@ -1,9 +1,9 @@
-"""The contract of a sensor.
+"""The interface of a sensor.
 
-A sensor reads one source, cheaply, again and again. It never raises for what the machine lacks: a
-value that cannot be read is None, and `missing` says why. Counters are given as cumulative totals;
-the sampler turns them into rates over the true window. `tests/contract/` holds the suite that every
-sensor passes.
+A sensor reads one source, cheaply and repeatedly. It does not raise if the machine lacks a source:
+the value is None and `missing` holds the reason. Counters are returned as cumulative totals; the
+sampler turns them into rates over the actual window. `tests/contract/` contains the test suite that
+every sensor passes.
 """
 
 from __future__ import annotations
@@ -16,9 +16,10 @@ from stepscope.records import Reading
 
 
 class Sensor(ABC):
-    """One source. `period` 0 means with every sample; `share` is the most of a core it may cost.
+    """One source of readings.
 
-    A sensor whose reading costs more than `share` of its period is read less often.
+    `period` is the time between readings in seconds; 0 means every sample. `share` is the maximum
+    cost as a fraction of one core: a sensor that costs more is read less often.
     """
 
     name: str
@@ -27,48 +28,49 @@ class Sensor(ABC):
     period: float = 1.0
     share: float = 0.002
     first_after: float = 0.0
-    """Seconds after the start before which a reading would tell nothing."""
+    """Seconds after the start of the run until the first useful reading."""
 
     def __init__(self) -> None:
         self.missing: dict[str, str] = {}
-        """Metric to the reason why it has no value here."""
+        """Metric to the reason why it has no value."""
         self.hints: dict[str, str] = {}
-        """Metric to what would make it readable, where that is known."""
-        self.unset: set[str] = set()
-        """Metrics that are missing because nothing is set: no loss."""
+        """Metric to the action that makes it readable, where one is known."""
+        self.not_configured: set[str] = set()
+        """Metrics without a value because nothing is configured, such as a limit. They do not count
+        as missing."""
         self.estimated: dict[str, str] = {}
-        """Metric to how it was estimated, where it could not be read as its description says."""
-        self.remarks: list[str] = []
-        """What happened that a reader of the run must know: "GPU 1 was lost"."""
+        """Metric to the estimation method, where the metric cannot be measured directly."""
+        self.notes: list[str] = []
+        """Events that the report must mention, such as "GPU 1 was lost"."""
 
     @abstractmethod
     def read(self) -> list[Reading]:
-        """The values now; every key is one of `metrics`."""
+        """Return the current values; every key is one of `metrics`."""
 
     def close(self) -> None:
-        """Give back what is held open."""
+        """Release open files and handles."""
 
     def settles_in(self) -> float:
-        """Seconds until a reading would tell something new."""
+        """Return the seconds until a reading can return new values."""
         return 0.0
 
     @property
     def counts(self) -> bool:
-        """Whether it reads counters, of which the last reading must not be missed."""
+        """Whether the sensor reads counters, which need a final reading at the end of a run."""
         return any(is_counter(metric) for metric in self.metrics)
 
-    def lacks(self, reason: str | OSError, *metrics: str, hint: str = "") -> None:
-        """Note why metrics (all, if none is named) are missing, and what would help."""
+    def mark_missing(self, reason: str | OSError, *metrics: str, hint: str = "") -> None:
+        """Record why metrics (default: all) are missing, and a hint."""
         if isinstance(reason, OSError):
             if reason.errno in (errno.EACCES, errno.EPERM):
-                hint = "run stepscope as the user of the processes, or with sudo"
-            reason = why(reason)
+                hint = "Run stepscope as the owner of the processes or with sudo"
+            reason = error_reason(reason)
         for metric in metrics or self.metrics:
             self.missing[metric] = reason
             if hint:
                 self.hints[metric] = hint
 
 
-def why(error: OSError) -> str:
-    """An error as a reason a person can read."""
+def error_reason(error: OSError) -> str:
+    """Return a readable reason for an error."""
     return f"{error.filename or 'source'}: {error.strerror or error}"

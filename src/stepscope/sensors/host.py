@@ -1,4 +1,4 @@
-"""The whole machine, from /proc/stat, /proc/meminfo, /proc/pressure and /dev/shm."""
+"""Sensors of the whole machine: /proc/stat, /proc/meminfo, /proc/pressure and /dev/shm."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from stepscope.metrics import Scope
 from stepscope.records import Entity, Reading
 from stepscope.sensors import procfs
-from stepscope.sensors.contract import Sensor, why
+from stepscope.sensors.contract import Sensor, error_reason
 
 
 @dataclass(frozen=True)
 class Source:
-    """One file, the metrics that come from it, and how its text becomes their values."""
+    """A file, the metrics read from it, and the parser of its contents."""
 
     path: str
     metrics: tuple[str, ...]
     parse: Callable[[bytes], dict[str, float]]
     size: int = 4096
     absent: str = ""
-    """Why the file may not be there, in better words than "no such file"."""
+    """Why the file may be missing; more helpful than "No such file or directory"."""
     hint: str = ""
-    """What would help where it is not."""
+    """What to do if the file is missing."""
 
 
 class FileSensor(Sensor):
-    """A sensor of one entity whose values come from a few small files, each kept open."""
+    """A sensor of one entity that reads a few small files and keeps them open."""
 
     scope: Scope = "host"
 
@@ -40,9 +40,11 @@ class FileSensor(Sensor):
                 descriptor = os.open(source.path, os.O_RDONLY | os.O_CLOEXEC)
                 self._files.append((source, descriptor))
             except FileNotFoundError as error:
-                self.lacks(source.absent or why(error), *source.metrics, hint=source.hint)
+                self.mark_missing(
+                    source.absent or error_reason(error), *source.metrics, hint=source.hint
+                )
             except OSError as error:
-                self.lacks(error, *source.metrics)
+                self.mark_missing(error, *source.metrics)
 
     def read(self) -> list[Reading]:
         if not self._files:
@@ -50,17 +52,17 @@ class FileSensor(Sensor):
         values: dict[str, float | None] = dict.fromkeys(self.metrics)
         for source, descriptor in self._files:
             try:
-                found = source.parse(os.pread(descriptor, source.size, 0))
+                parsed = source.parse(os.pread(descriptor, source.size, 0))
             except OSError as error:
-                self.lacks(f"{source.path}: {error.strerror or error}", *source.metrics)
+                self.mark_missing(f"{source.path}: {error.strerror or error}", *source.metrics)
                 continue
             except (ValueError, IndexError):
-                self.lacks(f"{source.path}: its content is not understood", *source.metrics)
+                self.mark_missing(f"{source.path}: unexpected contents", *source.metrics)
                 continue
             for metric in source.metrics:
-                if metric not in found:
-                    self.lacks(f"{source.path} does not tell it", metric)
-            values.update(found)
+                if metric not in parsed:
+                    self.mark_missing(f"{source.path} does not contain it", metric)
+            values.update(parsed)
         return [Reading(self.entity, values)]
 
     def close(self) -> None:
@@ -70,11 +72,11 @@ class FileSensor(Sensor):
 
 
 class HostSensor(FileSensor):
-    """CPU, memory and pressure of the whole machine, other users' work included."""
+    """CPU, memory and pressure of the whole machine, including other users."""
 
     name = "host"
     _cpu = ("host_cpu", "host_iowait", "host_steal")
-    memory = ("host_memory", "host_available", "page_cache", "dirty", "host_swap")
+    memory = ("host_memory", "host_available", "page_cache", "dirty_pages", "host_swap")
     _pressure = ("pressure_cpu", "pressure_memory", "pressure_memory_full")
     metrics = (*_cpu, *memory, *_pressure, "pressure_io", "pressure_io_full")
 
@@ -83,7 +85,7 @@ class HostSensor(FileSensor):
         super().__init__(
             Entity("host"),
             (
-                # Only the first line is of interest; the rest grows with the number of CPUs.
+                # Only the first line is needed; the rest grows with the number of CPUs.
                 Source(f"{proc}/stat", self._cpu, self._cpu_times, 256),
                 Source(f"{proc}/meminfo", self.memory, _memory_values),
                 _pressure(proc, "cpu", full=False),
@@ -94,19 +96,21 @@ class HostSensor(FileSensor):
 
     def _cpu_times(self, text: bytes) -> dict[str, float]:
         times = procfs.parse_cpu_times(text)
-        # The kernel lets its I/O wait run backwards when a waiting task moves to another CPU.
+        # The kernel's I/O wait can decrease when a waiting task moves to another CPU.
         self._iowait = max(self._iowait, times.iowait)
         return {"host_cpu": times.busy, "host_iowait": self._iowait, "host_steal": times.steal}
 
 
 def _memory_values(text: bytes) -> dict[str, float]:
-    _, available, used, page_cache, dirty, _, swap_used = procfs.parse_meminfo(text)
-    values = zip(HostSensor.memory, (used, available, page_cache, dirty, swap_used), strict=True)
+    _, available, used, page_cache, dirty_pages, _, swap_used = procfs.parse_meminfo(text)
+    values = zip(
+        HostSensor.memory, (used, available, page_cache, dirty_pages, swap_used), strict=True
+    )
     return {metric: float(value) for metric, value in values if value is not None}
 
 
 def _pressure(proc: str, resource: str, full: bool) -> Source:
-    """Stall times since boot. `full` means nothing for the CPU of a whole machine."""
+    """Stall times since boot. `full` is not meaningful for the CPU of a whole machine."""
     names = {b"some": f"pressure_{resource}"}
     if full:
         names[b"full"] = f"pressure_{resource}_full"
@@ -120,13 +124,13 @@ def _pressure(proc: str, resource: str, full: bool) -> Source:
         tuple(names.values()),
         parse,
         256,
-        absent="this kernel keeps no pressure stall information (CONFIG_PSI, psi=1)",
-        hint="boot with psi=1, on a kernel with CONFIG_PSI",
+        absent="this kernel does not provide pressure stall information (CONFIG_PSI, psi=1)",
+        hint="Boot a kernel that has CONFIG_PSI, with psi=1",
     )
 
 
 class ShmSensor(Sensor):
-    """How full /dev/shm is, through which loader workers pass their batches."""
+    """Usage of /dev/shm, which loader workers use to pass batches."""
 
     name = "shm"
     scope: Scope = "host"
@@ -139,14 +143,16 @@ class ShmSensor(Sensor):
 
     def read(self) -> list[Reading]:
         try:
-            found = os.statvfs(self._path)
+            status = os.statvfs(self._path)
         except OSError as error:
-            self.lacks(why(error), hint="mount a tmpfs there; for a container: --shm-size 8g")
+            self.mark_missing(
+                error_reason(error), hint="Mount a tmpfs there; in a container, use --shm-size 8g"
+            )
             return []
-        used = float((found.f_blocks - found.f_bfree) * found.f_frsize)
-        size = float(found.f_blocks * found.f_frsize)
+        used = float((status.f_blocks - status.f_bfree) * status.f_frsize)
+        size = float(status.f_blocks * status.f_frsize)
         if size:
             return [Reading(self.entity, {"shm_used": used, "shm_size": size})]
-        # A tmpfs mounted with size=0 has no bound of its own and counts no blocks.
-        self.lacks(f"{self._path} is mounted without a size")
+        # A tmpfs mounted with size=0 has no limit and does not count blocks.
+        self.mark_missing(f"{self._path} is mounted without a size limit")
         return []

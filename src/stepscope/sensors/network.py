@@ -1,4 +1,4 @@
-"""Network traffic, which the kernel counts per namespace and interface, not per process."""
+"""Network traffic; the kernel counts it per namespace and interface, not per process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepscope.sensors.contract import Sensor
 
 @dataclass
 class _Totals:
-    """What a namespace has moved. Interfaces come and go, so their differences are added up."""
+    """Traffic of a namespace. Interfaces appear and disappear, so differences are summed."""
 
     last: procfs.Traffic = field(default_factory=dict)
     received: int = 0
@@ -24,10 +24,10 @@ class _Totals:
         for interface, (received, sent) in now.items():
             before_received, before_sent = self.last.get(interface, (0, 0))
             if interface == "lo":
-                self.loopback += _grown(before_received, received)
+                self.loopback += _increase(before_received, received)
             else:
-                self.received += _grown(before_received, received)
-                self.sent += _grown(before_sent, sent)
+                self.received += _increase(before_received, received)
+                self.sent += _increase(before_sent, sent)
         self.last = now
 
     def values(self) -> dict[str, float | None]:
@@ -38,17 +38,17 @@ class _Totals:
         }
 
 
-def _grown(before: int, now: int) -> int:
-    """By how much a counter has grown; one that fell was started anew."""
+def _increase(before: int, now: int) -> int:
+    """Return the increase of a counter; a lower value means that the counter was reset."""
     return now - before if now >= before else now
 
 
 class NetworkSensor(Sensor):
-    """Bytes received and sent in each network namespace that the watched processes live in.
+    """Bytes received and sent in each network namespace of the monitored processes.
 
-    `namespaces` gives, for the inode of each namespace, a living process in it. All traffic of a
-    namespace is counted, that of strangers too; in a bridge's namespace a packet is counted once
-    for each interface it passes.
+    `namespaces` returns the inode of each namespace with a running process in it. All traffic of a
+    namespace is counted, including that of other processes; in the namespace of a bridge, a packet
+    is counted once per interface.
     """
 
     name = "network"
@@ -63,10 +63,10 @@ class NetworkSensor(Sensor):
 
     def read(self) -> list[Reading]:
         readings = []
-        reason: str | OSError = "no watched process is in a network namespace that can be read"
+        reason: str | OSError = "no monitored process has a readable network namespace"
         for inode, pid in self._namespaces().items():
             try:
-                # Opened anew each time: a kept descriptor would keep the namespace alive.
+                # Opened every time: an open descriptor would keep the namespace alive.
                 data = procfs.read_all(f"{self._proc}/{pid}/net/dev")
             except OSError as error:
                 reason = error
@@ -78,5 +78,5 @@ class NetworkSensor(Sensor):
         if readings:
             self.missing.clear()
         else:
-            self.lacks(reason, hint="/proc/PID/net/dev must be readable")
+            self.mark_missing(reason, hint="Make /proc/PID/net/dev readable")
         return readings

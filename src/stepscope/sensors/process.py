@@ -1,4 +1,4 @@
-"""What the processes of a tree use: CPU and memory with every sample, the rest at its price."""
+"""Usage of a process tree: CPU and memory with every sample, other metrics less often."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from stepscope.metrics import Scope
 from stepscope.records import Entity, Reading
 from stepscope.sensors import procfs
-from stepscope.sensors.contract import Sensor, why
-from stepscope.sensors.ledger import CounterLedger
+from stepscope.sensors.accounting import CounterAccounting
+from stepscope.sensors.contract import Sensor, error_reason
 from stepscope.sensors.tree import MAIN, OTHER, TREE, Process, ProcessTree
 
 _ENTITIES: dict[tuple[str, int | None], Entity] = {}
@@ -22,7 +22,7 @@ def _entity(role: str, pid: int | None = None) -> Entity:
 
 
 class UsageSensor(Sensor):
-    """CPU, RSS, threads of every role and of the tree; keeps the tree fresh for the others."""
+    """CPU, RSS and threads by role and of the tree; also refreshes the tree for other sensors."""
 
     name = "process"
     scope: Scope = "process"
@@ -30,17 +30,17 @@ class UsageSensor(Sensor):
     period = 0.0
     share = 0.03
 
-    def __init__(self, tree: ProcessTree, born_here: bool = True) -> None:
+    def __init__(self, tree: ProcessTree, started_here: bool = True) -> None:
         super().__init__()
         self.tree = tree
-        # User and system time are each cut to whole ticks.
-        self.cpu = CounterLedger(rounding=2 * procfs.TICK)
+        # User and system time are each rounded down to whole ticks.
+        self.cpu = CounterAccounting(rounding=2 * procfs.TICK)
         self.appeared = False
-        """Whether processes appeared since somebody last asked (and set it back)."""
-        if not born_here:
+        """Whether processes have appeared since the caller last reset this flag."""
+        if not started_here:
             for process in tree:
                 self.cpu.baseline(process.pid, process.cpu_s, process.reaped_s)
-        self._roles_gone: dict[int, str] = {}
+        self._roles_of_exited: dict[int, str] = {}
         self.account(thorough=True)
 
     def read(self) -> list[Reading]:
@@ -60,25 +60,25 @@ class UsageSensor(Sensor):
         return readings
 
     def account(self, thorough: bool = False) -> None:
-        """Read the tree again and credit what was used since."""
+        """Refresh the tree and add the usage since the last call."""
         changes = self.tree.refresh(thorough)
         if not changes.full:
             self.cpu.observe_own((p.pid, p.cpu_s, p.role) for p in self.tree)
             return
         self.appeared = self.appeared or changes.appeared
-        for process in changes.gone:
-            self._roles_gone[process.parent] = process.role
-            self._roles_gone.pop(process.pid, None)
-            self.cpu.vanished(process.pid, reaper_of(process.parent))
+        for process in changes.exited:
+            self._roles_of_exited[process.parent] = process.role
+            self._roles_of_exited.pop(process.pid, None)
+            self.cpu.exited(process.pid, reaper_of(process.parent))
         for p in self.tree:
-            role_gone = self._roles_gone.get(p.pid, OTHER)
-            self.cpu.observe(p.pid, p.cpu_s, p.reaped_s, p.role, role_gone)
+            reaped_role = self._roles_of_exited.get(p.pid, OTHER)
+            self.cpu.observe(p.pid, p.cpu_s, p.reaped_s, p.role, reaped_role)
 
     def reaped(self, pid: int, cpu_s: float) -> None:
-        """The watcher waited for a process: all its time is known."""
+        """Record that the monitor reaped a process, which gives its total CPU time."""
         process = self.tree.processes.get(pid)
         role = process.role if process else MAIN if pid == self.tree.root else OTHER
-        self.cpu.reaped_by_us(pid, cpu_s, role)
+        self.cpu.reaped_by_monitor(pid, cpu_s, role)
 
 
 def _usage(role: str, cpu: float, row: list[float]) -> Reading:
@@ -88,63 +88,64 @@ def _usage(role: str, cpu: float, row: list[float]) -> Reading:
 
 
 def reaper_of(parent: int) -> int | None:
-    """Who gets what a vanished child used: its parent, unless that lets the kernel bury it."""
+    """Return the process that receives the usage of an exited child: its parent, unless the parent
+    ignores SIGCHLD and the kernel reaps the child."""
     status = procfs.status(parent)
     return None if status is not None and status.ignores(signal.SIGCHLD) else parent
 
 
-class _Followers:
-    """Several counters that jump into the parent when a child is reaped."""
+class _TreeCounters:
+    """Several counters that move to the parent when a child is reaped."""
 
     def __init__(self, count: int) -> None:
-        self.ledgers = [CounterLedger() for _ in range(count)]
+        self.counters = [CounterAccounting() for _ in range(count)]
         self._parents: dict[int, int] = {}
 
     def baseline(self, process: Process, amounts: Sequence[float]) -> None:
         self._parents[process.pid] = process.parent
-        for ledger, amount in zip(self.ledgers, amounts, strict=True):
-            ledger.baseline(process.pid, 0, amount)
+        for counter, amount in zip(self.counters, amounts, strict=True):
+            counter.baseline(process.pid, 0, amount)
 
     def observe(self, read: Mapping[Process, Sequence[float]]) -> None:
-        """Take in what was read, parents first, of all that could be read; the others are gone."""
-        living = {process.pid for process in read}
-        for pid in [pid for pid in reversed(self._parents) if pid not in living]:
+        """Record the readings of all running processes, parents first."""
+        running = {process.pid for process in read}
+        for pid in [pid for pid in reversed(self._parents) if pid not in running]:
             reaper = reaper_of(self._parents.pop(pid))
-            for ledger in self.ledgers:
-                ledger.vanished(pid, reaper)
+            for counter in self.counters:
+                counter.exited(pid, reaper)
         for process, amounts in read.items():
             self._parents[process.pid] = process.parent
-            for ledger, amount in zip(self.ledgers, amounts, strict=True):
-                ledger.observe(process.pid, 0, amount, process.role, process.role)
+            for counter, amount in zip(self.counters, amounts, strict=True):
+                counter.observe(process.pid, 0, amount, process.role, process.role)
 
-    def reaped_by_us(self, pid: int) -> None:
-        """Nobody else gets what it used."""
+    def reaped_by_monitor(self, pid: int) -> None:
+        """Record that the monitor reaped a process: no other process receives its usage."""
         self._parents.pop(pid, None)
-        for ledger in self.ledgers:
-            ledger.vanished(pid, None)
+        for counter in self.counters:
+            counter.exited(pid, None)
 
     def readings(self, metrics: Sequence[str]) -> list[Reading]:
-        """The totals of every role and of the tree."""
-        named = list(zip(metrics, self.ledgers, strict=True))
-        roles = {role for ledger in self.ledgers for role in ledger.totals}
+        """Return the totals of every role and of the tree."""
+        named = list(zip(metrics, self.counters, strict=True))
+        roles = {role for counter in self.counters for role in counter.totals}
         rows = {role: {key: each.totals.get(role, 0.0) for key, each in named} for role in roles}
         rows[TREE] = {key: each.total for key, each in named}
         return [Reading(_entity(role), {**row}) for role, row in rows.items()]
 
 
 class DetailSensor(Sensor):
-    """CPU, RSS and threads of every single process, and page faults by role."""
+    """CPU, RSS and threads of every process, and page faults by role."""
 
     name = "process detail"
     scope: Scope = "process"
     metrics = ("cpu", "rss", "threads", "faults_minor", "faults_major")
     period = 1.0
 
-    def __init__(self, tree: ProcessTree, born_here: bool = True) -> None:
+    def __init__(self, tree: ProcessTree, started_here: bool = True) -> None:
         super().__init__()
         self.tree = tree
-        self._faults = _Followers(2)
-        if not born_here:
+        self._faults = _TreeCounters(2)
+        if not started_here:
             for process in tree:
                 self._faults.baseline(process, (process.faults_minor, process.faults_major))
 
@@ -159,19 +160,19 @@ class DetailSensor(Sensor):
 
 
 class IoSensor(Sensor):
-    """Bytes that the tree read and wrote: at the storage, and by calls."""
+    """Bytes that the tree reads and writes: at the storage and by system calls."""
 
     name = "process io"
     scope: Scope = "process"
     metrics = ("read", "write", "read_calls", "write_calls")
     period = 0.5
 
-    def __init__(self, tree: ProcessTree, born_here: bool = True) -> None:
+    def __init__(self, tree: ProcessTree, started_here: bool = True) -> None:
         super().__init__()
         self.tree = tree
-        self._bytes = _Followers(len(self.metrics))
+        self._bytes = _TreeCounters(len(self.metrics))
         self._descriptors: dict[int, int] = {}
-        if not born_here:
+        if not started_here:
             for process in tree:
                 amounts = self._amounts(process.pid)
                 if amounts:
@@ -192,9 +193,9 @@ class IoSensor(Sensor):
         return len(readable)
 
     def reaped(self, pid: int) -> None:
-        """The watcher is about to bury a zombie: it tells its last, and nobody else gets it."""
-        self._account()  # of all: what its children did may have become its own just now
-        self._bytes.reaped_by_us(pid)
+        """Read a zombie for the last time before the monitor reaps it."""
+        self._account()  # all processes: the usage of its children may just have moved to it
+        self._bytes.reaped_by_monitor(pid)
         descriptor = self._descriptors.pop(pid, None)
         if descriptor is not None:
             os.close(descriptor)
@@ -213,16 +214,16 @@ class IoSensor(Sensor):
         except (ProcessLookupError, FileNotFoundError):
             return ()
         except OSError as error:
-            self.lacks(error)
+            self.mark_missing(error)
             return ()
 
 
 _ThreadCounts = tuple[int, int, int]
-"""Switches because it waited, because others had their turn, and nanoseconds without a CPU."""
+"""Voluntary and involuntary context switches, and nanoseconds waiting for a CPU."""
 
 
 class SwitchesSensor(Sensor):
-    """Context switches of every thread, and its waits for a CPU; told only thread by thread."""
+    """Context switches and CPU wait, which the kernel reports per thread."""
 
     name = "context switches"
     scope: Scope = "process"
@@ -230,14 +231,16 @@ class SwitchesSensor(Sensor):
     period = 2.0
     share = 0.001
 
-    def __init__(self, tree: ProcessTree, born_here: bool = True, proc: str = procfs.PROC) -> None:
+    def __init__(
+        self, tree: ProcessTree, started_here: bool = True, proc: str = procfs.PROC
+    ) -> None:
         super().__init__()
         self.tree = tree
         self._proc = proc
-        self._tells_waits = self._does_it_tell_waits()
+        self._has_waits = self._kernel_counts_waits()
         self._last: dict[int, _ThreadCounts] = {}
         self._totals: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
-        if not born_here:
+        if not started_here:
             self._count()
             self._totals.clear()
 
@@ -252,7 +255,7 @@ class SwitchesSensor(Sensor):
         return {
             "switches_voluntary": voluntary,
             "switches_involuntary": involuntary,
-            "cpu_wait": waited_ns * 1e-9 if self._tells_waits else None,
+            "cpu_wait": waited_ns * 1e-9 if self._has_waits else None,
         }
 
     def _count(self) -> None:
@@ -269,33 +272,35 @@ class SwitchesSensor(Sensor):
         self._last = seen
 
     def _counts_of(self, folder: str) -> _ThreadCounts | None:
-        """What the kernel counts of a thread; None for one that has ended."""
+        """Return the counters of a thread; None for an exited thread."""
         try:
             switches = procfs.switches(folder)
-            if not self._tells_waits:
+            if not self._has_waits:
                 return switches and (*switches, 0)
             waits = procfs.waits_for_cpu(folder)
         except OSError:
             return None
         return (*switches, waits[0]) if switches and waits else None
 
-    def _does_it_tell_waits(self) -> bool:
-        """A kernel may lack the file, or not count: then it says that nobody ever got a CPU."""
+    def _kernel_counts_waits(self) -> bool:
+        """Whether the kernel counts waits: the file may be missing, or always 0."""
         try:
             waits = procfs.waits_for_cpu(f"{self._proc}/self")
         except OSError as error:
-            self.lacks(f"{why(error)} (the kernel was built without it)", "cpu_wait")
+            self.mark_missing(f"{error_reason(error)} (not supported by this kernel)", "cpu_wait")
             return False
         if waits is None or not waits[1]:
-            self.lacks("the kernel does not count waits (its delay accounting is off)", "cpu_wait")
+            self.mark_missing(
+                "the kernel does not count CPU waits (delay accounting is off)", "cpu_wait"
+            )
             return False
         return True
 
 
 class SharedMemorySensor(Sensor):
-    """PSS: memory with every shared page divided among its users. Dear, so on a budget.
+    """Proportional set size and swap. Expensive, therefore read within a budget.
 
-    Reading it walks the page tables: 12 to 15 ms per GB and process.
+    A reading walks the page tables: 12 to 15 ms per GB and process.
     """
 
     name = "pss"
@@ -333,5 +338,5 @@ class SharedMemorySensor(Sensor):
         except (ProcessLookupError, FileNotFoundError):
             return None
         except OSError as error:
-            self.lacks(error)
+            self.mark_missing(error)
             return None

@@ -1,4 +1,4 @@
-"""The processes of a tree: found as they appear, followed by kept descriptors, and noted gone."""
+"""The processes of a tree: detects new and exited processes, and reads them efficiently."""
 
 from __future__ import annotations
 
@@ -9,37 +9,37 @@ from dataclasses import dataclass, field
 
 from stepscope.sensors import procfs
 
-# The part that a process plays in a training run, told from outside; a rank is "rank0".
+# The role of a process in a training run, as seen from outside; ranks are "rank0", "rank1", …
 TREE = "tree"
 MAIN = "main"
 WORKER = "worker"
 OTHER = "other"
 
 LOADER_WORKER = "pt_data_worker"
-"""The name PyTorch gives its loader workers, however they were started."""
+"""The process name of PyTorch loader workers, for every start method."""
 
 _RANK_VARIABLES = ("RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID")
 
 _FULL_EVERY_S = 0.95
-_SCAN_AT_MOST = 100
-"""Looking for new processes may take one part in this many of the time."""
+_SCAN_INTERVAL_RATIO = 100
+"""Minimum time between two scans of all processes, as a multiple of the duration of a scan."""
 
 
 @dataclass(eq=False)
 class Process(procfs.ProcessUsage):
-    """One process of the tree, as it was last read."""
+    """A process of the tree, as last read."""
 
     pid: int
     stat: int
     statm: int
-    """Descriptors of the two files that are read again and again."""
+    """Open descriptors of the two files that are read with every sample."""
     clock: int
-    born: float
+    found_at: float
     comm: bytes = b""
     role: str = ""
     rank: int | None = None
     settled: bool = False
-    """Whether the role was looked at again once the process had time to exec and rename itself."""
+    """Whether the role was determined after the process had time to exec and rename itself."""
     cpu_s: float = 0.0
     network: int | None = None
 
@@ -50,19 +50,19 @@ class Process(procfs.ProcessUsage):
 
 @dataclass(slots=True)
 class Changes:
-    """What one refresh found: processes that are gone now, children before parents."""
+    """Result of a refresh. `exited` lists children before parents."""
 
-    gone: list[Process] = field(default_factory=list)
+    exited: list[Process] = field(default_factory=list)
     appeared: bool = False
     full: bool = True
-    """False where only CPU and RSS were read, since nothing else can have changed."""
+    """False if only CPU and RSS were read because nothing else can have changed."""
 
 
 class ProcessTree:
-    """All living descendants of `root`, parents before children.
+    """All running descendants of `root`, parents before children.
 
-    `adopter` is the process that orphans of the tree fall to (the watcher, as their subreaper); one
-    that has children of its own says by `is_orphan` which of its new ones are of the tree.
+    `adopter` is the process that adopts orphans of the tree: the monitor, as their subreaper. If it
+    has children of its own, `is_orphan` decides which of its new children belong to the tree.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class ProcessTree:
         self._is_orphan = is_orphan
         self.processes: dict[int, Process] = {}
         self.trains: set[int] = set()
-        """Processes known, from what they reported, to train."""
+        """Processes that have reported training steps."""
         self._excluded = set(exclude) | {os.getpid()}
         self._foreign: set[int] = set()
         self._newest = self._scanned_up_to = b""
@@ -91,16 +91,16 @@ class ProcessTree:
         return iter(self.processes.values())
 
     def refresh(self, thorough: bool = False) -> Changes:
-        """Read every process again, and look for new ones if any process was started.
+        """Read every process again, and scan for new ones if any process was started.
 
-        Looking has a budget, unless it must be `thorough`: at the end nobody may be missed.
+        The scan has a time budget unless `thorough`: at the end of a run no process may be missed.
         """
         changes = Changes()
         now = time.monotonic()
         self._newest = procfs.parse_newest_process(os.pread(self._loadavg, 64, 0))
         started = self._newest != self._scanned_up_to
-        # Nothing started, nothing went, and everybody has had time to take a name: then children
-        # cannot have been reaped, and the cheap reading tells all that changes between samples.
+        # No process started or exited, and all had time to take their names: then no child can have
+        # been reaped, and the cheap reading covers everything that changes between samples.
         due = started or thorough or self._unsettled or now >= self._next_full
         if not due and self._read_all_quick():
             changes.full = False
@@ -108,46 +108,46 @@ class ProcessTree:
         self._next_full = now + _FULL_EVERY_S
         for process in list(self.processes.values()):
             if not self._read_full(process, now):
-                changes.gone.append(process)
+                changes.exited.append(process)
                 self._forget(process)
-        changes.gone.reverse()
+        changes.exited.reverse()
         if started and (thorough or now >= self._next_scan):
             changes.appeared = self._scan(now)
-        self._unsettled = bool(changes.gone) or not all(p.settled for p in self)
+        self._unsettled = bool(changes.exited) or not all(p.settled for p in self)
         return changes
 
     def forget(self, pid: int) -> None:
-        """A process that was waited for."""
+        """Drop a process that was waited for."""
         process = self.processes.get(pid)
         if process is not None:
             self._forget(process)
 
     def zombies_of_adopter(self) -> list[int]:
-        """Orphans (and the root) that ended and wait for the watcher to reap them."""
+        """Return exited orphans (and the root) that the monitor must reap."""
         return [
             p.pid for p in self.processes.values() if p.state == "Z" and p.parent == self.adopter
         ]
 
     def survivors(self) -> list[Process]:
-        """Living processes besides the root."""
+        """Return the running processes other than the root."""
         return [p for p in self.processes.values() if p.pid != self.root and p.state != "Z"]
 
     def network_namespaces(self) -> dict[int, int]:
-        """Network namespace to a living process in it."""
-        found: dict[int, int] = {}
+        """Return each network namespace with a running process in it."""
+        namespaces: dict[int, int] = {}
         for process in self.processes.values():
             if process.network is None and process.state != "Z":
                 process.network = procfs.network_namespace(process.pid) or 0
             if process.network:
-                found.setdefault(process.network, process.pid)
-        return found
+                namespaces.setdefault(process.network, process.pid)
+        return namespaces
 
     def now_trains(self, pid: int) -> None:
-        """A process reported a batch or a step."""
+        """Record that a process reported a batch or a step."""
         if pid not in self.trains:
             self.trains.add(pid)
             if pid in self.processes:
-                self._give_role(self.processes[pid])
+                self._assign_role(self.processes[pid])
 
     def close(self) -> None:
         for process in list(self.processes.values()):
@@ -156,11 +156,11 @@ class ProcessTree:
 
     def _scan(self, now: float) -> bool:
         self._scanned_up_to = self._newest
-        numbers = set(procfs.pids())
-        self._foreign &= numbers
+        pids = set(procfs.pids())
+        self._foreign &= pids
         parents = {
             pid: _parent_of(pid)
-            for pid in sorted(numbers - self._foreign - self.processes.keys() - self._excluded)
+            for pid in sorted(pids - self._foreign - self.processes.keys() - self._excluded)
         }
         found = False
         more = True
@@ -171,9 +171,9 @@ class ProcessTree:
                     del parents[pid]
                     more = self._track(pid) or more
             found = found or more
-        # One whose parent has just died may have fallen to us since its parent was read.
+        # A process whose parent has just exited may have been adopted after its parent was read.
         self._foreign.update(pid for pid, parent in parents.items() if _parent_of(pid) == parent)
-        self._next_scan = now + (time.monotonic() - now) * _SCAN_AT_MOST
+        self._next_scan = now + (time.monotonic() - now) * _SCAN_INTERVAL_RATIO
         return found
 
     def _track(self, pid: int) -> bool:
@@ -187,12 +187,12 @@ class ProcessTree:
             os.close(stat)
             return False
         process = Process(pid, stat, statm, ((~pid) << 3) | 2, time.monotonic())
-        if not self._read_full(process, process.born):
+        if not self._read_full(process, process.found_at):
             os.close(stat)
             os.close(statm)
             return False
         self.processes[pid] = process
-        self._give_role(process)
+        self._assign_role(process)
         return True
 
     def _forget(self, process: Process) -> None:
@@ -201,7 +201,7 @@ class ProcessTree:
         del self.processes[process.pid]
 
     def _read_all_quick(self) -> bool:
-        """CPU and RSS of all; False once one of them is no more, or about to be."""
+        """Read CPU and RSS of all processes; return False if one has exited or is about to."""
         pread, clock = os.pread, time.clock_gettime_ns
         try:
             for process in self.processes.values():
@@ -215,7 +215,7 @@ class ProcessTree:
         return True
 
     def _read_full(self, process: Process, now: float) -> bool:
-        """All that the kernel tells in one line."""
+        """Read /proc/PID/stat; return False if the process has exited."""
         try:
             stat = os.pread(process.stat, procfs.STAT_BYTES, 0)
         except OSError:
@@ -225,18 +225,18 @@ class ProcessTree:
             return False
         try:
             process.cpu_s = time.clock_gettime_ns(process.clock) * 1e-9
-        except OSError:  # a kernel that does not show other processes' clocks
+        except OSError:  # a kernel without access to the CPU clocks of other processes
             process.cpu_s = procfs.cpu_seconds(stat)
-        # A process that renames itself, or has had time to exec, may have another role.
-        settles = not process.settled and now - process.born >= 1
+        # The role may change when a process renames itself or has had time to exec.
+        settles = not process.settled and now - process.found_at >= 1
         if comm != process.comm or settles:
             process.comm = comm
             process.settled = settles or process.settled
             if process.pid in self.processes:
-                self._give_role(process)
+                self._assign_role(process)
         return True
 
-    def _give_role(self, process: Process) -> None:
+    def _assign_role(self, process: Process) -> None:
         if process.rank is None:
             process.rank = rank_in(procfs.environ(process.pid))
         parent = self.processes.get(process.parent)
@@ -257,7 +257,8 @@ def _parent_of(pid: int) -> int | None:
 def role_of(
     name: str, is_root: bool, trains: bool, rank: int | None, parent_rank: int | None
 ) -> str:
-    """Main (the command, or what reported training steps), a rank, a loader worker, or other."""
+    """Return the role: main (the command or a process that reported training steps), a rank, a
+    loader worker, or other."""
     if name.startswith(LOADER_WORKER):
         return WORKER
     if is_root:

@@ -1,1 +1,1 @@
-"""Many trials: designs, the engine that runs them exactly once, and what they leave."""
+"""Studies: designs, the engine that runs each trial once, and the study folder."""

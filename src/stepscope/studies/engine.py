@@ -1,11 +1,11 @@
-"""Runs what a planner proposes, each trial once, in blocks that begin with a reference trial.
+"""Runs the trials that a planner proposes, each once, in blocks that start with a reference trial.
 
-A trial is claimed (a file that only one process can make), run by the launcher into its own folder,
-measured, and written to the ledger. A process that is killed between any two of these leaves a
-claim or a folder that tells how far it came, and the next `study run` goes on from there.
+A trial is claimed (by a file that only one process can create), run by the launcher into its own
+folder, measured, and written to the ledger. If the process is killed between two of these steps,
+the claim or the folder shows how far it came, and the next `study run` resumes from there.
 
-Blocks, reference trials and drift belong to one machine: a launcher with several machines has a
-block open on each.
+Blocks, reference trials and drift belong to one machine: a launcher with several machines has one
+open block on each.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from stepscope.analysis.study.drift import BlockJudged
-from stepscope.errors import BadWorkload, CannotTry
+from stepscope.errors import TrialError, WorkloadError
 from stepscope.records import Outcome
 from stepscope.records.trial import StudyPlace, TrialFacts
 from stepscope.runs.paths import RunPaths, write_json
 from stepscope.studies.design.records import Design
 from stepscope.studies.estimate import TrialDurations
-from stepscope.studies.folder import Ledger, StudyPaths, StudyProgress, claim, unwritable
+from stepscope.studies.folder import Ledger, StudyPaths, StudyProgress, claim, write_error
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Launcher
 from stepscope.studies.measure import MeasuredTrial, measure_trial
 from stepscope.studies.planner import Planner
 from stepscope.studies.results import REFERENCE, Attempt, Result, Results, Role
 from stepscope.studies.scan import DAMAGED
-from stepscope.studies.trial_spec import TrialSpec, in_design_words, resolved, trial_text
+from stepscope.studies.trial_spec import TrialSpec, resolved, trial_text, with_setting_names
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.noise import MachineKind, NoiseStore
 from stepscope.trials.request import TrialRequest
@@ -40,58 +40,60 @@ from stepscope.trials.runner import uninterrupted
 if TYPE_CHECKING:
     from stepscope.studies.study import ScannedStudy
 
-MOST_FAILURES = 3
-"""Configurations in a row that failed for something around them: it will not get better."""
+MAX_FAILURES = 3
+"""Configurations in a row that may fail before the study stops."""
 
-_WRITTEN_EVERY_S = 1.0
-_NOTHING_YET = Progress("starting", 0, None, None, None, 0.0, 0.0)
+_WRITE_INTERVAL_S = 1.0
+_NO_PROGRESS = Progress("starting", 0, None, None, None, 0.0, 0.0)
 
 StopReason = Literal["done", "budget", "interrupted"]
 
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far a study is."""
+    """The progress of a study while a trial runs."""
 
     spec: TrialSpec
     attempt: Attempt
     progress: Progress
     done: int
-    to_come: int | None
-    """None where the planner cannot say."""
-    left_s: float | None
+    remaining: int | None
+    """Number of trials; None if the planner does not know it."""
+    remaining_s: float | None
     best: Result | None
 
 
 class ProgressListener(Protocol):
-    """Hears how a study goes."""
+    """Receives the progress of a study."""
 
-    def begins(self, study: ScannedStudy) -> None:
-        """Nobody else runs it, and nothing was started yet."""
+    def study_started(self, study: ScannedStudy) -> None:
+        """The study is locked; no trial has been started yet."""
 
-    def tell(self, text: str) -> None:
-        """Something a user should know."""
+    def notify(self, text: str) -> None:
+        """A message for the user."""
 
-    def disturbed(self, block: BlockJudged) -> None:
-        """A block turned out to be disturbed; called once for each."""
+    def block_flagged(self, block: BlockJudged) -> None:
+        """A block has interference or drift; called once for each flagged block."""
 
-    def show(self, moment: ProgressEvent) -> None:
-        """Several times a second, while a trial runs."""
+    def show(self, event: ProgressEvent) -> None:
+        """Progress of the running trial, several times a second."""
 
-    def over(self, result: Result, moment: ProgressEvent) -> None:
-        """A trial is over."""
+    def trial_finished(self, result: Result, event: ProgressEvent) -> None:
+        """A trial has finished."""
 
 
 class SilentListener:
-    def begins(self, study: ScannedStudy) -> None: ...
+    """A listener that ignores everything."""
 
-    def tell(self, text: str) -> None: ...
+    def study_started(self, study: ScannedStudy) -> None: ...
 
-    def disturbed(self, block: BlockJudged) -> None: ...
+    def notify(self, text: str) -> None: ...
 
-    def show(self, moment: ProgressEvent) -> None: ...
+    def block_flagged(self, block: BlockJudged) -> None: ...
 
-    def over(self, result: Result, moment: ProgressEvent) -> None: ...
+    def show(self, event: ProgressEvent) -> None: ...
+
+    def trial_finished(self, result: Result, event: ProgressEvent) -> None: ...
 
 
 @dataclass
@@ -99,23 +101,23 @@ class _RunningTrial:
     spec: TrialSpec
     attempt: Attempt
     blank: Result
-    """What is known of its result before it is over."""
-    began_ns: int = field(default_factory=time.monotonic_ns)
+    """The result without its measurements."""
+    started_ns: int = field(default_factory=time.monotonic_ns)
 
 
 @dataclass
 class _Block:
-    """The block that is open on a machine."""
+    """The open block of a machine."""
 
     number: int = 0
     trials: int = 0
     failed_references: int = 0
-    """In a row."""
+    """Reference trials in a row that failed."""
 
 
 @dataclass
 class Engine:
-    """One `study run`: from the results so far to the end of the plan or of the budget."""
+    """One `study run`: runs trials until the plan is finished or the budget is used up."""
 
     paths: StudyPaths
     planner: Planner
@@ -125,7 +127,7 @@ class Engine:
     design: Design
     reference: TrialSpec | None
     launched: int = 0
-    """Trials that were begun, reference trials among them."""
+    """Trials that were started, including reference trials."""
 
     def __post_init__(self) -> None:
         self._ledger = Ledger(self.paths)
@@ -136,17 +138,17 @@ class Engine:
         self._failures: set[str] = set()
         self._crashes: set[str] = set()
         self._done = 0
-        self._to_come: int | None = None
-        self._left_s: float | None = None
+        self._remaining: int | None = None
+        self._remaining_s: float | None = None
         self._best: Result | None = None
-        self._refusal: BadWorkload | None = None
+        self._refusal: WorkloadError | None = None
         judged = self.results.judged
         self._reported_blocks = {number for number in judged if judged[number].flagged}
-        self._next_written = 0.0
+        self._next_write = 0.0
 
     def run(self) -> StopReason:
-        """Until nothing is proposed, the budget is used up, or a signal asks for the end."""
-        self._look_ahead()
+        """Run trials until none is proposed, the budget is used up, or a signal arrives."""
+        self._update_estimates()
         try:
             with self.launcher:
                 while True:
@@ -154,12 +156,12 @@ class Engine:
                     if not self._running:
                         self._raise_if_nothing_ran(refused=1)
                         return "done" if within_budget else "budget"
-                    is_asked_to_end = False
+                    is_termination_requested = False
                     for finished in self.launcher.wait(self._show):
                         with uninterrupted() as signals:
-                            self._settle(finished)
-                        is_asked_to_end |= finished.asked_to_end or bool(signals)
-                    if is_asked_to_end:
+                            self._finish(finished)
+                        is_termination_requested |= finished.termination_requested or bool(signals)
+                    if is_termination_requested:
                         return "interrupted"
         except KeyboardInterrupt:
             return "interrupted"
@@ -168,7 +170,7 @@ class Engine:
                 self._unclaim(trial)
 
     def _fill(self) -> bool:
-        """Start trials on all free slots; False if the budget is what keeps us from more."""
+        """Start trials in all free slots; return False if the budget is used up."""
         for machine, slots in self.launcher.machines.items():
             block = self._blocks[machine]
             while True:
@@ -176,18 +178,18 @@ class Engine:
                 if len(here) >= slots or any(each.attempt.is_reference for each in here):
                     break
                 running = {(each.spec.key, each.attempt.repeat) for each in self._running.values()}
-                wanted = self.planner.next(self.results)
-                new = (each for each in wanted if (each.spec.key, each.repeat) not in running)
+                proposals = self.planner.next(self.results)
+                new = (each for each in proposals if (each.spec.key, each.repeat) not in running)
                 proposed = next(new, None)
                 if proposed is None:
                     return True
                 if not self._is_affordable(proposed.spec):
                     return False
-                # The first trial opens a block, also when a study goes on: time has passed.
+                # A resumed study opens a new block, because time has passed.
                 if block.number == 0 or block.trials >= self.design.block:
                     has_reference = self.reference is not None and block.failed_references < 2
                     if here and has_reference:
-                        break  # a reference trial has its machine for itself
+                        break  # a reference trial runs alone on its machine
                     self._last_block += 1
                     block.number, block.trials = self._last_block, 0
                     if self.reference is not None and has_reference:
@@ -210,14 +212,14 @@ class Engine:
     def _launch(self, spec: TrialSpec, role: Role, repeat: int, machine: str) -> bool:
         number = self.results.next_attempt(spec.key, role, repeat)
         attempt = Attempt(spec.key, role, repeat, number)
-        self.results.begun(attempt)
+        self.results.add_attempt(attempt)
         try:
             if not claim(self.paths, attempt, spec.settings):
                 if not attempt.is_reference:
                     self.results.claimed_by_others.add((spec.key, repeat))
                 return False
         except OSError as error:
-            raise unwritable(self.paths, error) from None
+            raise write_error(self.paths, error) from None
         block = self._blocks[machine].number
         place = StudyPlace(
             name=self.design.name,
@@ -252,7 +254,7 @@ class Engine:
             block=block,
             outcome=Outcome.CRASHED,
             infrastructure=True,
-            began=time.time(),
+            started=time.time(),
             machine=machine,
         )
         self._running[job.folder] = _RunningTrial(spec, attempt, blank)
@@ -261,14 +263,14 @@ class Engine:
         return True
 
     def _unclaim(self, trial: _RunningTrial) -> None:
-        """What was claimed and never begun leaves no trace."""
+        """Remove the claim of a trial that was never started."""
         if not self.paths.run(trial.attempt.place).exists():
             self.paths.claim(trial.attempt.place).unlink(missing_ok=True)
 
-    def _settle(self, finished: FinishedTrial) -> None:
-        """Write down how a trial ended, and decide what that means for the others."""
+    def _finish(self, finished: FinishedTrial) -> None:
+        """Record the result of a trial; raise an error if the study cannot continue."""
         trial = self._running.pop(finished.job.folder)
-        if isinstance(finished.error, BadWorkload):
+        if isinstance(finished.error, WorkloadError):
             self._refuse(trial, finished.error)
             return
         result, measured = self._measure(finished, trial)
@@ -276,109 +278,110 @@ class Engine:
         self.results.add(result)
         self._durations.add(result)
         if measured and result.is_trial and result.is_ok:
-            # What repeats teach is not worth a study: where it cannot be kept, it is not.
+            # A failure to store the noise must not stop the study.
             with contextlib.suppress(*DAMAGED):
                 self._learn_noise(trial.spec, measured)
-        self._look_ahead()
-        self.listener.over(result, self._event(trial, _NOTHING_YET))
+        self._update_estimates()
+        self.listener.trial_finished(result, self._event(trial, _NO_PROGRESS))
         if result.is_reference and result.is_result:
             block = self._blocks[trial.blank.machine]
             block.failed_references = 0 if result.is_ok else block.failed_references + 1
             if block.failed_references == 2:
-                self.listener.tell(
-                    f"The sentinel does not train ({result.outcome.value}): the study goes on "
-                    "without. Name a lighter one in the design, under `blocks: {sentinel: …}`"
+                self.listener.notify(
+                    f"the reference trial does not train ({result.outcome.value}): the study "
+                    "continues without one. Set a smaller one in the design with "
+                    "`blocks: {reference: …}`"
                 )
         for number, judged in self.results.judged.items():
             if judged.flagged and number not in self._reported_blocks:
                 self._reported_blocks.add(number)
-                self.listener.disturbed(judged)
+                self.listener.block_flagged(judged)
         self._raise_if_hopeless(result, finished)
 
     def _measure(
         self, finished: FinishedTrial, trial: _RunningTrial
     ) -> tuple[Result, MeasuredTrial | None]:
-        seconds = (time.monotonic_ns() - trial.began_ns) / 1e9
+        seconds = (time.monotonic_ns() - trial.started_ns) / 1e9
         blank = replace(trial.blank, reason=str(finished.error or ""), seconds=seconds)
         if finished.error is not None:
             return blank, None
         try:
             measured = measure_trial(finished.job.folder, blank)
             return measured.result, measured
-        except DAMAGED as error:  # it could not write down how it ended: a full disk
+        except DAMAGED as error:  # the run is incomplete, for example because the disk is full
             return replace(blank, reason=getattr(error, "message", str(error))), None
 
     def _learn_noise(self, spec: TrialSpec, measured: MeasuredTrial) -> None:
-        """Keep how much the repeats of a configuration differ, once the last has its answer."""
+        """Store the noise between the repeats of a configuration once all of them have answers."""
         repeats = range(1, self.design.repeats + 1)
         answers = [self.results.answer(spec.key, repeat) for repeat in repeats]
         rates = [
             answer.throughput
             for answer in answers
             if answer and answer.is_ok and answer.throughput
-            if not self.results.is_disturbed(answer)
+            if not self.results.has_interference(answer)
         ]
         if None in answers or len(rates) < 2:
             return
         request = TrialRequest(resolved(spec.workload, self.design.base), spec.limits)
         machine = MachineKind.of(measured.environment, measured.device, request.noise_key)
-        NoiseStore(tell=self.listener.tell).learn(machine, rates)
+        NoiseStore(notify=self.listener.notify).learn(machine, rates)
 
-    def _refuse(self, trial: _RunningTrial, error: BadWorkload) -> None:
-        """It is not a workload on this machine: left out until the study is run again."""
-        self.results.refused[trial.spec.key] = in_design_words(error.message.partition("\n")[0])
+    def _refuse(self, trial: _RunningTrial, error: WorkloadError) -> None:
+        """Skip an invalid workload for the rest of this run."""
+        self.results.refused[trial.spec.key] = with_setting_names(error.message.partition("\n")[0])
         self._refusal = error
         self._unclaim(trial)
-        why = in_design_words(str(error).partition("\n")[0])
+        why = with_setting_names(str(error).partition("\n")[0])
         name = trial_text(trial.spec, self.design.factors)
-        self.listener.tell(f"{name} is left out: {why}")
+        self.listener.notify(f"{name} is skipped: {why}")
         if trial.attempt.is_reference:
             self.reference = None
-        self._look_ahead()
-        self._raise_if_nothing_ran(MOST_FAILURES)
+        self._update_estimates()
+        self._raise_if_nothing_ran(MAX_FAILURES)
 
     def _raise_if_nothing_ran(self, refused: int) -> None:
-        """Where that many were refused and none was ever run, it is the workload of all."""
+        """Raise the last refusal if `refused` configurations were refused and none ever ran."""
         nothing_ran = not any(result.is_result for result in self.results.results)
         if self._refusal and nothing_ran and len(self.results.refused) >= refused:
             raise self._refusal
 
     def _raise_if_hopeless(self, result: Result, finished: FinishedTrial) -> None:
-        if finished.left:
-            raise CannotTry(
-                f"The next trial was not started: {'; '.join(finished.left)} is left of the last "
-                "one",
-                "End it, then run the study again: it goes on from here",
+        if finished.leftovers:
+            raise TrialError(
+                "The next trial was not started because of leftovers of the last one: "
+                f"{'; '.join(finished.leftovers)}",
+                "Remove them, then run the study again to resume",
             )
         if result.infrastructure:
             self._failures.add(result.key)
-            if len(self._failures) >= MOST_FAILURES:
-                raise CannotTry(
-                    f"{len(self._failures)} configurations in a row failed for something around "
-                    f"them, the last one: {in_design_words(result.reason)}",
-                    "Mend that, then run the study again: it goes on from here",
+            if len(self._failures) >= MAX_FAILURES:
+                raise TrialError(
+                    f"{len(self._failures)} configurations in a row failed for an external reason; "
+                    f"the last one: {with_setting_names(result.reason)}",
+                    "Fix the cause, then run the study again to resume",
                 )
             return
         self._failures.clear()
         if result.outcome is Outcome.CRASHED:
             self._crashes.add(result.key)
-        # Where none has ever trained, it is the code and not the settings.
+        # If none has trained, the code is the cause and not the settings.
         none_trained = not any(each.is_ok for each in self.results.results)
-        if len(self._crashes) >= MOST_FAILURES and none_trained:
-            raise BadWorkload(
-                f"The first {len(self._crashes)} configurations crashed, and none has trained: "
+        if len(self._crashes) >= MAX_FAILURES and none_trained:
+            raise WorkloadError(
+                f"The first {len(self._crashes)} configurations crashed and none has trained: "
                 f"{result.reason} ({RunPaths(self.paths.run(result.place)).stderr_log})",
-                "Mend it, then run the study with --again: it tries again what crashed",
+                "Fix the code, then run the study with --retry-failed",
             )
 
-    def _look_ahead(self) -> None:
-        to_come = self.planner.to_come(self.results)
-        if to_come is not None:
-            self._to_come = len(to_come)
-            self._left_s = self._durations.total(each.spec for each in to_come)
-            references = len(to_come) // self.design.block
-            if self._left_s is not None and references and self.reference:
-                self._left_s += references * (self._durations.of(self.reference) or 0.0)
+    def _update_estimates(self) -> None:
+        remaining = self.planner.remaining(self.results)
+        if remaining is not None:
+            self._remaining = len(remaining)
+            self._remaining_s = self._durations.total(each.spec for each in remaining)
+            references = len(remaining) // self.design.block
+            if self._remaining_s is not None and references and self.reference:
+                self._remaining_s += references * (self._durations.of(self.reference) or 0.0)
         trials = [result for result in self.results.results if result.is_trial]
         keys = {(result.key, result.repeat) for result in trials}
         self._done = sum(self.results.answer(*trial) is not None for trial in keys)
@@ -386,28 +389,30 @@ class Engine:
         self._best = max(good, key=lambda result: result.throughput or 0.0, default=None)
 
     def _show(self, job: Job, progress: Progress) -> None:
-        """To the listener, and about every second to the file that `study show` reads."""
+        """Pass progress to the listener, and write it to the file that `study show` reads."""
         trial = self._running[job.folder]
         self.listener.show(self._event(trial, progress))
         now = time.monotonic()
-        if now < self._next_written:
+        if now < self._next_write:
             return
-        self._next_written = now + _WRITTEN_EVERY_S
+        self._next_write = now + _WRITE_INTERVAL_S
         name = trial_text(trial.spec, self.design.factors)
-        written = StudyProgress(os.getpid(), time.time(), name, progress.phase, progress.share)
+        current = StudyProgress(os.getpid(), time.time(), name, progress.phase, progress.share)
         try:
-            write_json(self.paths.now, written, indent=None)
+            write_json(self.paths.now, current, indent=None)
         except OSError:
-            self._next_written = math.inf  # a full disk: the study goes on without
+            self._next_write = math.inf  # a full disk: the study continues without the file
 
     def _event(self, trial: _RunningTrial, progress: Progress) -> ProgressEvent:
-        left = None if self._left_s is None else max(0.0, self._left_s - progress.elapsed_s)
+        remaining_s = self._remaining_s
+        if remaining_s is not None:
+            remaining_s = max(0.0, remaining_s - progress.elapsed_s)
         return ProgressEvent(
             spec=trial.spec,
             attempt=trial.attempt,
             progress=progress,
             done=self._done,
-            to_come=self._to_come,
-            left_s=left,
+            remaining=self._remaining,
+            remaining_s=remaining_s,
             best=self._best,
         )

@@ -1,4 +1,4 @@
-"""How long what is left of a study will take: by what trials like it took."""
+"""Estimates the remaining time of a study from the durations of similar trials."""
 
 from __future__ import annotations
 
@@ -10,34 +10,37 @@ from stepscope.studies.trial_spec import TrialSpec
 from stepscope.workloads.spec import DEFAULT_SECONDS
 
 _START_S = 8.0
-"""What a trial takes before its first step, until one was seen: imports, data, the model."""
+"""Assumed time before the first step (imports, data, model) until a trial was measured."""
 
 
 class TrialDurations:
-    """Seconds that trials took, by how alike they are."""
+    """Durations of trials, by configuration and by model."""
 
     def __init__(self, results: Iterable[Result] = ()) -> None:
         self._seen: dict[object, tuple[float, int]] = defaultdict(lambda: (0.0, 0))
-        """Seconds in all, and of how many."""
+        """Total seconds and number of trials."""
         for result in results:
             self.add(result)
 
     def add(self, result: Result) -> None:
         if result.is_result and result.seconds:
-            for like in (result.key, ("model", result.settings.get("model")), None):
-                total, count = self._seen[like]
-                self._seen[like] = total + result.seconds, count + 1
+            for group in (result.key, ("model", result.settings.get("model")), None):
+                total, count = self._seen[group]
+                self._seen[group] = total + result.seconds, count + 1
 
     @property
     def is_measured(self) -> bool:
         return None in self._seen
 
     def of(self, spec: TrialSpec) -> float | None:
-        """As the same configuration took, else the same model, else any; else what it is told to
-        take; None where nobody knows how long its steps are."""
-        for like in (spec.key, ("model", spec.workload.model), None):
-            if like in self._seen:
-                total, count = self._seen[like]
+        """Return the expected seconds of a trial; None if they are unknown.
+
+        They are the mean of the same configuration, else of the same model, else of all trials.
+        Without any measurement they follow from the `seconds` setting.
+        """
+        for group in (spec.key, ("model", spec.workload.model), None):
+            if group in self._seen:
+                total, count = self._seen[group]
                 return total / count
         workload = spec.workload
         if workload.steps is not None or workload.epochs is not None:
@@ -45,8 +48,9 @@ class TrialDurations:
         return _START_S + (workload.seconds or DEFAULT_SECONDS)
 
     def total(self, specs: Iterable[TrialSpec]) -> float | None:
-        each = [self.of(spec) for spec in specs]
-        known = [seconds for seconds in each if seconds is not None]
+        """Return the expected seconds of several trials; None if all of them are unknown."""
+        expected = [self.of(spec) for spec in specs]
+        known = [seconds for seconds in expected if seconds is not None]
         if not known:
-            return None if each else 0.0
-        return sum(known) + (len(each) - len(known)) * sum(known) / len(known)
+            return None if expected else 0.0
+        return sum(known) + (len(expected) - len(known)) * sum(known) / len(known)

@@ -1,19 +1,19 @@
-"""The folder of a study: what is on disk, and how it stays true when everything dies at once.
+"""The folder of a study: its files, and how they stay consistent when processes are killed.
 
     <study>/
       design.yaml                 the design as it was when the study was last run
       study.json                  format, name, the machine
-      runner.lock                 held by the process that runs the study, whose claim it has
-      now.json                    what is running now, replaced about every second
+      runner.lock                 locked by the process that runs the study; contains its claim
+      now.json                    the progress of the running trial, replaced every second
       <key of a spec>/
         spec.json                 its settings
-        r<repeat>a<attempt>.claim its claim: made whole or not at all, by one process only
-        r<repeat>a<attempt>/      its run folder; of reference trials s<number>a<attempt>
-      ledger/<runner>.jsonl       a line for each trial that is over
+        r<repeat>a<attempt>.claim its claim, created atomically by one process
+        r<repeat>a<attempt>/      its run folder; s<number>a<attempt> for reference trials
+      ledger/<runner>.jsonl       a line for each finished trial
       derived/                    tables and the report
 
-The run folders are the truth. The ledger only saves reading thousands of them: a line that is torn
-or missing is made again from its run folder, and all of it can be deleted.
+The run folders are the source of truth. The ledger is a cache that avoids reading thousands of
+them: a damaged or missing line is restored from its run folder, and the ledger can be deleted.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import CannotTry, RunFolderError, StudyBusy
+from stepscope.errors import RunFolderError, StudyBusy, TrialError
 from stepscope.records.codec import dumps, from_json, loads, to_json
 from stepscope.records.facts import ProcessIdentity
 from stepscope.runs.facts import identity_of_self
@@ -41,7 +41,7 @@ from stepscope.trials.state import locked
 FORMAT = 1
 DEFAULT_FOLDER = "studies"
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-"""What file systems without links say: there a claim may be torn, and a torn one does not count."""
+"""Errors of file systems without hard links. A claim may be torn there; then it does not count."""
 
 
 class StudyPaths:
@@ -55,7 +55,7 @@ class StudyPaths:
         self.now = folder / "now.json"
         self.ledger = folder / "ledger"
         self.machines = folder / "machines"
-        """Of a merged study: a folder for each of those that it was made of."""
+        """The source studies of a merged study, a folder each."""
         self.report = folder / "derived" / "report.html"
 
     def spec(self, key: str) -> Path:
@@ -70,34 +70,34 @@ class StudyPaths:
 
 @dataclass(frozen=True)
 class StudyFacts:
-    """`study.json`. A merged study has fewer of them."""
+    """The contents of `study.json`. A merged study sets only some of them."""
 
     format: int = FORMAT
     name: str = ""
-    begun: float = 0.0
+    started: float = 0.0
     """Seconds since 1970."""
     machine: str = ""
     host: str = ""
     stepscope: str = ""
     file: str = ""
-    lacked: Mapping[str, str] = field(default_factory=dict)
-    """What the machine could not run, and why, by the keys of specs."""
+    unavailable: Mapping[str, str] = field(default_factory=dict)
+    """Why the machine cannot run some configurations, by the keys of their specs."""
     code: Mapping[str, list[str]] = field(default_factory=dict)
-    """The versions of the user's own files, as digests, by the model that they define."""
+    """Digests of all versions of the files of custom workloads, by model."""
     merged: Mapping[str, str] = field(default_factory=dict)
-    """The machines of a merged study, by their folders."""
+    """The machines of a merged study, by folder."""
 
 
 @dataclass(frozen=True)
 class Claim(ProcessIdentity):
-    """The process that runs a trial, or a study, and since when."""
+    """The process that runs a trial or a study, and its start time."""
 
     at: float = 0.0
 
 
 @dataclass(frozen=True)
 class StudyProgress:
-    """`now.json`: what is running now."""
+    """The contents of `now.json`: the progress of the running trial."""
 
     pid: int = 0
     at: float = 0.0
@@ -107,7 +107,7 @@ class StudyProgress:
 
 
 class DamagedStudy(RunFolderError):
-    """A study.json that cannot be read: running the study makes it anew."""
+    """A damaged study.json. Running the study writes a new one."""
 
 
 def is_study(folder: Path) -> bool:
@@ -115,26 +115,26 @@ def is_study(folder: Path) -> bool:
 
 
 def read_study_facts(paths: StudyPaths) -> StudyFacts:
-    again = "Run the study again with its design file: its trials are still there"
+    hint = "Run the study again with its design file; its trials are kept"
     try:
         plain = json.loads(paths.study_json.read_bytes())
     except FileNotFoundError:
         raise RunFolderError(
             f"{paths.folder} is not a study: it has no study.json",
-            "Give a design file, or the folder that `stepscope study run` named",
+            "Pass a design file, or the folder of a study",
         ) from None
     except (OSError, ValueError) as error:
-        raise DamagedStudy(f"{paths.study_json} cannot be read: {error}", again) from None
+        raise DamagedStudy(f"Cannot read {paths.study_json}: {error}", hint) from None
     try:
         given = {key: value for key, value in plain.items() if value is not None}
         facts = from_json(StudyFacts, {"format": None, **given})
     except (AttributeError, ValueError):
-        raise DamagedStudy(f"{paths.study_json} does not describe a study", again) from None
+        raise DamagedStudy(f"{paths.study_json} does not describe a study", hint) from None
     if facts.format > FORMAT:
         raise RunFolderError(
-            f"{paths.study_json} has format {facts.format}, and this stepscope reads up to "
-            f"{FORMAT}",
-            "Upgrade with: pip install -U stepscope",
+            f"{paths.study_json} has format {facts.format}, but this version of stepscope reads "
+            f"formats up to {FORMAT}",
+            "Run `pip install -U stepscope` to upgrade",
         )
     return facts
 
@@ -144,7 +144,7 @@ def write_study_facts(paths: StudyPaths, facts: StudyFacts) -> None:
 
 
 def running_now(paths: StudyPaths) -> StudyProgress | None:
-    """What runs now, as its runner last wrote it down; None if nobody runs the study."""
+    """Return the progress of a running study; None if no process runs it."""
     runner = runner_of(paths)
     if runner is None:
         return None
@@ -155,7 +155,7 @@ def running_now(paths: StudyPaths) -> StudyProgress | None:
 
 
 def claim(paths: StudyPaths, attempt: Attempt, settings: Mapping[str, Any]) -> bool:
-    """Claim an attempt: whole or not at all, and only one gets it. False: somebody else has it."""
+    """Claim an attempt atomically; return False if another process has claimed it."""
     place = paths.claim(attempt.place)
     place.parent.mkdir(exist_ok=True)
     spec = paths.spec(attempt.key)
@@ -184,12 +184,12 @@ def _own_claim() -> str:
 
 
 class Ledger:
-    """The lines of one runner. A line is one write: it is there or it is not."""
+    """The ledger file of this process. Each line is written with a single write."""
 
     def __init__(self, paths: StudyPaths) -> None:
         self._folder = paths.ledger
-        me = identity_of_self()
-        name = f"{me.host}-{me.pid}-{me.started_ticks}"
+        own = identity_of_self()
+        name = f"{own.host}-{own.pid}-{own.started_ticks}"
         self._path = paths.ledger / f"{re.sub(r'[^A-Za-z0-9.-]+', '-', name)}.jsonl"
 
     def add(self, result: Result) -> None:
@@ -199,30 +199,35 @@ class Ledger:
             with self._path.open("ab", buffering=0) as file:
                 file.write(line.encode())
         except OSError as error:
-            raise CannotTry(
-                f"The ledger of the study cannot be written in {self._folder}: {error.strerror}",
-                "Make room, then run the study again: it goes on from here",
+            raise TrialError(
+                f"Cannot write the ledger in {self._folder}: {error.strerror}",
+                "Free some space, then run the study again to resume",
             ) from None
 
 
 @contextlib.contextmanager
-def alone(paths: StudyPaths) -> Iterator[None]:
-    """Run a study as the only one. The kernel lets go of the lock when we die, however that is."""
-    with contextlib.ExitStack() as held:
+def exclusive_run(paths: StudyPaths) -> Iterator[None]:
+    """Hold the lock of a study; raise StudyBusy if another process holds it.
+
+    The kernel releases the lock when this process exits, even if it is killed.
+    """
+    with contextlib.ExitStack() as stack:
         try:
-            # Who only looks whether somebody runs the study holds the lock for a moment.
-            held.enter_context(locked(paths.lock))
+            # Retries, because `runner_of` in another process holds the lock for a moment.
+            stack.enter_context(locked(paths.lock))
             paths.lock.write_text(_own_claim())
         except BlockingIOError:
             runner = runner_of(paths) or Claim()
-            since = time.strftime("%H:%M:%S", time.localtime(runner.at)) if runner.at else "a while"
-            by = f" by process {runner.pid} on {runner.host}" if runner.pid > 0 else ""
+            details = ""
+            if runner.pid > 0:
+                since = time.strftime("%H:%M:%S", time.localtime(runner.at))
+                details = f" (process {runner.pid} on {runner.host}, since {since})"
             raise StudyBusy(
-                f"{paths.folder} is being run already{by}, since {since}",
-                f"See how far it is: stepscope study show {paths.folder}",
+                f"{paths.folder} is already running{details}",
+                f"Run `stepscope study show {paths.folder}` to see its progress",
             ) from None
         except OSError as error:
-            raise unwritable(paths, error) from None
+            raise write_error(paths, error) from None
         try:
             yield
         finally:
@@ -231,7 +236,7 @@ def alone(paths: StudyPaths) -> Iterator[None]:
 
 
 def runner_of(paths: StudyPaths) -> Claim | None:
-    """Who runs the study now; None if nobody does."""
+    """Return the process that runs the study; None if there is none."""
     try:
         lock = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -249,9 +254,11 @@ def runner_of(paths: StudyPaths) -> Claim | None:
         os.close(lock)
 
 
-def unwritable(paths: StudyPaths, error: OSError) -> CannotTry:
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return CannotTry(
-        f"The study cannot be written in {paths.folder}: {error.strerror}",
-        "Make room, then run it again: it goes on" if full else "Choose another place: --out DIR",
+def write_error(paths: StudyPaths, error: OSError) -> TrialError:
+    is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return TrialError(
+        f"Cannot write the study to {paths.folder}: {error.strerror}",
+        "Free some space, then run the study again to resume"
+        if is_full
+        else "Choose another folder with --out DIR",
     )

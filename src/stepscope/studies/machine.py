@@ -1,4 +1,4 @@
-"""What this machine has, and what of a trial cannot be had on it."""
+"""The resources of this machine, and why a trial is not available on it."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ from stepscope.trials.limits.spec import Limits, MachineResources, parse_gpus, s
 
 @dataclass(frozen=True)
 class MachineInfo:
-    """What trials can have on this machine."""
+    """The resources that trials can use on this machine."""
 
     resources: MachineResources
     gpus: tuple[str, ...] = ()
-    """UUIDs of those that this process may use."""
+    """UUIDs of the GPUs that this process may use."""
     gpu_memory: int | None = None
-    """Of the GPU that has most."""
+    """Bytes of the largest GPU."""
     machine: str = ""
-    """The hardware in words: what must not differ within a study."""
+    """The hardware, such as `16 × EPYC 7763, 1 × A100`. It must not change within a study."""
 
     @classmethod
-    def look(cls) -> MachineInfo:
+    def detect(cls) -> MachineInfo:
         gpus: Sequence[Gpu] = ()
         with contextlib.suppress(NvmlUnavailable), open_nvml() as nvml:
             gpus = [gpu.facts for gpu in select_gpus(nvml.gpus, os.environ).gpus]
@@ -43,31 +43,36 @@ class MachineInfo:
         )
 
     def limits(self, limits: Limits, gpu_count: int | None) -> Limits:
-        """With the first so many GPUs of this machine, by their names here."""
+        """Return the limits with the UUIDs of the first `gpu_count` GPUs of this machine."""
         return limits if gpu_count is None else replace(limits, gpus=self.gpus[:gpu_count])
 
-    def lacks(self, spec: TrialSpec) -> str:
-        """Why a trial cannot be had here, in words; nothing if it can."""
+    def unavailable_reason(self, spec: TrialSpec) -> str:
+        """Return why a trial cannot run on this machine; empty if it can."""
         limits, resources = spec.limits, self.resources
         if limits.cpus is not None and limits.cpus > resources.cpus:
-            return f"{limits.cpus:g} CPUs cannot be had here: there are {resources.cpus:g}"
+            return f"{limits.cpus:g} CPUs requested, but {_only(resources.cpus)}"
         if limits.memory is not None and limits.memory > resources.memory:
             return (
-                f"{size_text(limits.memory)} of memory cannot be had here: there are "
-                f"{size_text(resources.memory)}"
+                f"{size_text(limits.memory)} of memory requested, but only "
+                f"{size_text(resources.memory)} is available"
             )
         count = len(self.gpus)
-        there = {0: "there is none", 1: "there is one"}.get(count, f"there are {count}")
-        asked = spec.get("gpus")
-        if isinstance(asked, int) and asked > count:
-            return f"{asked} GPU{'s' if asked > 1 else ''} cannot be had here: {there}"
-        if isinstance(asked, str) and len(parse_gpus(asked)) > count:
-            return f"GPUs {asked} cannot be had here: {there}"
+        requested = spec.get("gpus")
+        if isinstance(requested, int) and requested > count:
+            return f"{requested} GPU{'s' if requested > 1 else ''} requested, but {_only(count)}"
+        if isinstance(requested, str) and len(parse_gpus(requested)) > count:
+            return f"GPUs {requested} requested, but {_only(count)}"
         if not self.gpus and spec.workload.needs_gpu:
-            return f"device {spec.workload.device} cannot be had here: {there}"
+            return f"device {spec.workload.device} is not available on this machine: it has no GPU"
         memory = spec.limits.gpu_memory
         if memory is not None and memory > (self.gpu_memory or 0):
             size = self.gpu_memory
-            has = f"the GPU has {size_text(size)}" if size else "there is none"
-            return f"{level_text('gpu_memory', memory)} of GPU memory cannot be had here: {has}"
+            has = f"the GPU has {size_text(size)}" if size else "this machine has no GPU"
+            return f"{level_text('gpu_memory', memory)} of GPU memory requested, but {has}"
         return ""
+
+
+def _only(count: float) -> str:
+    if not count:
+        return "none is available"
+    return f"only {count:g} {'is' if count == 1 else 'are'} available"

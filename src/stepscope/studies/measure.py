@@ -1,4 +1,4 @@
-"""From the run folder of a trial to its line in the ledger."""
+"""Turns the run folder of a trial into its ledger line."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stepscope.analysis.run.gpus import figures
 from stepscope.analysis.run.series import amount_of
 from stepscope.analysis.trial.measurement import Measurement, TrialRecord, measure
 from stepscope.errors import StepscopeError
-from stepscope.records import Ending, Outcome
+from stepscope.records import ExitStatus, Outcome
 from stepscope.records.facts import Environment
 from stepscope.records.trial import StudyPlace
 from stepscope.runs.load import load
@@ -24,7 +24,7 @@ from stepscope.runs.trial import read_trial
 from stepscope.studies.results import Result
 from stepscope.trials.noise import Device, device_kind
 
-_AROUND = re.compile(
+_EXTERNAL_ERRORS = re.compile(
     r"address already in use|connection (refused|reset|closed)|no route to host|stale file handle"
     r"|input/output error|no space left on device|transport endpoint"
     r"|CUDA[^\n]*(busy or unavailable|unknown error|initialization error|ECC error"
@@ -32,13 +32,13 @@ _AROUND = re.compile(
     r"|NCCL error[^\n]*(system error|remote process|internal error)|nccl.*unhandled system error",
     re.IGNORECASE,
 )
-"""How disks, networks, drivers and neighbours make a trial fail that would have run."""
-_SIGNALS_FROM_OUTSIDE = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGBUS")
+"""Errors of disks, networks, drivers and other processes that a retry may not see."""
+_EXTERNAL_SIGNALS = ("SIGKILL", "SIGTERM", "SIGHUP", "SIGINT", "SIGBUS")
 
 
 @dataclass(frozen=True)
 class MeasuredTrial:
-    """A finished trial: its line in the ledger, and what it ran on."""
+    """A finished trial: its ledger line, and the machine that it ran on."""
 
     result: Result
     environment: Environment
@@ -46,29 +46,29 @@ class MeasuredTrial:
 
 
 def measure_trial(folder: Path, blank: Result) -> MeasuredTrial:
-    """Read a run folder, once; `blank` is what is known of the trial without it."""
+    """Read a run folder; `blank` has the fields that the folder does not contain."""
     run = open_run(folder)
     record = read_trial(run)
     place = record.trial.study or StudyPlace()
-    ending = run.ending
+    exit_status = run.exit_status
     result = replace(
         blank,
         settings=place.settings or blank.settings,
         block=place.block,
         machine=place.machine or blank.machine,
-        outcome=ending.outcome,
-        reason="" if ending.outcome is Outcome.OK else ending.reason,
-        infrastructure=is_infrastructure(ending),
-        began=(run.facts.clock.wall_ns or 0) / 1e9,
+        outcome=exit_status.outcome,
+        reason="" if exit_status.outcome is Outcome.OK else exit_status.reason,
+        infrastructure=is_infrastructure(exit_status),
+        started=(run.facts.clock.wall_ns or 0) / 1e9,
         seconds=record.trial.seconds or 0.0,
     )
-    if ending.outcome not in (Outcome.INTERRUPTED, Outcome.LOST):
+    if exit_status.outcome not in (Outcome.INTERRUPTED, Outcome.LOST):
         data = load(run)
         measured = measure(record, data)
         values = _values(record, measured, data)
         cause = ""
         if result.is_ok:
-            with contextlib.suppress(StepscopeError):  # too little was seen to tell
+            with contextlib.suppress(StepscopeError):  # too little data for a finding
                 cause = explain(data).first.cause
         result = replace(
             result,
@@ -76,20 +76,20 @@ def measure_trial(folder: Path, blank: Result) -> MeasuredTrial:
             low=measured.interval.low if measured.interval else None,
             high=measured.interval.high if measured.interval else None,
             steady=measured.steady.steady,
-            noise=measured.interference.reasons(),
+            interference=measured.interference.reasons(),
             cause=cause,
         )
     return MeasuredTrial(result, run.facts.environment, device_kind(record.first))
 
 
-def is_infrastructure(ending: Ending) -> bool:
-    """Whether it was not the trial that failed, but something around it: it may be tried again."""
-    if ending.outcome is not Outcome.CRASHED:
+def is_infrastructure(exit_status: ExitStatus) -> bool:
+    """Return whether the infrastructure failed rather than the trial, so that it can be retried."""
+    if exit_status.outcome is not Outcome.CRASHED:
         return False
-    if ending.evidence.get("disk_is_full") or ending.evidence.get("runner_failed"):
+    if exit_status.evidence.get("disk_is_full") or exit_status.evidence.get("runner_failed"):
         return True
-    message = str(ending.evidence.get("message") or "")
-    return ending.signal in _SIGNALS_FROM_OUTSIDE or _AROUND.search(message) is not None
+    message = str(exit_status.evidence.get("message") or "")
+    return exit_status.signal in _EXTERNAL_SIGNALS or _EXTERNAL_ERRORS.search(message) is not None
 
 
 def _values(
@@ -101,7 +101,7 @@ def _values(
     cores = amount_of(data.of("cpu"), begin, end)
     used = cores.total / cores.seconds if cores else None
     limit = record.limits.cpus
-    allowed = limit.asked if limit else data.cpu_allowed
+    allowed = limit.requested if limit else data.cpu_allowed
     energy = measured.samples_per_joule
     return {
         "samples_per_second": measured.rate.per_second if measured.rate else None,
@@ -118,6 +118,6 @@ def _values(
         "gpu_retries": memory.retries,
         "joules_per_sample": 1 / energy if energy else None,
         "overhead_seconds": measured.overhead.total,
-        "spread_cv": measured.noise.cv if measured.noise else None,
-        "spread_dof": measured.noise.dof if measured.noise else None,
+        "noise_cv": measured.noise.cv if measured.noise else None,
+        "noise_dof": measured.noise.dof if measured.noise else None,
     }

@@ -1,5 +1,4 @@
-"""Joins the studies of several machines: each stays whole in a folder of its own, and the machine
-becomes a factor."""
+"""Merges the studies of several machines into one, in which the machine is a factor."""
 
 from __future__ import annotations
 
@@ -24,13 +23,13 @@ from stepscope.studies.study import Study
 
 
 def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
-    """Make a study of several. Returns the machines, with the number of their trials."""
+    """Merge studies into `out`; return the number of trials by machine."""
     if len(folders) < 2:
         raise RunFolderError(
-            "There is nothing to merge", "Give the folders of at least two studies"
+            "Merging needs at least two studies", "Pass the folders of two or more studies"
         )
     if len({folder.resolve() for folder in folders}) < len(folders):
-        raise RunFolderError("A study was given twice", "Give each folder once")
+        raise RunFolderError("The same study was passed twice", "Pass each folder once")
     studies = [Study.in_folder(folder) for folder in folders]
     _check(studies, out)
     names = _machine_names(studies)
@@ -42,14 +41,14 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         facts = StudyFacts(
             name=studies[0].design.name,
             merged=dict(zip(places, names, strict=True)),
-            begun=time.time(),
+            started=time.time(),
             stepscope=__version__,
         )
         write_study_facts(StudyPaths(draft), facts)
         os.replace(draft, out)
     except OSError as error:
         raise StepscopeError(
-            f"The studies cannot be joined in {out}: {error.strerror or error}",
+            f"Cannot write the merged study to {out}: {error.strerror or error}",
             "Choose another --out",
         ) from None
     finally:
@@ -61,7 +60,7 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
 
 
 def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
-    """The studies that a folder has, by their machine; by nothing where it is one of its own."""
+    """Yield the studies of a folder with their machine; the name is empty if it is not merged."""
     merged = read_study_facts(paths).merged
     if not merged:
         yield "", Study.in_folder(paths.folder)
@@ -71,17 +70,17 @@ def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
 
 def _check(studies: Sequence[Study], out: Path) -> None:
     if out.exists():
-        raise RunFolderError(f"{out} is there already", "Choose another --out, or remove it")
+        raise RunFolderError(f"{out} already exists", "Choose another --out, or remove it")
     first, factors = studies[0].paths.folder, {each.name for each in studies[0].design.factors}
     for study in studies:
         folder = study.paths.folder
         if folder.resolve() in out.resolve().parents:
             raise RunFolderError(
-                f"{out} is inside of {folder}", "Choose an --out beside the studies"
+                f"{out} is inside {folder}", "Choose an --out outside of the studies"
             )
         if runner_of(study.paths) is not None:
             raise RunFolderError(
-                f"{folder} is being run now", "Wait until it is done, or interrupt it"
+                f"{folder} is running", "Wait until it has finished, or interrupt it"
             )
         if factors.isdisjoint(factor.name for factor in study.design.factors):
             raise RunFolderError(
@@ -90,31 +89,33 @@ def _check(studies: Sequence[Study], out: Path) -> None:
 
 
 def _machine_names(studies: Sequence[Study]) -> list[str]:
-    """By their hardware; where several hosts have the same, by these too. Two studies of one host
-    are of one machine."""
+    """Return the hardware of each study, with the host where several hosts have the same.
+
+    Two studies of one host have the same machine.
+    """
     facts = [read_study_facts(study.paths) for study in studies]
     named = [(each.machine or "unknown", each.host or "unknown host") for each in facts]
     hosts = Counter(name for name, _ in set(named))
     return [f"{name} ({host})" if hosts[name] > 1 else name for name, host in named]
 
 
-def _copy(source: Path, target: Path) -> None:
-    """By links where that can be: run folders are never changed once they are over."""
+def _copy(folder: Path, copy: Path) -> None:
+    """Copy a study, with hard links where possible: finished run folders never change."""
 
-    def place(begin: str, end: str) -> str:
-        if begin.endswith((".jsonl", ".json", ".yaml")):
-            return str(shutil.copy2(begin, end))
+    def copy_file(source: str, target: str) -> str:
+        if source.endswith((".jsonl", ".json", ".yaml")):
+            return str(shutil.copy2(source, target))
         try:
-            os.link(begin, end)
-            return end
+            os.link(source, target)
+            return target
         except OSError:
-            return str(shutil.copy2(begin, end))
+            return str(shutil.copy2(source, target))
 
-    paths = StudyPaths(source)
+    paths = StudyPaths(folder)
     not_copied = {path.name for path in (paths.lock, paths.now, paths.report.parent)}
     shutil.copytree(
-        source,
-        target,
-        copy_function=place,
-        ignore=lambda folder, names: not_copied.intersection(names),
+        folder,
+        copy,
+        copy_function=copy_file,
+        ignore=lambda _, names: not_copied.intersection(names),
     )

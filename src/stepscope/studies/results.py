@@ -1,7 +1,7 @@
-"""The results of a study: one line of the ledger for each finished trial, and which of them count.
+"""The results of a study: a ledger line for each finished trial, and which results count.
 
-An answer counts unless its block was disturbed and may be run again. What failed for something
-around the trial is not an answer until it has failed three times.
+A result counts unless its block has interference and will be rerun. A failure of the infrastructure
+counts only after it has happened three times.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from stepscope.analysis.study.records import Level
 from stepscope.records import Outcome
 from stepscope.records.trial import InterferenceReason, ProcessNoise
 
-Role = Literal["trial", "sentinel"]
-REFERENCE: Role = "sentinel"
-"""A reference trial, by the word that ledgers, run.json and folder names have for it."""
+Role = Literal["trial", "reference"]
+REFERENCE: Role = "reference"
+"""The role of a reference trial in ledgers and in run.json."""
 MACHINE = "machine"
-"""The factor that the machines of a merged study are levels of."""
+"""The factor whose levels are the machines of a merged study."""
 
 RESULTS = frozenset(
     {
@@ -32,11 +32,11 @@ RESULTS = frozenset(
         Outcome.CRASHED,
     }
 )
-"""Outcomes that answer what was asked. An OOM is one of them."""
+"""Outcomes that are results. An OOM is one of them."""
 
 
 class Attempt(NamedTuple):
-    """One attempt at a trial, which has one claim and one run folder."""
+    """One attempt at a trial, with one claim and one run folder."""
 
     key: str
     role: Role
@@ -49,13 +49,13 @@ class Attempt(NamedTuple):
 
     @property
     def place(self) -> str:
-        """Its run folder in the study: `3fa0…/r2a1`, of a reference trial `3fa0…/s2a1`."""
+        """The run folder in the study: `3fa0…/r2a1`, or `3fa0…/s2a1` for a reference trial."""
         return f"{self.key}/{'s' if self.role == REFERENCE else 'r'}{self.repeat}a{self.number}"
 
 
 @dataclass(frozen=True)
 class Result:
-    """A finished trial, as its line in the ledger has it."""
+    """A finished trial: one line of the ledger."""
 
     key: str
     settings: Mapping[str, Level]
@@ -66,23 +66,22 @@ class Result:
     outcome: Outcome
     reason: str = ""
     infrastructure: bool = False
-    """Whether something around the trial failed, and not the trial."""
-    began: float = 0.0
+    """Whether the infrastructure failed, not the trial."""
+    started: float = 0.0
     """Seconds since 1970."""
     seconds: float = 0.0
-    """From its preparation until it was cleaned up after."""
+    """From the preparation to the end of the cleanup."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """By the keys of `RESPONSES`, and some more; what was not measured is not in it."""
+    """By the keys of `RESPONSES` and a few more; values that were not measured are missing."""
     low: float | None = None
-    """Of its throughput, by what was known of the machine then."""
+    """Interval of the throughput, with the noise of the machine as known at that time."""
     high: float | None = None
     steady: bool = True
-    noise: tuple[InterferenceReason, ...] = ()
-    """What disturbed it."""
+    interference: tuple[InterferenceReason, ...] = ()
     cause: str = ""
-    """Its bottleneck: the title of the first finding."""
+    """The bottleneck: the cause of the first finding."""
     machine: str = ""
-    """Where it ran; empty is the machine that ran the study."""
+    """The machine that it ran on; empty is the machine that ran the study."""
 
     @property
     def place(self) -> str:
@@ -98,7 +97,7 @@ class Result:
 
     @property
     def is_result(self) -> bool:
-        """Whether it answers what was asked, so that it need not be tried again."""
+        """Whether the outcome is a result of the trial, so that it is not retried."""
         return self.outcome in RESULTS and not self.infrastructure
 
     @property
@@ -110,62 +109,68 @@ class Result:
         return self.values.get("samples_per_second")
 
     def on(self, machine: str) -> Result:
-        """The same on a machine with a name; without one, as it is."""
+        """Return the result with a machine, unless its name is empty."""
         return replace(self, machine=machine) if machine else self
 
 
 RETRIES = 2
-"""How often a trial is tried again after something around it failed."""
+"""How often a trial is retried after a failure of the infrastructure."""
 Trial = tuple[str, int]
-"""The key of a spec, and which repeat of it."""
+"""The key of a spec and the number of the repeat."""
 
 
 def noise_before(results: Sequence[Result]) -> ProcessNoise | None:
-    """How much trials were known to differ on their machine before the first of these: later ones
-    have learnt from those before."""
-    told = [result for result in results if result.values.get("spread_dof")]
-    if not told:
+    """Return the noise of the machine as it was known before the first of these results.
+
+    Later results are not independent of it: the noise is learned from the earlier ones.
+    """
+    with_noise = [result for result in results if result.values.get("noise_dof")]
+    if not with_noise:
         return None
-    first = min(told, key=lambda result: result.began)
-    return ProcessNoise(first.values["spread_cv"], first.values["spread_dof"], "others")
+    first = min(with_noise, key=lambda result: result.started)
+    return ProcessNoise(first.values["noise_cv"], first.values["noise_dof"], "other_workloads")
 
 
 class Results:
-    """All results of a study, and what follows from them."""
+    """All results of a study, and which of them count."""
 
     def __init__(self, reruns: int = 1) -> None:
         self._reruns = reruns
         self.results: list[Result] = []
-        self._of: dict[tuple[str, Role, int], list[Result]] = defaultdict(list)
+        self._by_trial: dict[tuple[str, Role, int], list[Result]] = defaultdict(list)
         self._attempts: dict[tuple[str, Role, int], int] = defaultdict(int)
         self._judged: dict[int, BlockJudged] | None = None
         self._retried: set[str] = set()
         self.refused: dict[str, str] = {}
-        """Keys of specs that turned out to be no workload here, and why."""
+        """Specs that turned out not to be a valid workload on this machine: reasons by key."""
         self.claimed_by_others: set[Trial] = set()
-        """That another process runs now."""
+        """Trials that another process is running."""
 
     def add(self, result: Result) -> None:
         self.results.append(result)
-        where = (result.key, result.role, result.repeat)
-        self._of[where].append(result)
-        self._of[where].sort(key=lambda result: result.attempt)
-        self.begun(Attempt(*where, result.attempt))
+        trial = (result.key, result.role, result.repeat)
+        self._by_trial[trial].append(result)
+        self._by_trial[trial].sort(key=lambda result: result.attempt)
+        self.add_attempt(Attempt(*trial, result.attempt))
         self._judged = None
 
     def retry_failed(self, crashed: bool = False) -> None:
-        """The study is run again: what failed before around a trial may have been mended, and
-        nobody else can be running anything of it. With `crashed`, the code may have been, too."""
-        again = (Outcome.CRASHED, Outcome.TIMEOUT) if crashed else ()
+        """Discard failed results so that their trials are retried.
+
+        A new run of the study retries failures of the infrastructure; with `crashed`, it also
+        retries trials that crashed or timed out. Claims of other processes are dropped, because
+        only one process can run the study.
+        """
+        retried = (Outcome.CRASHED, Outcome.TIMEOUT) if crashed else ()
         self._retried = {
             result.place
             for result in self.results
-            if result.infrastructure or result.outcome in again
+            if result.infrastructure or result.outcome in retried
         }
         self.claimed_by_others.clear()
 
-    def begun(self, attempt: Attempt) -> None:
-        """Its number is taken, whatever becomes of it."""
+    def add_attempt(self, attempt: Attempt) -> None:
+        """Reserve the number of an attempt, whatever its outcome is."""
         trial = attempt.key, attempt.role, attempt.repeat
         self._attempts[trial] = max(self._attempts[trial], attempt.number)
 
@@ -173,50 +178,50 @@ class Results:
         return self._attempts[key, role, repeat] + 1
 
     def answer(self, key: str, repeat: int) -> Result | None:
-        """The result that counts; None while there is none, or it is to be tried again."""
-        tries = self.tries(key, repeat)
-        found = [r for r in tries if not self._retried or r.place not in self._retried]
-        answers = [result for result in found if result.is_result]
-        calm = [result for result in answers if not self.is_disturbed(result)]
-        if calm:
-            return calm[-1]
+        """Return the result that counts; None if there is none or the trial is to be retried."""
+        attempts = self.attempts(key, repeat)
+        valid = [r for r in attempts if not self._retried or r.place not in self._retried]
+        answers = [result for result in valid if result.is_result]
+        clean = [result for result in answers if not self.has_interference(result)]
+        if clean:
+            return clean[-1]
         if len(answers) > self._reruns:
-            return next((each for each in reversed(answers) if not each.noise), answers[-1])
-        failed = [result for result in found if result.infrastructure]
+            return next((each for each in reversed(answers) if not each.interference), answers[-1])
+        failed = [result for result in valid if result.infrastructure]
         return (answers or failed)[-1] if len(failed) > RETRIES else None
 
     def best_known(self, key: str, repeat: int) -> Result | None:
-        """What there is for tables: the answer, or one that may yet be replaced."""
-        tried = (result for result in reversed(self.tries(key, repeat)) if result.is_result)
-        return self.answer(key, repeat) or next(tried, None)
+        """Return the answer, or else the last result, which a retry may still replace."""
+        latest = (result for result in reversed(self.attempts(key, repeat)) if result.is_result)
+        return self.answer(key, repeat) or next(latest, None)
 
-    def is_disturbed(self, result: Result) -> bool:
-        """Whether its block was, in a way that may have changed it."""
+    def has_interference(self, result: Result) -> bool:
+        """Return whether the block of a result is flagged."""
         judged = self.judged.get(result.block)
         return judged is not None and judged.flagged
 
-    def tries(self, key: str, repeat: int) -> Sequence[Result]:
-        """All attempts at a trial that are over, also those that do not count."""
-        return self._of.get((key, "trial", repeat), ())
+    def attempts(self, key: str, repeat: int) -> Sequence[Result]:
+        """Return all finished attempts at a trial, including those that do not count."""
+        return self._by_trial.get((key, "trial", repeat), ())
 
     @property
     def judged(self) -> Mapping[int, BlockJudged]:
-        """Every block by its number, and whether it was disturbed."""
+        """All blocks by number, and whether they are flagged."""
         if self._judged is None:
             self._judged = {}
             for (machine, _), blocks in self._comparable_blocks().items():
-                spread = noise_before([each for each in self.results if each.machine == machine])
-                self._judged |= judge_blocks(blocks, spread)
+                noise = noise_before([each for each in self.results if each.machine == machine])
+                self._judged |= judge_blocks(blocks, noise)
         return self._judged
 
     @property
     def trend(self) -> Trend | None:
-        """Whether the machine became slower or faster over the study."""
+        """The drift of the machine over the study, if there is one."""
         return trend(max(self._comparable_blocks().values(), key=len, default=[]))
 
     @property
     def tried(self) -> int:
-        """How often a trial was answered, also where that does not count."""
+        """Number of results of trials, including those that do not count."""
         return sum(result.is_trial and result.is_result for result in self.results)
 
     @property
@@ -239,17 +244,17 @@ class Results:
         return blocks
 
     def _comparable_blocks(self) -> dict[tuple[str, str], list[BlockSeen]]:
-        """By machine and reference configuration, which an edited design may have changed."""
-        found: dict[tuple[str, str], list[BlockSeen]] = defaultdict(list)
+        """Group blocks by machine and reference trial, which an edited design may have changed."""
+        groups: dict[tuple[str, str], list[BlockSeen]] = defaultdict(list)
         for number, results in sorted(self.in_blocks().items()):
             references = [result for result in results if result.is_reference]
             trained = [result for result in references if result.is_ok and result.throughput]
             seen = BlockSeen(
                 number=number,
-                reference_rate=trained[-1].throughput if trained else None,
+                reference_throughput=trained[-1].throughput if trained else None,
                 reference_failed=not trained and any(r.is_result for r in references),
-                noise=tuple(result.noise for result in results),
+                interference=tuple(result.interference for result in results),
                 trials=sum(result.is_trial for result in results),
             )
-            found[results[0].machine, references[-1].key if references else ""].append(seen)
-        return found
+            groups[results[0].machine, references[-1].key if references else ""].append(seen)
+        return groups

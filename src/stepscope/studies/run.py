@@ -1,4 +1,4 @@
-"""Runs a study here: alone, from what its folder has to the end of its plan or of its budget."""
+"""Runs a study on this machine until its plan is finished or its budget is used up."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from stepscope import __version__
-from stepscope.errors import CannotTry
+from stepscope.errors import TrialError
 from stepscope.runs.paths import replace_atomically
 from stepscope.studies import folder
 from stepscope.studies.engine import Engine, ProgressListener, StopReason
@@ -22,7 +22,7 @@ from stepscope.studies.study import ScannedStudy, Study, code_remarks
 
 @dataclass(frozen=True)
 class StudyRun:
-    """Why a run of a study stopped, how many trials it took up, and all that is known then."""
+    """The end of a run: why it stopped, how many trials it started, and all results."""
 
     stop_reason: StopReason
     trials: int
@@ -34,19 +34,19 @@ def run_study(
     planner: Planner,
     launcher: Launcher,
     listener: ProgressListener,
-    again: bool = False,
+    retry_failed: bool = False,
 ) -> StudyRun:
-    """Run what a planner still wants of a study, as the only one.
+    """Run the remaining trials of a study; raise StudyBusy if another process runs it.
 
-    With `again`, what crashed or took too long before is tried again.
+    With `retry_failed`, trials that crashed or timed out are retried.
     """
-    with folder.alone(study.paths):
+    with folder.exclusive_run(study.paths):
         scanned = study.scan()
-        write_down(study, scanned.scan.results)
-        scanned.results.retry_failed(crashed=again)
-        listener.begins(scanned)
+        write_study_files(study, scanned.scan.results)
+        scanned.results.retry_failed(crashed=retry_failed)
+        listener.study_started(scanned)
         for remark in code_remarks(study.paths):
-            listener.tell(remark)
+            listener.notify(remark)
         ledger = folder.Ledger(study.paths)
         for result in scanned.scan.unwritten:
             ledger.add(result)
@@ -62,47 +62,50 @@ def run_study(
         return StudyRun(engine.run(), engine.launched, scanned)
 
 
-def write_down(study: Study, results: Sequence[Result]) -> None:
-    """The design as it is now, and which machine this is: a study belongs to one."""
+def write_study_files(study: Study, results: Sequence[Result]) -> None:
+    """Write the current design and study.json; raise TrialError if the folder is not of this study.
+
+    A folder belongs to one study on one machine.
+    """
     design, paths, machine = study.design, study.paths, study.machine.machine
     before = folder.StudyFacts()
     if folder.is_study(paths.folder):
-        with contextlib.suppress(folder.DamagedStudy):  # then it is made anew
+        with contextlib.suppress(folder.DamagedStudy):  # it is replaced below
             before = folder.read_study_facts(paths)
-    # Studies whose names lead to the same folder, or that have the same name in two projects, are
-    # not mixed up.
+    # Two studies can share a folder name: their names differ only in special characters, or two
+    # projects use the same name.
     is_moved = before.file and design.file and before.file != str(design.file.absolute())
     known = {result.key for result in results}
     is_other = is_moved and known and known.isdisjoint(spec.key for spec in study.points.chosen)
     if before.name not in ("", design.name) or is_other:
-        raise CannotTry(
-            f"{paths.folder} is of another study, {before.name!r}"
-            + (f" by {before.file}" if is_other else ""),
-            "Give this one another name, or another place with --out DIR",
+        raise TrialError(
+            f"{paths.folder} contains another study, {before.name!r}"
+            + (f" from {before.file}" if is_other else ""),
+            "Change the name of this study, or choose another folder with --out DIR",
         )
     if before.machine not in ("", machine) and results:
-        raise CannotTry(
-            f"This study was begun on another machine ({before.machine}; this is {machine})",
-            "Run it here with --out in a folder of its own, then: stepscope study merge",
+        raise TrialError(
+            f"This study was started on another machine ({before.machine}; this one is {machine})",
+            "Run it here with another --out DIR, then merge both with `stepscope study merge`",
         )
     code = dict(before.code)
-    for model in sorted({s.workload.model for s in study.points.chosen if s.workload.is_own}):
+    for model in sorted({s.workload.model for s in study.points.chosen if s.workload.is_custom}):
         file = design.base / model.rpartition(":")[0]
         if file.is_file():
             digest = hashlib.sha256(file.read_bytes()).hexdigest()[:12]
             code[model] = list(dict.fromkeys([*code.get(model, ()), digest]))
     facts = folder.StudyFacts(
         name=design.name,
-        begun=before.begun or time.time(),
+        started=before.started or time.time(),
         machine=machine,
         host=os.uname().nodename,
         stepscope=__version__,
         file=str((design.file or paths.design).absolute()),
-        lacked=study.grid.unavailable,
+        unavailable=study.grid.unavailable,
         code=code,
     )
     try:
         replace_atomically(paths.design, design.text)
         folder.write_study_facts(paths, facts)
     except OSError as error:
-        raise folder.unwritable(paths, error) from None
+        raise folder.write_error(paths, error) from None

@@ -1,4 +1,4 @@
-"""What is known of a study's trials: from its ledger, and from run folders that are not in it."""
+"""Reads the results of a study from its ledger, and from run folders that the ledger misses."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import Any
 
 from stepscope.errors import StepscopeError
 from stepscope.records import Outcome
-from stepscope.records.codec import from_json, loads
-from stepscope.runs.facts import ending_of, is_alive, read_facts
+from stepscope.records.codec import loads
+from stepscope.runs.facts import exit_status_of, is_alive, read_facts
 from stepscope.runs.paths import RunPaths
 from stepscope.studies.folder import Claim, StudyPaths
 from stepscope.studies.results import REFERENCE, Attempt, Result, Role
@@ -23,32 +23,32 @@ _KEY = re.compile(r"[0-9a-f]{12}")
 _PLACE = re.compile(r"([rs])(\d+)a(\d+)(\.claim)?")
 _LEDGER_LINE = re.compile(rb"[^\n]+\n")
 DAMAGED = (StepscopeError, OSError, EOFError, ValueError)
-"""What reading a run comes to where its files do not hold what they must."""
+"""Errors while reading a run whose files are damaged."""
 
 
 @dataclass
 class StudyScan:
-    """What a look at a study's folder found."""
+    """The contents of a study's folder."""
 
     results: list[Result]
-    """By the ledger, or from run folders that it does not have."""
+    """From the ledger, or from run folders that it misses."""
     unwritten: list[Result]
-    """Those of them that belong into the ledger."""
+    """The results that are missing in the ledger."""
     attempts: set[Attempt]
     running: list[Attempt]
     remarks: list[str]
 
 
-def look(paths: StudyPaths, measure: Callable[[Path, Result], Result]) -> StudyScan:
-    """All that is known of a study's trials.
+def scan_folder(paths: StudyPaths, measure: Callable[[Path, Result], Result]) -> StudyScan:
+    """Read all results of a study.
 
-    `measure` reads the run folder of a trial that is over; it is given what is known of it without.
+    `measure` reads the run folder of a finished trial into the result that it is given.
     """
     attempts, folders = _attempts(paths.folder)
-    told, remarks = _read_ledger(paths.ledger)
+    recorded, remarks = _read_ledger(paths.ledger)
     results: dict[Attempt, Result] = {}
     written: set[Attempt] = set()
-    for result in sorted(told, key=lambda result: result.began):  # the later one of two counts
+    for result in sorted(recorded, key=lambda result: result.started):  # the later of two counts
         attempt = Attempt(result.key, result.role, result.repeat, result.attempt)
         written.add(attempt)
         if attempt in folders or not result.is_result:
@@ -56,59 +56,49 @@ def look(paths: StudyPaths, measure: Callable[[Path, Result], Result]) -> StudyS
     unwritten, running = [], []
     deleted = written - folders
     for attempt in sorted(attempts - results.keys() - deleted):
-        seen = _recover(paths, attempt, measure, remarks)
-        if seen is None:
+        recovered = _recover(paths, attempt, measure, remarks)
+        if recovered is None:
             running.append(attempt)
         else:
-            results[attempt] = seen
-            unwritten.append(seen)
-    # The number of one that was deleted is not used again: its line would speak for the new one.
+            results[attempt] = recovered
+            unwritten.append(recovered)
+    # The number of a deleted attempt stays reserved: its line would be taken for a new attempt's.
     return StudyScan(list(results.values()), unwritten, attempts | written, running, remarks)
 
 
 def _attempts(folder: Path) -> tuple[set[Attempt], set[Attempt]]:
-    """Every attempt that left a claim or a folder, and those that left a folder."""
-    every: set[Attempt] = set()
+    """Return all attempts with a claim or a run folder, and those with a run folder."""
+    attempts: set[Attempt] = set()
     folders: set[Attempt] = set()
     for entry in os.scandir(folder):
         if not _KEY.fullmatch(entry.name) or not entry.is_dir():
             continue
-        for inside in os.scandir(entry.path):
-            named = _PLACE.fullmatch(inside.name)
-            if named is None:
+        for child in os.scandir(entry.path):
+            match = _PLACE.fullmatch(child.name)
+            if match is None:
                 continue
-            role: Role = REFERENCE if named[1] == "s" else "trial"
-            attempt = Attempt(entry.name, role, int(named[2]), int(named[3]))
-            every.add(attempt)
-            if not named[4]:
+            role: Role = REFERENCE if match[1] == "s" else "trial"
+            attempt = Attempt(entry.name, role, int(match[2]), int(match[3]))
+            attempts.add(attempt)
+            if not match[4]:
                 folders.add(attempt)
-    return every, folders
+    return attempts, folders
 
 
 def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
-    """The lines of all runners. One that is torn or no result is left out: it is made again."""
+    """Return the results of all runners; invalid lines are skipped and counted in a remark."""
     results, damaged = [], 0
     for path in sorted(folder.glob("*.jsonl")):
         for line in _LEDGER_LINE.findall(path.read_bytes()):
             try:
-                results.append(_read_line(line))
+                results.append(loads(Result, line))
             except (ValueError, TypeError, AttributeError):
                 damaged += 1
-    several = "1 line" if damaged == 1 else f"{damaged} lines"
-    told = f"{several} of the ledger cannot be read: the run folders tell instead"
-    return results, [told] if damaged else []
-
-
-def _read_line(line: bytes) -> Result:
-    try:
-        return loads(Result, line)
-    except ValueError:  # or of an older stepscope, which kept noise in words
-        plain = json.loads(line)
-        noise = [
-            {"kind": "other", "text": each} if isinstance(each, str) else each
-            for each in plain.get("noise", ())
-        ]
-        return from_json(Result, {**plain, "noise": noise})
+    if not damaged:
+        return results, []
+    lines = "1 line" if damaged == 1 else f"{damaged} lines"
+    remark = f"{lines} of the ledger cannot be read: the run folders are read instead"
+    return results, [remark]
 
 
 def _recover(
@@ -117,9 +107,9 @@ def _recover(
     measure: Callable[[Path, Result], Result],
     remarks: list[str],
 ) -> Result | None:
-    """What became of an attempt that the ledger does not have; None while its runner lives."""
+    """Return the result of an attempt that the ledger misses; None while it is running."""
     folder, claim = paths.run(attempt.place), paths.claim(attempt.place)
-    began = _last_changed(claim) or _last_changed(folder)
+    started = _last_changed(claim) or _last_changed(folder)
     last_written = 0.0
     with contextlib.suppress(OSError):
         last_written = max(
@@ -136,23 +126,23 @@ def _recover(
         attempt=attempt.number,
         block=0,
         outcome=Outcome.LOST,
-        reason="who ran it was killed, or the machine went down, before it was over",
-        began=began,
-        seconds=max(0.0, last_written - began),
+        reason="the runner was killed or the machine went down before the trial finished",
+        started=started,
+        seconds=max(0.0, last_written - started),
     )
     if not folder.is_dir():
-        return None if _owner_lives(claim, folder) else lost
+        return None if _is_claimed(claim, folder) else lost
     try:
-        ending = ending_of(read_facts(folder), folder)
-        if ending.outcome is Outcome.RUNNING:
+        exit_status = exit_status_of(read_facts(folder), folder)
+        if exit_status.outcome is Outcome.RUNNING:
             return None
-        return lost if ending.outcome is Outcome.LOST else measure(folder, lost)
+        return lost if exit_status.outcome is Outcome.LOST else measure(folder, lost)
     except DAMAGED as error:
-        if _owner_lives(claim, folder):
+        if _is_claimed(claim, folder):
             return None
         if RunPaths(folder).run_json.exists():
-            said = getattr(error, "message", f"{folder} cannot be understood: {error}")
-            remarks.append(f"{said}: the trial counts as lost, and is tried again")
+            problem = getattr(error, "message", f"Cannot read {folder}: {error}")
+            remarks.append(f"{problem}: the trial counts as lost and is retried")
         return lost
 
 
@@ -162,7 +152,8 @@ def _last_changed(path: Path) -> float:
     return 0.0
 
 
-def _owner_lives(claim: Path, folder: Path) -> bool:
+def _is_claimed(claim: Path, folder: Path) -> bool:
+    """Return whether the process that made a claim is still running."""
     try:
         return is_alive(loads(Claim, claim.read_bytes()), folder)
     except (OSError, ValueError):

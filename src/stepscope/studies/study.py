@@ -1,4 +1,4 @@
-"""A study as a whole: its design and its folder brought together."""
+"""A study: its design together with its folder."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from stepscope.errors import BadDesign, RunFolderError
+from stepscope.errors import DesignError, RunFolderError
 from stepscope.runs.paths import slug
 from stepscope.studies.design.file import read_design
 from stepscope.studies.design.points import default_reference, points_of
@@ -17,7 +17,7 @@ from stepscope.studies.design.records import Design, DesignPoints, SkippedPoint
 from stepscope.studies.folder import DEFAULT_FOLDER, StudyPaths, is_study, read_study_facts
 from stepscope.studies.planner import GridPlanner
 from stepscope.studies.results import Result, Results
-from stepscope.studies.scan import StudyScan, look
+from stepscope.studies.scan import StudyScan, scan_folder
 from stepscope.studies.trial_spec import TrialSpec
 
 if TYPE_CHECKING:
@@ -26,16 +26,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Study:
-    """A design, and the folder that its trials go to."""
+    """A design and the folder of its trials."""
 
     design: Design
     paths: StudyPaths
     unavailable: Mapping[str, str] | None = None
-    """What could not be had where it was run, by the keys of specs; None: see this machine."""
+    """Why trials are not available, by the keys of specs; None: ask this machine."""
 
     @classmethod
     def of(cls, target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Study:
-        """By the file of its design, or by its folder."""
+        """Return a study by its design file or its folder."""
         path = Path(target)
         if path.is_dir():
             return cls.in_folder(path)
@@ -44,19 +44,22 @@ class Study:
 
     @classmethod
     def in_folder(cls, folder: Path) -> Study:
-        """One that was run before, as it was then."""
+        """Return a study that was run before, with the design from its last run."""
         paths = StudyPaths(folder.absolute())
         facts = read_study_facts(paths)
         if paths.machines.is_dir():
             raise RunFolderError(
-                f"{folder} was merged of several studies", "Show it, or make its report"
+                f"{folder} is a merged study",
+                "Use `stepscope study show` or `stepscope study report` with it",
             )
         design = read_design(paths.design, is_kept=True)
         file = Path(facts.file or paths.design)
-        return cls(replace(design, name=facts.name or design.name, file=file), paths, facts.lacked)
+        return cls(
+            replace(design, name=facts.name or design.name, file=file), paths, facts.unavailable
+        )
 
     def to_run(self) -> Study:
-        """As it would be run now: with what this machine has, whatever another one lacked."""
+        """Return the study as this machine can run it, whatever another machine lacked."""
         return self if self.unavailable is None else replace(self, unavailable=None)
 
     @cached_property
@@ -65,49 +68,50 @@ class Study:
 
     @cached_property
     def machine(self) -> MachineInfo:
-        # Loads the driver's library, which only who runs the study needs.
+        # Imported here: it loads the GPU driver's library, which only running a study needs.
         from stepscope.studies.machine import MachineInfo
 
-        return MachineInfo.look()
+        return MachineInfo.detect()
 
     @cached_property
     def grid(self) -> GridPlanner:
-        return GridPlanner(self.design, self.points.chosen, self.lacks)
+        return GridPlanner(self.design, self.points.chosen, self.unavailable_reason)
 
     def grid_to_run(self) -> GridPlanner:
-        """The planner of the design; BadDesign if this machine can run nothing of it."""
+        """Return the planner; raise DesignError if this machine can run none of the trials."""
         if not self.grid.planned:
-            raise BadDesign(
-                f"Nothing of {self.design.name} can be tried on this machine: "
+            plan = f"stepscope study plan {self.design.file or ''}".rstrip()
+            raise DesignError(
+                f"No trial of {self.design.name} can run on this machine: "
                 f"{self.grid.skipped(Results())[0].why}",
-                f"See all reasons: stepscope study plan {self.design.file or ''}".rstrip(),
+                f"Run `{plan}` to see all reasons",
             )
         return self.grid
 
-    def lacks(self, spec: TrialSpec) -> str:
-        """Why a trial cannot be had; nothing if it can."""
+    def unavailable_reason(self, spec: TrialSpec) -> str:
+        """Return why a trial cannot run; empty if it can."""
         if self.unavailable is None:
-            return self.machine.lacks(spec)
+            return self.machine.unavailable_reason(spec)
         return self.unavailable.get(spec.key, "")
 
     def scan(self) -> ScannedStudy:
-        """Read what is known of its trials from its folder."""
-        found = StudyScan([], [], set(), [], [])
+        """Read the results in its folder."""
+        scan = StudyScan([], [], set(), [], [])
         if self.paths.folder.is_dir():
-            found = look(self.paths, _measured)
+            scan = scan_folder(self.paths, _measured)
         results = Results(self.design.reruns)
-        for result in sorted(found.results, key=lambda result: (result.began, result.place)):
+        for result in sorted(scan.results, key=lambda result: (result.started, result.place)):
             results.add(result)
-        for attempt in found.attempts:
-            results.begun(attempt)
-        running = {(each.key, each.repeat) for each in found.running if not each.is_reference}
+        for attempt in scan.attempts:
+            results.add_attempt(attempt)
+        running = {(each.key, each.repeat) for each in scan.running if not each.is_reference}
         results.claimed_by_others = running
-        return ScannedStudy(self, found, results)
+        return ScannedStudy(self, scan, results)
 
 
 @dataclass(frozen=True)
 class ScannedStudy:
-    """A study, and what is known of its trials; who runs it adds to the results."""
+    """A study with its results; a run of the study adds to them."""
 
     study: Study
     scan: StudyScan
@@ -115,12 +119,11 @@ class ScannedStudy:
 
     @cached_property
     def reference(self) -> TrialSpec | None:
-        """The reference trial: the one that blocks began with so far, unless the design names
-        another or no longer has it."""
+        """The reference trial of earlier blocks, unless the design names another or excludes it."""
         study = self.study
         if not study.design.with_reference or not study.grid.planned:
             return None
-        chosen = default_reference(study.design, study.points, study.lacks)
+        chosen = default_reference(study.design, study.points, study.unavailable_reason)
         if study.design.reference:
             return chosen
         used = Counter(result.key for result in self.results.results if result.is_reference)
@@ -128,19 +131,19 @@ class ScannedStudy:
         return next((spec for spec in study.points.chosen if spec.key in so_far), chosen)
 
     def skipped(self) -> list[SkippedPoint]:
-        """What is not tried: by the design, by this machine, by what was found out."""
+        """Return the combinations that the design, the machine or the results exclude."""
         return [*self.study.points.skipped, *self.study.grid.skipped(self.results)]
 
 
 def _measured(folder: Path, blank: Result) -> Result:
-    # Run folders that the ledger does not have are few: loaded only when needed.
+    # Imported here: only run folders that the ledger misses need it.
     from stepscope.studies.measure import measure_trial
 
     return measure_trial(folder, blank).result
 
 
 def find_folder(target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Path:
-    """The folder of a study, by itself, by its name or by its design."""
+    """Return the folder of a study, given the folder, the name or the design file."""
     path = Path(target)
     if path.is_dir():
         return path
@@ -150,16 +153,17 @@ def find_folder(target: str | Path, out: str | Path = DEFAULT_FOLDER) -> Path:
     folder = Study.of(path, out).paths.folder
     if not is_study(folder):
         raise RunFolderError(
-            f"{path} was not run yet: there is no {folder}", f"Run it: stepscope study run {path}"
+            f"{path} has not been run yet: there is no study in {folder}",
+            f"Run `stepscope study run {path}`",
         )
     return folder
 
 
 def code_remarks(paths: StudyPaths) -> list[str]:
-    """Which files of the user's were not the same for all trials."""
+    """Return a remark for each custom workload whose file changed between trials."""
     return [
-        f"{model.rpartition(':')[0]} was changed between runs of the study: its trials are of "
-        f"{len(versions)} versions. Delete the folders of those to be tried again"
+        f"{model.rpartition(':')[0]} changed between runs of the study: the trials use "
+        f"{len(versions)} versions of it. Delete the folders of the trials to rerun"
         for model, versions in read_study_facts(paths).code.items()
         if len(versions) > 1
     ]

@@ -1,7 +1,7 @@
-"""What one trial of a study is: settings and limits alike, by name.
+"""The configuration of a trial in a study: settings and limits by name.
 
-Its key is a hash of the settings that are not as they would be anyway, so that it stays the same on
-another machine, and when a later stepscope has more settings. It names the folder of its trials.
+Its key is a hash of the settings that differ from their defaults. The key is therefore the same on
+every machine, and stays the same when a later version adds settings. It names the trial's folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.study.records import Factor, Level
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.trials.limits.spec import (
     Limits,
     MachineResources,
@@ -27,7 +27,7 @@ from stepscope.trials.limits.spec import (
     parse_size,
     size_text,
 )
-from stepscope.workloads.code_place import parse_place
+from stepscope.workloads.code_reference import parse_reference
 from stepscope.workloads.spec import (
     SETTINGS,
     Workload,
@@ -38,35 +38,35 @@ from stepscope.workloads.spec import (
 )
 
 LIMITS: dict[str, str] = {
-    "cpus": "How many CPUs; 1.5 is possible.",
-    "memory": "Host memory, say 8GiB.",
-    "gpu_memory": "GPU memory, say 16GiB.",
-    "gpus": 'How many GPUs, the first ones; or which, as text: "0,2".',
-    "timeout": "End a trial after so many seconds.",
-    "hang": "End a trial when nothing was heard of it for so many seconds.",
+    "cpus": "a number of CPUs such as 2 or 1.5",
+    "memory": "a size such as 8GiB",
+    "gpu_memory": "a size such as 16GiB",
+    "gpus": 'a number of GPUs, or a list of them in quotes such as "0,2"',
+    "timeout": "a number of seconds greater than 0",
+    "stall_timeout": "a number of seconds greater than 0",
 }
-"""What a design may set besides settings, as `stepscope trial` has them."""
+"""The limits that a design may set, with their valid values."""
 SIZES = ("memory", "gpu_memory")
 NAMES = ("model", *SETTINGS, *LIMITS)
 _KEY_LENGTH = 12
-_USUAL_HANG_S = Limits().stall_timeout_s
-_MOST_GPUS = 1024
-_ANYWHERE = MachineResources(math.inf, 1 << 62)
-"""What can be had on no machine is refused at once; the rest is for the machine to say."""
+_DEFAULT_STALL_TIMEOUT_S = Limits().stall_timeout_s
+_MAX_GPUS = 1024
+_ANY_MACHINE = MachineResources(math.inf, 1 << 62)
+"""Only limits that no machine can provide are invalid; the rest depends on the machine."""
 DEFAULTS: dict[str, Level] = {
     **{name: setting_default(name) for name in SETTINGS},
     **dict.fromkeys(LIMITS),
-    "hang": _USUAL_HANG_S,
+    "stall_timeout": _DEFAULT_STALL_TIMEOUT_S,
 }
-"""What a setting is where it was not said; only a model must be."""
+"""The defaults of all settings and limits; `model` has none."""
 
 
 @dataclass(frozen=True)
 class TrialSpec:
-    """A configuration, checked. `make_spec` is how to make one."""
+    """A checked configuration. `make_spec` returns one."""
 
     settings: Mapping[str, Level]
-    """Those that were said and are not as they would be anyway, by name; sizes in bytes."""
+    """The settings and limits that differ from their defaults, by name; sizes in bytes."""
     workload: Workload
     limits: Limits
 
@@ -76,13 +76,13 @@ class TrialSpec:
         return hashlib.sha256(text.encode()).hexdigest()[:_KEY_LENGTH]
 
     def get(self, name: str) -> Level:
-        """A setting, also where it was left as it would be."""
+        """Return a setting or limit, or its default."""
         if name in self.settings:
             return self.settings[name]
         return None if name in LIMITS else getattr(self.workload, name)
 
     def command(self) -> list[str]:
-        """What runs the same trial alone."""
+        """Return the command that runs the same trial outside of the study."""
         options = {name: value for name, value in self.settings.items() if name != "model"}
         gpus = options.get("gpus")
         if isinstance(gpus, int):
@@ -91,80 +91,81 @@ class TrialSpec:
 
 
 def make_spec(settings: Mapping[str, Any]) -> TrialSpec:
-    """A checked configuration; an error for people says what is wrong with it."""
+    """Return a checked configuration; raise StepscopeError if it is invalid."""
     for name in settings:
         if name not in NAMES:
-            raise BadWorkload(f"{name!r} is neither a setting nor a limit", nearest(name, NAMES))
+            raise WorkloadError(f"Unknown setting or limit {name!r}", nearest(name, NAMES))
     model = settings.get("model")
     if not isinstance(model, str):
-        raise BadWorkload("No model was named" if model is None else f"{model!r} is no model")
+        raise WorkloadError("`model` is missing" if model is None else f"Invalid model {model!r}")
     given = {name: value for name, value in settings.items() if name in SETTINGS}
-    workload = make_workload(model, given)
-    bounds = {name: checked_limit(name, settings[name]) for name in LIMITS if name in settings}
-    said = {"model": model, **{name: getattr(workload, name) for name in given}, **bounds}
-    changed = {name: value for name, value in said.items() if value != DEFAULTS.get(name)}
-    return TrialSpec(dict(sorted(changed.items())), workload, _limits(bounds))
+    # Trials may have run with another torchvision; reading a new design checks the model.
+    workload = make_workload(model, given, allow_unknown_model=True)
+    limits = {name: checked_limit(name, settings[name]) for name in LIMITS if name in settings}
+    values = {"model": model, **{name: getattr(workload, name) for name in given}, **limits}
+    changed = {name: value for name, value in values.items() if value != DEFAULTS.get(name)}
+    return TrialSpec(dict(sorted(changed.items())), workload, _limits(limits))
 
 
 def checked_level(name: str, value: Any) -> Level:
-    """A level of a setting or a limit, in its own type; an error for people where it cannot be."""
+    """Return a level in the type of its setting or limit; raise StepscopeError if invalid."""
     if name == "model":
         make_spec({"model": value})
         return str(value)
     if name in LIMITS:
         return checked_limit(name, value)
-    # Checked with a model that goes with it: only a user's workload has data of its own.
-    is_own_data = name == "data" and isinstance(value, str) and value.split(":")[-1] == "own"
-    model = "train.py:workload" if is_own_data else "cnn"
+    # Checked together with a suitable model: only a custom workload has custom data.
+    is_custom_data = name == "data" and isinstance(value, str) and value.split(":")[-1] == "custom"
+    model = "train.py:workload" if is_custom_data else "cnn"
     try:
         return getattr(make_workload(model, {name: value}), name)  # type: ignore[no-any-return]
     except OverflowError:
-        raise BadWorkload(f"{name} is too large") from None
+        raise WorkloadError(f"`{name}` is too large") from None
 
 
 def checked_limit(name: str, value: Any) -> Level:
-    """A limit that can be had somewhere, in its own type; None is as much as there is."""
+    """Return a limit in its type; None is unlimited. Raise StepscopeError if it is invalid."""
     if value is None:
         return None
     level: Level = None
     if isinstance(value, bool):
         pass
     elif name in SIZES and isinstance(value, int | str):
-        level = min(parse_size(value), _ANYWHERE.memory + 1)
-    elif name == "gpus" and isinstance(value, int) and 0 <= value <= _MOST_GPUS:
+        level = min(parse_size(value), _ANY_MACHINE.memory + 1)
+    elif name == "gpus" and isinstance(value, int) and 0 <= value <= _MAX_GPUS:
         level = value
     elif name == "gpus" and isinstance(value, str) and value.strip():
         level = ",".join(parse_gpus(value))
     elif name not in (*SIZES, "gpus") and isinstance(value, int | float) and 0 < value < 1e18:
         level = float(value)
     if level is None:
-        raise BadWorkload(f"{name} {value!r} cannot be", LIMITS[name])
-    check_limits(_limits({name: level}), _ANYWHERE)
+        raise WorkloadError(f"Invalid value {value!r} for `{name}`", f"Use {LIMITS[name]}")
+    check_limits(_limits({name: level}), _ANY_MACHINE)
     return level
 
 
-def _limits(bounds: Mapping[str, Any]) -> Limits:
-    gpus = bounds.get("gpus")
+def _limits(limits: Mapping[str, Any]) -> Limits:
+    gpus = limits.get("gpus")
     if isinstance(gpus, int):
         gpus = tuple(map(str, range(gpus)))
     elif gpus is not None:
         gpus = parse_gpus(gpus)
-    hang = bounds.get("hang")
+    stall_timeout = limits.get("stall_timeout")
     return Limits(
-        bounds.get("cpus"),
-        bounds.get("memory"),
-        bounds.get("gpu_memory"),
+        limits.get("cpus"),
+        limits.get("memory"),
+        limits.get("gpu_memory"),
         gpus,
-        bounds.get("timeout"),
-        _USUAL_HANG_S if hang is None else hang,
+        limits.get("timeout"),
+        _DEFAULT_STALL_TIMEOUT_S if stall_timeout is None else stall_timeout,
     )
 
 
 def resolved(workload: Workload, base: Path) -> Workload:
-    """With files of the user's as seen from the folder of the design, where they are there."""
+    """Return the workload with the paths that exist relative to the design's folder resolved."""
     changed: dict[str, str] = {}
-    if workload.is_own:
-        source, function = parse_place(workload.model)
+    if workload.is_custom:
+        source, function = parse_reference(workload.model)
         if (base / source).is_file():
             changed["model"] = f"{(base / source).resolve()}:{function}"
     if workload.data_path is not None and (base / workload.data_path).is_dir():
@@ -172,23 +173,23 @@ def resolved(workload: Workload, base: Path) -> Workload:
     return dataclasses.replace(workload, **changed) if changed else workload  # type: ignore[arg-type]
 
 
-def in_design_words(text: str) -> str:
-    """What is said of options, said of the settings of a design: `--batch-size` is batch_size."""
+def with_setting_names(text: str) -> str:
+    """Replace options by the names that a design uses: `--batch-size` becomes `batch_size`."""
 
-    def word(option: re.Match[str]) -> str:
+    def setting_name(option: re.Match[str]) -> str:
         name = option[1].replace("-", "_")
         return name if name in NAMES else option[0]
 
-    return re.sub(r"--([a-z][a-z-]*)", word, text)
+    return re.sub(r"--([a-z][a-z-]*)", setting_name, text)
 
 
 def setting(settings: Mapping[str, Level], name: str) -> Level:
-    """A setting of a spec's settings, also where it was left as it would be."""
+    """Return one of a spec's settings, or its default."""
     return settings.get(name, setting_default(name) if name in SETTINGS else None)
 
 
 def level_text(name: str, value: Level) -> str:
-    """A level as people write it: `2 GiB`, `1.5`, `yes`."""
+    """Format a level: `2 GiB`, `1.5`, `yes`."""
     if value is None:
         return "–"
     if isinstance(value, bool):
@@ -199,7 +200,7 @@ def level_text(name: str, value: Level) -> str:
 
 
 def levels_text(levels: Mapping[str, Level]) -> str:
-    """Several, in a line: `batch_size 64, cpus 2`."""
+    """Format several levels: `batch_size 64, cpus 2`."""
     return ", ".join(
         level_text(name, value) if name == "model" else f"{name} {level_text(name, value)}"
         for name, value in levels.items()
@@ -207,6 +208,6 @@ def levels_text(levels: Mapping[str, Level]) -> str:
 
 
 def trial_text(spec: TrialSpec, factors: Sequence[Factor]) -> str:
-    """A trial by the levels of its factors: `batch_size 32, cpus 1`."""
+    """Format the levels of a trial's factors: `batch_size 32, cpus 1`."""
     levels = {factor.name: spec.get(factor.name) for factor in factors}
     return levels_text(levels) or spec.workload.short_name

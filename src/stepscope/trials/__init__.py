@@ -1,1 +1,1 @@
-"""One isolated run: a workload in its own processes, within its limits, watched, cleaned up."""
+"""Trials: a workload in isolated, limited and monitored processes, with clean-up."""

@@ -1,8 +1,8 @@
-"""What runs in a trial's own process: `python -m stepscope.trials.child SPEC.json`.
+"""The program of a trial process: `python -m stepscope.trials.child SPEC.json`.
 
-Light until the framework is needed. With several ranks it becomes the framework's launcher, which
-starts this module again, once for each of them. Exit codes: 0 done, 4 a workload that cannot be
-used, 1 anything else; the rank's file says what it was.
+It imports the framework late. With several ranks it executes the launcher of the framework, which
+starts this module once per rank. Exit codes: 0 done, 4 invalid workload, 1 any other error; the
+file of the rank contains the error.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.records.codec import loads
 from stepscope.runs.paths import RunPaths
 from stepscope.trials.processes import stacks
+from stepscope.workloads.custom import error_location, hint_for
 from stepscope.workloads.frameworks.contract import Framework, check_capabilities, failure_kind
 from stepscope.workloads.frameworks.registry import get_framework
-from stepscope.workloads.own import hint_for, own_line
 from stepscope.workloads.reporting import RankPlacement, RankReport
 from stepscope.workloads.spec import Workload
 
@@ -33,20 +33,20 @@ _PR_SET_PDEATHSIG = 1
 @dataclass(frozen=True)
 class ChildSpec:
     workload: Workload
-    threads: int | None  # how many the framework may use in each rank; None is as many as it likes
+    threads: int | None  # of the framework in each rank; None: its default
     gpu_memory: int | None
     profiled_steps: int
     cycle: bool
 
 
 def main(spec_file: str) -> int:
-    """Train as the specification says; 0 if it came to its end."""
+    """Run the training of the specification; return the exit code."""
     began = time.monotonic()
-    die_with_parent()
+    exit_with_parent()
     spec = loads(ChildSpec, Path(spec_file).read_bytes())
     paths = RunPaths(Path(spec_file).parent.parent)
     stacks.arm(paths.trial_stacks)
-    faulthandler.enable()  # a crash in native code leaves its stack at the end of stderr.log
+    faulthandler.enable()  # a native crash writes its stack to stderr.log
     workload = spec.workload
     rank, local_rank = 0, 0
     if workload.ranks > 1:
@@ -69,30 +69,30 @@ def main(spec_file: str) -> int:
     try:
         if workload.ranks > 1 and "RANK" not in os.environ:
             _become_launcher(workload, spec_file, spec.threads)
-        report.tell(cpus=sorted(os.sched_getaffinity(0)))
+        report.update(cpus=sorted(os.sched_getaffinity(0)))
         with report.phase("import"):
             framework = get_framework(workload.framework)
             framework.load()
-        report.took("start", time.monotonic() - began - report.phases["import"])
+        report.add_time("start", time.monotonic() - began - report.phases["import"])
         check_capabilities(framework, workload, place)
         framework.train(workload, place, report)
-    except BadWorkload as error:
-        # One that came from a loader worker has its whole traceback in its message.
+    except WorkloadError as error:
+        # An error from a loader worker contains the whole traceback in its message.
         *traceback_lines, last = error.message.strip().splitlines() or [""]
         if traceback_lines:
-            error = BadWorkload(last.partition(": ")[2])
+            error = WorkloadError(last.partition(": ")[2])
         report.fail("workload", error)
         return error.exit_code
     except Exception as error:
         kind = failure_kind(framework, error) if framework else "error"
-        report.fail(kind, error, hint_for(error), own_line(error, workload))
+        report.fail(kind, error, hint_for(error), error_location(error, workload))
         traceback.print_exc()
         return 1
     return 0
 
 
-def die_with_parent() -> None:
-    """Whoever started us dies: so do we, at once."""
+def exit_with_parent() -> None:
+    """Let the kernel kill this process when its parent exits."""
     parent = os.getppid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:
@@ -100,10 +100,10 @@ def die_with_parent() -> None:
 
 
 def _become_launcher(workload: Workload, spec_file: str, threads: int | None) -> None:
-    """Exec the framework's launcher, which may give each rank one thread unless told otherwise."""
-    own = threads or max(1, len(os.sched_getaffinity(0)) // workload.ranks)
-    os.environ.setdefault("OMP_NUM_THREADS", str(own))
-    assert __spec__ is not None  # of this module, whose __name__ is __main__ here
+    """Execute the launcher of the framework, whose default may be one thread per rank."""
+    per_rank = threads or max(1, len(os.sched_getaffinity(0)) // workload.ranks)
+    os.environ.setdefault("OMP_NUM_THREADS", str(per_rank))
+    assert __spec__ is not None  # this module, whose __name__ is __main__ here
     module = __spec__.name
     command = get_framework(workload.framework).launch(workload.ranks, module, [spec_file])
     os.execv(command[0], command)

@@ -1,4 +1,4 @@
-"""Whether a trial makes progress: its phase, its steps, and since when nothing changed."""
+"""Progress of a trial: its phase, its steps, and the time since the last change."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from stepscope.steplog import RECORD
 from stepscope.workloads.spec import DEFAULT_SECONDS, LEAST_STEPS, Workload
 
 _READ_EVERY_S = 0.2
-_RATE_STEPS = 50  # the throughput that is shown is that of the last steps
+_RATE_STEPS = 50  # steps for the displayed throughput
 
 PHASES = {
     "start": "starting",
     "import": "importing the framework",
     "data": "preparing data",
     "build": "building the model",
-    "first step": "taking the first step",
+    "first step": "running the first step",
     "profile": "profiling",
 }
-"""As a rank names them, and in words."""
+"""Phases of a rank and their descriptions."""
 _AFTER_STEPS = ("profile", "closing")
 _Stamp = tuple[int, int] | None
-"""The size of a file and when it was changed last."""
+"""Size and modification time of a file."""
 
 
 @dataclass(frozen=True)
 class Progress:
     phase: str
     steps: int = 0
-    planned: int | None = None  # how many it will be, once that is known
-    share: float | None = None  # of the way to its end
+    planned: int | None = None  # total number of steps, if known
+    share: float | None = None  # of the training
     samples_per_second: float | None = None
     elapsed_s: float = 0.0
-    silent_s: float = 0.0  # since its files changed last
+    silent_s: float = 0.0  # since the last change of its files
 
 
 class Heartbeat:
-    """Looks at the small files that a trial's ranks write, a few times a second."""
+    """Reads the small files that the ranks of a trial write, a few times a second."""
 
     def __init__(self, paths: RunPaths, workload: Workload) -> None:
         self._paths = paths
         self._workload = workload
         self._began = self._changed_at = time.monotonic()
         self._read_at = 0.0
-        self._of_ranks: list[_Stamp] = []
-        self._of_steps: list[_Stamp] = []
+        self._rank_stamps: list[_Stamp] = []
+        self._step_stamps: list[_Stamp] = []
         self._first = RankFacts()
         self._last = Progress("starting")
         self._planned: int | None = None
@@ -62,19 +62,19 @@ class Heartbeat:
         return [rank for rank in ranks if rank.pid is not None]
 
     def read(self, at_once: bool = False) -> Progress:
-        """The progress now; a moment ago, where it was read just then."""
+        """Return the progress, at most 0.2 s old unless `at_once`."""
         now = time.monotonic()
         if now < self._read_at and not at_once:
             return self._last
         self._read_at = now + _READ_EVERY_S
         numbers = range(self._workload.ranks)
-        of_ranks = [_stamp(self._paths.trial_rank(number)) for number in numbers]
-        of_steps = [_stamp(self._paths.trial_steps(number)) for number in numbers]
-        if of_ranks != self._of_ranks:
+        rank_stamps = [_stamp(self._paths.trial_rank(number)) for number in numbers]
+        step_stamps = [_stamp(self._paths.trial_steps(number)) for number in numbers]
+        if rank_stamps != self._rank_stamps:
             self._first = next(iter(self.ranks()), RankFacts())
-        if (of_ranks, of_steps) != (self._of_ranks, self._of_steps):
-            self._of_ranks, self._of_steps, self._changed_at = of_ranks, of_steps, now
-        size, _ = of_steps[0] or (0, 0)
+        if (rank_stamps, step_stamps) != (self._rank_stamps, self._step_stamps):
+            self._rank_stamps, self._step_stamps, self._changed_at = rank_stamps, step_stamps, now
+        size, _ = step_stamps[0] or (0, 0)
         steps = size // RECORD.size
         first = self._first
         if steps and self._first_step_at is None:

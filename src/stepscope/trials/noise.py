@@ -1,8 +1,8 @@
-"""How much identical trials differ on this machine: a JSON file in the state folder.
+"""The noise between identical trials on this machine: a JSON file in the state folder.
 
-It is learnt from repeats, by workload, machine and device. A workload that was never repeated is
-taken to be like the noisier half of those that were; until any was, a noise is assumed. Where the
-file cannot be read or written, the user is told, and trials go on.
+It is estimated from repeats, by workload, machine and device. For a workload without repeats, the
+noisier half of the other workloads is used; without any repeats, a default is assumed. If the file
+cannot be read or written, the user is notified and trials continue.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from stepscope.analysis.trial.throughput import ASSUMED_NOISE, LEARNT_FROM, scatter, with_evidence
+from stepscope.analysis.trial.throughput import ASSUMED_NOISE, MIN_NOISE_DOF, scatter, with_evidence
 from stepscope.records.codec import dumps, loads
 from stepscope.records.facts import Environment
 from stepscope.records.trial import ProcessNoise, RankFacts
@@ -26,17 +26,17 @@ from stepscope.trials.state import STATE_VARIABLE, locked, state_folder
 Device = Literal["cpu", "gpu"]
 
 FORMAT = 1
-_REMEMBERED_DOF = 60.0  # older repeats fade as new ones come: a machine changes
+_MAX_DOF = 60.0  # older repeats lose weight, because a machine changes
 _NOT_PART_OF_KEY = ("epochs", "steps", "seconds", "seed")
 
 
 @dataclass(frozen=True)
 class MachineKind:
-    """What trials must share for their throughputs to scatter alike."""
+    """The properties that trials must share to have the same noise."""
 
     hardware: str
     device: Device
-    workload: str = ""  # the model, and a digest of its settings but for its length and its seed
+    workload: str = ""  # the model and a digest of its settings without length and seed
 
     @classmethod
     def of(
@@ -59,7 +59,7 @@ class MachineKind:
 
 @dataclass(frozen=True)
 class NoiseEntry:
-    """Squared relative deviations of repeats from their mean, with their degrees of freedom."""
+    """Squared relative deviations of repeats from their mean, with the degrees of freedom."""
 
     squares: float = 0.0
     dof: float = 0.0
@@ -68,8 +68,8 @@ class NoiseEntry:
     def with_repeats(self, rates: Sequence[float]) -> NoiseEntry:
         squares, dof = scatter(rates)
         squares, dof = squares + self.squares, dof + self.dof
-        fading = min(1.0, _REMEMBERED_DOF / dof)
-        return NoiseEntry(squares * fading, dof * fading, self.trials + len(rates))
+        weight = min(1.0, _MAX_DOF / dof)
+        return NoiseEntry(squares * weight, dof * weight, self.trials + len(rates))
 
 
 @dataclass(frozen=True)
@@ -79,75 +79,74 @@ class _NoiseFile:
 
 
 class NoiseStore:
-    """The noise of the machines that share a file. `tell` hears, once, what is wrong with it."""
+    """The noise of the machines that share a file. `notify` receives each problem once."""
 
     def __init__(
-        self, path: Path | None = None, tell: Callable[[str], None] = lambda _: None
+        self, path: Path | None = None, notify: Callable[[str], None] = lambda _: None
     ) -> None:
-        self.path = path or state_folder() / "spread.json"
-        self._tell = tell
-        self._told: set[str] = set()
+        self.path = path or state_folder() / "noise.json"
+        self._notify = notify
+        self._notified: set[str] = set()
 
     def get(self, machine: MachineKind) -> ProcessNoise:
         return _known(machine, self._read())
 
     def learn(self, machine: MachineKind, rates: Sequence[float]) -> ProcessNoise:
-        """Add the throughputs of repeats of one trial; returns what is known with them."""
+        """Add the throughputs of the repeats of a trial; return the updated noise."""
         usable = [rate for rate in rates if math.isfinite(rate) and rate > 0]
         if len(usable) < 2:
             return self.get(machine)
 
-        def learnt(entries: dict[str, NoiseEntry]) -> dict[str, NoiseEntry]:
+        def updated(entries: dict[str, NoiseEntry]) -> dict[str, NoiseEntry]:
             entry = entries.get(machine.key, NoiseEntry())
             return {**entries, machine.key: entry.with_repeats(usable)}
 
         try:
-            # The lock is a file of its own, as the other one is replaced.
+            # The lock is a separate file, because the data file is replaced.
             with locked(self.path.with_suffix(".lock")):
-                entries = learnt(self._read(set_aside=True))
+                entries = updated(self._read(rename_damaged=True))
                 replace_atomically(self.path, dumps(_NoiseFile(FORMAT, entries), indent=1) + "\n")
         except OSError as error:
-            self._tell_once(
-                f"What these repeats teach is not kept: {self.path}: {error.strerror}. "
-                f"Set {STATE_VARIABLE} to a folder that can be written"
+            self._warn_once(
+                f"the noise of these repeats is not saved: {self.path}: {error.strerror}. "
+                f"Set {STATE_VARIABLE} to a writable folder"
             )
-            entries = learnt(self._read())
+            entries = updated(self._read())
         return _known(machine, entries)
 
-    def _read(self, set_aside: bool = False) -> dict[str, NoiseEntry]:
-        """The entries of all machines. Only under the lock may a file that cannot be understood be
-        `set_aside`: else it may be another one by then."""
+    def _read(self, rename_damaged: bool = False) -> dict[str, NoiseEntry]:
+        """Return the entries of all machines. `rename_damaged` requires the lock, because another
+        process may replace the file."""
         try:
             stored = loads(_NoiseFile, self.path.read_bytes())
             amounts = [n for e in stored.machines.values() for n in (e.squares, e.dof, e.trials)]
             if stored.format != FORMAT or not all(math.isfinite(n) and n >= 0 for n in amounts):
-                raise ValueError("not a file of ours")
+                raise ValueError("invalid contents")
             return stored.machines
         except FileNotFoundError:
             return {}
         except OSError as error:
-            self._tell_once(f"What repeats taught cannot be read: {self.path}: {error.strerror}")
+            self._warn_once(f"cannot read the noise of trials: {self.path}: {error.strerror}")
         except ValueError:
             damaged = self.path.with_suffix(".damaged")
-            if set_aside:
+            if rename_damaged:
                 os.replace(self.path, damaged)
-            place = f" and is now {damaged.name}" if set_aside else ""
-            anew = "the spread of trials is learnt anew"
-            self._tell_once(f"{self.path} could not be understood{place}: {anew}")
+            renamed = f" and was renamed to {damaged.name}" if rename_damaged else ""
+            self._warn_once(f"{self.path} is damaged{renamed}; the noise is estimated from scratch")
         return {}
 
-    def _tell_once(self, text: str) -> None:
-        if text not in self._told:
-            self._told.add(text)
-            self._tell(text)
+    def _warn_once(self, text: str) -> None:
+        if text not in self._notified:
+            self._notified.add(text)
+            self._notify(text)
 
 
 def _known(machine: MachineKind, entries: Mapping[str, NoiseEntry]) -> ProcessNoise:
-    """From repeats of the workload itself where there are enough; a few of them shift what is known
-    of other workloads, or assumed."""
+    """Return the noise from repeats of the workload if there are enough; a few repeats only adjust
+    the noise of other workloads or the assumed one."""
     own = entries.get(machine.key)
     known = ASSUMED_NOISE[machine.device]
-    if own is None or own.dof < LEARNT_FROM:
+    if own is None or own.dof < MIN_NOISE_DOF:
         others = [
             entry
             for key, entry in entries.items()
@@ -158,7 +157,7 @@ def _known(machine: MachineKind, entries: Mapping[str, NoiseEntry]) -> ProcessNo
             noisier = others[: (len(others) + 1) // 2]
             squares, dof = sum(e.squares for e in noisier), sum(e.dof for e in noisier)
             trials = int(sum(e.trials for e in noisier))
-            known = ProcessNoise(math.sqrt(squares / dof), known.dof, "others", trials)
+            known = ProcessNoise(math.sqrt(squares / dof), known.dof, "other_workloads", trials)
     if own is None:
         return known
     return with_evidence(known, own.squares, own.dof, int(own.trials))

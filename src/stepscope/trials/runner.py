@@ -1,8 +1,8 @@
-"""Runs one trial: starts it, limits, monitors and judges it, and cleans up after it.
+"""Run a trial: start, limit, monitor and evaluate it, and clean up after it.
 
-The trial's processes get a session and a process group of their own, so that a Ctrl-C in our
-terminal reaches only us. If we die, the guard ends them. Whatever is left of a trial keeps the next
-one from starting.
+The processes of a trial have their own session and process group, so that Ctrl-C in the terminal
+reaches only the runner. If the runner is killed, the guard ends them. Leftovers of a trial prevent
+the next one from starting.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.request import RunRequest
 from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
-from stepscope.capture.spawn import adoption, allow_many_descriptors, environment_of
-from stepscope.errors import BadWorkload, CannotTry, CannotWatch, StepscopeError, TooFewSamples
-from stepscope.records import Ending, Outcome
+from stepscope.capture.spawn import allow_many_descriptors, environment_of, subreaper
+from stepscope.errors import MonitorError, StepscopeError, TooFewSamples, TrialError, WorkloadError
+from stepscope.records import ExitStatus, Outcome
 from stepscope.records.codec import to_json
 from stepscope.records.facts import RunFacts
 from stepscope.records.trial import RankFacts
@@ -37,7 +37,7 @@ from stepscope.runs.paths import RunPaths, write_json
 from stepscope.sensors import procfs
 from stepscope.trials import child
 from stepscope.trials.heartbeat import Heartbeat, Progress
-from stepscope.trials.limits.fence import Fence
+from stepscope.trials.limits.enforcement import EnforcedLimits
 from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
 from stepscope.trials.outcome import Stopped, TrialEvidence, judge_trial
 from stepscope.trials.processes import stacks, trial_processes
@@ -50,29 +50,29 @@ PROFILED_STEPS = 5
 _END_PATIENCE_S = 3.0
 _STACKS_PATIENCE_S = 2.0
 _ORPHAN_PATIENCE_S = 0.5
-"""How long processes that outlive their trial's main one may take to leave by themselves."""
-_BURIAL_S = 10.0
-"""A process that was killed and has not ended by then is stuck in the kernel."""
+"""Time for the remaining processes to exit after the main process of a trial."""
+_REAP_TIMEOUT_S = 10.0
+"""A killed process that is still running after this time is stuck in the kernel."""
 _MEMORY_BURST_S = 0.5
-"""The peak of host memory is a result here: reading it exactly may cost more than elsewhere."""
-_WORTH_TELLING_S = 2.0
+"""Peak host memory is a result of a trial, so reading it may cost more than in a run."""
+_NOTIFY_AFTER_S = 2.0
 _TAIL_BYTES = 65536
 _FULL_BYTES = 16384
-"""With less than a few blocks left not even a small file can be replaced."""
+"""With less free space, not even a small file can be replaced."""
 _END_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 @dataclass(frozen=True)
 class CompletedTrial:
     paths: RunPaths
-    ending: Ending
-    leftovers: list[str]  # what of it could not be cleaned up
-    asked_to_end: bool = False
-    """Whether a Ctrl-C came, perhaps when it was over already: no other should follow."""
+    exit_status: ExitStatus
+    leftovers: list[str]  # what could not be cleaned up
+    termination_requested: bool = False
+    """Whether Ctrl-C was received, even after the end of the trial: no other trial should start."""
 
 
 class TrialSeries:
-    """`with TrialSeries() as series`: trials one after the other, under one guard."""
+    """Consecutive trials with one guard, as a context manager."""
 
     def __init__(self) -> None:
         self.token = trial_processes.new_token()
@@ -87,19 +87,19 @@ class TrialSeries:
         if self._is_clean:
             self._guard.dismiss()
         else:
-            self._guard.leave()
+            self._guard.clean_up()
 
     def run(
         self,
         request: TrialRequest,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         show: Callable[[Progress], None] = lambda progress: None,
     ) -> CompletedTrial:
-        """One trial, from nothing to nothing. BadWorkload if the workload cannot be used."""
+        """Run a trial and clean up; raises WorkloadError if the workload is invalid."""
         self._count += 1
-        self._is_clean = False  # until the trial was cleaned up after, that is the guard's job
+        self._is_clean = False  # until the trial is cleaned up, the guard is responsible
         try:
-            completed = run_trial(request, f"{self.token}.{self._count}", self._guard, tell, show)
+            completed = run_trial(request, f"{self.token}.{self._count}", self._guard, notify, show)
         except StepscopeError:
             self._is_clean = True
             raise
@@ -109,49 +109,52 @@ class TrialSeries:
 
 def run_repeats(
     request: TrialRequest,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     show: Callable[[int, Progress], None] = lambda number, progress: None,
 ) -> Iterator[CompletedTrial]:
-    """The same trial several times in fresh processes, as they end. Stops where one was
-    interrupted, or left something behind."""
+    """Run a trial several times in fresh processes and yield each result. Stop after an interrupt
+    or if a trial has leftovers."""
     repeats = request.repeats
     with TrialSeries() as series:
         for number in range(1, repeats + 1):
             facts = replace(request.facts, repeat=number, repeats=repeats)
-            completed = series.run(replace(request, facts=facts), tell, partial(show, number))
+            completed = series.run(replace(request, facts=facts), notify, partial(show, number))
             yield completed
-            if completed.asked_to_end:
+            if completed.termination_requested:
                 return
             if completed.leftovers and number < repeats:
-                left = f"{'; '.join(completed.leftovers)} is left of this one"
-                raise CannotTry(f"The next trial was not started: {left}", "End it, then try again")
+                left = "; ".join(completed.leftovers)
+                raise TrialError(
+                    f"The next trial was not started because this one left {left}",
+                    "End or remove it, then try again",
+                )
 
 
 def run_trial(
     request: TrialRequest,
     token: str,
     guard: Guard,
-    tell: Callable[[str], None],
+    notify: Callable[[str], None],
     show: Callable[[Progress], None],
 ) -> CompletedTrial:
-    """One trial of a series: `token` begins with that of the guard, and no other trial has it."""
+    """Run a trial of a series. `token` is unique and starts with the token of the guard."""
     workload = request.workload
-    show(Progress("making data"))
+    show(Progress("generating data"))
     began = time.monotonic()
-    place = None if workload.is_own else locate(workload)
+    place = None if workload.is_custom else locate(workload)
     took = time.monotonic() - began
-    if place is not None and place.generated and took > _WORTH_TELLING_S:
-        tell(f"{workload.data_name} data was generated in {took:.0f} s, and will be used again")
+    if place is not None and place.generated and took > _NOTIFY_AFTER_S:
+        notify(f"generated {workload.data_name} data in {took:.0f} s; later trials reuse it")
     started_ns = time.monotonic_ns()  # generated data is not part of the trial
     for text in check_clean():
-        tell(text)
+        notify(text)
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
-    fence = Fence(request.limits, token, workload.ranks, workload.workers)
+    enforced_limits = EnforcedLimits(request.limits, token, workload.ranks, workload.workers)
     try:
-        for path in fence.group_paths():
-            guard.tell_group(path)
+        for path in enforced_limits.group_paths():
+            guard.add_group(path)
         trial = replace(request.facts, started_ns=started_ns)
-        # What the user typed says more than what we start.
+        # The command of the user is more informative than the internal one.
         facts = RunFacts(command=trial.command, workload=to_json(workload), trial=trial)
         run = RunRequest(
             request.name or workload.short_name,
@@ -163,21 +166,21 @@ def run_trial(
             memory_burst_s=_MEMORY_BURST_S,
             folder=request.folder,
         )
-        paths = _make_folder(request, run, fence)
+        paths = _make_folder(request, run, enforced_limits)
         run = replace(run, command=[*run.command, str(paths.trial_spec)])
-        with adoption:
-            return _Trial(request, run, paths, fence, token, tell, show).run()
+        with subreaper:
+            return _Trial(request, run, paths, enforced_limits, token, notify, show).run()
     finally:
-        fence.close()
-        # Monitoring raises the limit of open files; the next trial gets the one that this one got.
+        enforced_limits.close()
+        # Monitoring raises the limit of open files; restore it for the next trial.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
 
 
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[list[int]]:
-    """Collect signals that ask us to end instead of obeying: neither a second Ctrl-C nor a closed
-    terminal cuts cleaning up short. Python delivers signals to the main thread only."""
+    """Collect termination signals instead of handling them, so that neither a second Ctrl-C nor a
+    closed terminal interrupts the clean-up. Python delivers signals to the main thread only."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received
@@ -194,15 +197,17 @@ def uninterrupted() -> Iterator[list[int]]:
                 signal.signal(number, handler)
 
 
-def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPaths:
-    """The run folder with the specification that the trial's processes read, or nothing at all."""
+def _make_folder(
+    request: TrialRequest, run: RunRequest, enforced_limits: EnforcedLimits
+) -> RunPaths:
+    """Create the run folder with the specification for the trial processes."""
     try:
         paths = run.make_folder()
-    except CannotWatch as error:
-        raise CannotTry(error.message, error.hint) from None
+    except MonitorError as error:
+        raise TrialError(error.message, error.hint) from None
     spec = child.ChildSpec(
         workload=request.workload,
-        threads=fence.threads,
+        threads=enforced_limits.threads,
         gpu_memory=request.limits.gpu_memory,
         profiled_steps=PROFILED_STEPS if request.profile else 0,
         cycle=request.cycle,
@@ -212,8 +217,8 @@ def _make_folder(request: TrialRequest, run: RunRequest, fence: Fence) -> RunPat
         write_json(paths.trial_spec, spec)
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
-        problem = f"The run folder cannot be written in {request.out}: {error.strerror}"
-        raise CannotTry(problem, "Choose another place with --out DIR") from None
+        problem = f"Cannot write the run folder in {request.out}: {error.strerror}"
+        raise TrialError(problem, "Use --out DIR to choose another folder") from None
     return paths
 
 
@@ -222,9 +227,9 @@ class _Trial:
     request: TrialRequest
     run_request: RunRequest
     paths: RunPaths
-    fence: Fence
+    enforced_limits: EnforcedLimits
     token: str
-    tell: Callable[[str], None]
+    notify: Callable[[str], None]
     show: Callable[[Progress], None]
 
     def __post_init__(self) -> None:
@@ -233,31 +238,33 @@ class _Trial:
         self._pid: int | None = None
         self._stopped: Stopped | None = None
         self._stepped = False
-        self._environment = self.fence.environment(environment_of(self.run_request, self.paths))
+        self._environment = self.enforced_limits.environment(
+            environment_of(self.run_request, self.paths)
+        )
         self._before = Snapshot.take()
         try:
-            self._session = Session(self.run_request, self.paths, self.tell, self._environment)
-        except (OSError, CannotWatch) as error:
+            self._session = Session(self.run_request, self.paths, self.notify, self._environment)
+        except (OSError, MonitorError) as error:
             shutil.rmtree(self.paths.folder, ignore_errors=True)
-            raise CannotTry(f"The trial cannot be watched: {error}") from None
+            raise TrialError(f"Cannot monitor the trial: {error}") from None
 
     def run(self) -> CompletedTrial:
         self._session.restart_clock()
-        born_ns = time.monotonic_ns()
+        spawned_ns = time.monotonic_ns()
         facts = self._session.facts
-        trial = replace(facts.trial, spawned_ns=born_ns)
+        trial = replace(facts.trial, spawned_ns=spawned_ns)
         self._session.facts = replace(facts, trial=trial)
         try:
             with uninterrupted() as signals:
-                pid = self._begin(born_ns)
+                pid = self._begin(spawned_ns)
             if signals:
                 raise KeyboardInterrupt
             self._monitor(pid)
         except KeyboardInterrupt:
-            self._stopped = Stopped(Outcome.INTERRUPTED, "it was interrupted")
+            self._stopped = Stopped(Outcome.INTERRUPTED, "interrupted")
         except BaseException as error:
-            # We failed, not the trial: it is ended, and what was seen of it is kept.
-            reason = f"its runner failed: {error}"
+            # The runner failed, not the trial: end the trial and keep what was recorded.
+            reason = f"the runner failed: {error}"
             self._stopped = Stopped(Outcome.CRASHED, reason, {"runner_failed": True})
             with uninterrupted():
                 self._end_processes()
@@ -272,10 +279,12 @@ class _Trial:
             if self._stopped:
                 self._end_processes()
             completed = self._finish()
-        return replace(completed, asked_to_end=bool(signals) or completed.asked_to_end)
+        return replace(
+            completed, termination_requested=bool(signals) or completed.termination_requested
+        )
 
-    def _begin(self, born_ns: int) -> int:
-        others = procfs.children()
+    def _begin(self, spawned_ns: int) -> int:
+        own_children = procfs.children()
         append, paths = os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.paths
         self._pid = pid = os.posix_spawn(
             sys.executable,
@@ -291,21 +300,21 @@ class _Trial:
             setsigdef=[n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)],
         )
         self._reaper = Reaper(self._session, pid)
-        self.fence.place(pid)
+        self.enforced_limits.place(pid)
         allow_many_descriptors()
 
         def is_orphan(pid: int) -> bool:
-            """Whether a new child of ours is of this trial: we may have others of our own."""
+            """Whether a new child belongs to this trial; we may have other children."""
             return trial_processes.belongs(pid, self.token, self._seen)
 
-        self._session.begin(pid, os.getpid(), born_ns, tuple(others), is_orphan)
+        self._session.begin(pid, os.getpid(), spawned_ns, tuple(own_children), is_orphan)
         return pid
 
     def _monitor(self, pid: int) -> None:
-        """Sample, and check limits and progress, until the main process has ended or must end."""
+        """Sample, and check limits and progress, until the main process exits or must end."""
         end = select.poll()
         with contextlib.ExitStack() as opened:
-            # Without pidfd (Linux 5.3) only its timeout wakes the poll up.
+            # Without pidfd (before Linux 5.3), only the timeout ends the poll.
             with contextlib.suppress(OSError, AttributeError):
                 pidfd = os.pidfd_open(pid)
                 opened.callback(os.close, pidfd)
@@ -315,32 +324,32 @@ class _Trial:
                     return
                 pids = [p.pid for p in self._session.tree if p.state != "Z"]
                 self._seen.add(pids)
-                self._stopped = self.fence.inspect(pids) or self._check_progress(pids)
+                self._stopped = self.enforced_limits.inspect(pids) or self._check_progress(pids)
                 if self._stopped:
                     return
                 end.poll(max(0.0, next_sample - time.monotonic()) * 1e3)
 
     def _check_progress(self, pids: list[int]) -> Stopped | None:
-        """Why the trial must end, where it takes too long. Every Python process dumps its stacks
-        then: one may show what the others wait for."""
+        """Return why the trial must end, if it takes too long. All Python processes then dump their
+        stacks, since one may show what the rest waits for."""
         progress, limits = self._heartbeat.read(), self.request.limits
         self.show(progress)
         if progress.steps and not self._stepped:
             self._stepped = True
             self._session.read_memory()
         if limits.timeout_s is not None and progress.elapsed_s > limits.timeout_s:
-            limit, reason = "timeout", f"it was not done after {limits.timeout_s:g} s"
+            limit, reason = "timeout", f"exceeded the time limit of {limits.timeout_s:g} s"
         elif progress.silent_s > limits.stall_timeout_s:
-            limit, reason = "hang", f"nothing was heard of it for {limits.stall_timeout_s:g} s"
+            limit, reason = "stall_timeout", f"no progress for {limits.stall_timeout_s:g} s"
         else:
             return None
         evidence = {"limit": limit, "phase": progress.phase}
         file, workload = self.paths.trial_stacks, self.request.workload
         if stacks.dump(pids, file, _STACKS_PATIENCE_S):
             evidence["stacks"] = str(file.relative_to(self.paths.folder))
-            own_file = Path(workload.model.rpartition(":")[0]).name
-            if workload.is_own and (place := stacks.stood_at(file, own_file)):
-                evidence["stood_at"] = place
+            custom_file = Path(workload.model.rpartition(":")[0]).name
+            if workload.is_custom and (place := stacks.stalled_at(file, custom_file)):
+                evidence["stalled_at"] = place
         return Stopped(Outcome.TIMEOUT, reason, evidence)
 
     def _end_processes(self) -> None:
@@ -349,23 +358,25 @@ class _Trial:
     def _finish(self) -> CompletedTrial:
         session, reaper = self._session, self._reaper
 
-        def all_left() -> bool:
+        def all_exited() -> bool:
             return not trial_processes.processes_of(self.token, self._seen)
 
-        if not all_left():
-            # Workers notice by themselves that their main process is gone, a moment later.
-            _wait_until(all_left, _ORPHAN_PATIENCE_S)
+        if not all_exited():
+            # Workers exit a moment after their main process.
+            _wait_until(all_exited, _ORPHAN_PATIENCE_S)
             self._end_processes()
-        _wait_until(reaper.root_has_ended, _BURIAL_S)
+        _wait_until(reaper.root_has_ended, _REAP_TIMEOUT_S)
         reaper.safely(reaper.reap_orphans)
         session.mark_end_time(time.monotonic_ns())
         reaper.safely(session.last_sample)
         ranks = self._heartbeat.ranks()
         errors = [rank.error for rank in ranks if rank.error]
-        bad = next((error for error in errors if error.kind == "workload"), None)
+        invalid = next((error for error in errors if error.kind == "workload"), None)
         if self._stopped or self._stepped:
-            bad = None
-        ending = Ending(Outcome.CRASHED, bad.message) if bad else self._judge(ranks)
+            invalid = None
+        exit_status = (
+            ExitStatus(Outcome.CRASHED, invalid.message) if invalid else self._judge(ranks)
+        )
         if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
         left = leftovers(self._before, self.token, self._seen)
@@ -373,34 +384,34 @@ class _Trial:
         machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
         trial = replace(
             session.facts.trial,
-            spread=NoiseStore(tell=self.tell).get(machine),
-            ended_ns=session.facts.ending.monotonic_ns,
+            noise=NoiseStore(notify=self.notify).get(machine),
+            ended_ns=session.facts.exit_status.monotonic_ns,
             cleaned_ns=time.monotonic_ns(),
-            left=tuple(left.describe()),
+            leftovers=tuple(left.describe()),
             removed=tuple(left.removed),
             unclaimed=tuple(left.unclaimed),
         )
-        session.facts = replace(session.facts, limits=self.fence.facts(), trial=trial)
-        reaper.safely(session.end, ending, [])
-        if bad:  # a model that does not exist is not a result: nothing is kept of it
+        session.facts = replace(session.facts, limits=self.enforced_limits.facts(), trial=trial)
+        reaper.safely(session.end, exit_status, [])
+        if invalid:  # an invalid workload is not a result: keep nothing
             shutil.rmtree(self.paths.folder, ignore_errors=True)
-            kind = TooFewSamples if bad.type == TooFewSamples.__name__ else BadWorkload
-            raise kind(bad.message, bad.hint)
+            kind = TooFewSamples if invalid.type == TooFewSamples.__name__ else WorkloadError
+            raise kind(invalid.message, invalid.hint)
         return CompletedTrial(
             paths=self.paths,
-            ending=ending,
+            exit_status=exit_status,
             leftovers=left.describe(),
-            asked_to_end=ending.outcome is Outcome.INTERRUPTED,
+            termination_requested=exit_status.outcome is Outcome.INTERRUPTED,
         )
 
-    def _judge(self, ranks: list[RankFacts]) -> Ending:
+    def _judge(self, ranks: list[RankFacts]) -> ExitStatus:
         session = self._session
-        progress, counts = self._heartbeat.read(at_once=True), self.fence.counts()
+        progress, counts = self._heartbeat.read(at_once=True), self.enforced_limits.counts()
         disk_is_full = False
         with contextlib.suppress(OSError):
             disk = os.statvfs(self.paths.folder)
             disk_is_full = disk.f_bavail * disk.f_frsize < _FULL_BYTES
-        ending = judge_trial(
+        exit_status = judge_trial(
             TrialEvidence(
                 status=self._reaper.status or 0,
                 ranks=ranks,
@@ -415,15 +426,15 @@ class _Trial:
                 disk_is_full=disk_is_full,
             )
         )
-        if ending.outcome is Outcome.OK:
-            return ending
+        if exit_status.outcome is Outcome.OK:
+            return exit_status
         where = {"phase": progress.phase, "steps": progress.steps}
-        return replace(ending, evidence={**where, **ending.evidence})
+        return replace(exit_status, evidence={**where, **exit_status.evidence})
 
 
-def _wait_until(happened: Callable[[], bool], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while not happened() and time.monotonic() < until:
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition() and time.monotonic() < deadline:
         time.sleep(0.02)
 
 

@@ -1,4 +1,4 @@
-"""What outlives a run on this machine: the folder for it, and locks between our processes."""
+"""Persistent state of this machine: its folder, and locks between stepscope processes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,29 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from stepscope.errors import CannotTry
+from stepscope.errors import TrialError
+from stepscope.trials.processes import trial_processes
 
 STATE_VARIABLE = "STEPSCOPE_STATE"
 _ATTEMPTS, _RETRY_S = 100, 0.02
 
 
 def state_folder() -> Path:
-    """`$STEPSCOPE_STATE`, `$XDG_STATE_HOME/stepscope` or `~/.local/state/stepscope`."""
-    if named := os.environ.get(STATE_VARIABLE):
-        return Path(named)
+    """Return `$STEPSCOPE_STATE`, `$XDG_STATE_HOME/stepscope` or `~/.local/state/stepscope`."""
+    if folder := os.environ.get(STATE_VARIABLE):
+        return Path(folder)
     home = os.path.expanduser("~")
-    if home == "~":  # this user has no home
+    if home == "~":  # the user does not have a home directory
         home = "/nonexistent"
     return Path(os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state") / "stepscope"
 
 
 @contextlib.contextmanager
 def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold a lock file exclusively; the kernel releases the lock of a process that dies.
+    """Hold a lock file exclusively; the kernel releases the lock of a process that exits.
 
-    After a moment, `wait` is called once and the lock is waited for; without it, BlockingIOError.
+    If the lock stays taken, call `wait` once and wait for the lock; without `wait`, raise
+    BlockingIOError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
@@ -43,7 +45,7 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[None]
         else:
             if wait is not None:
                 wait()
-            # In the kernel's queue, we are next however soon the holder wants its next turn.
+            # A blocking call queues us, even if the holder soon takes the lock again.
             fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if wait is None else 0))
         yield
     finally:
@@ -55,14 +57,33 @@ def machine_lock() -> Path:
 
 
 @contextlib.contextmanager
-def machine_turn(tell: Callable[[str], None], path: Path) -> Iterator[None]:
-    """Be the only one that runs a trial on this machine: trials at the same time disturb each
-    other, those of other studies included."""
-    waiting = "another study runs a trial on this machine: waiting for its turn"
+def machine_turn(notify: Callable[[str], None], path: Path, command: str) -> Iterator[None]:
+    """Hold the lock for trials on this machine: concurrent trials interfere with each other.
+
+    `command` is what the holder runs, such as "fit". The lock file stores it for the message of
+    waiting processes.
+    """
     with contextlib.ExitStack() as turn:
         try:
-            turn.enter_context(locked(path, lambda: tell(waiting)))
+            turn.enter_context(locked(path, lambda: notify(_waiting_text(path))))
         except OSError as error:
-            hint = f"Set {STATE_VARIABLE} to a folder that can be"
-            raise CannotTry(f"{path} cannot be written: {error.strerror}", hint) from None
-        yield
+            hint = f"Set {STATE_VARIABLE} to a writable folder"
+            raise TrialError(f"Cannot write {path}: {error.strerror}", hint) from None
+        with contextlib.suppress(OSError):
+            path.write_text(f"{command} {trial_processes.runner_name()}\n")
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):
+                path.write_text("")
+
+
+def _waiting_text(path: Path) -> str:
+    """Describe the holder of a lock. A file that is unreadable, or that a killed process left
+    behind, does not name one."""
+    holder = ""
+    with contextlib.suppress(OSError, ValueError):
+        command, process = path.read_text().split()
+        if trial_processes.runner_is_running(process):
+            holder = f" ({command}, pid {process.partition('.')[0]})"
+    return f"waiting for another stepscope process on this machine{holder} to finish"

@@ -1,2 +1,4 @@
-"""What is trained: a specification, models and data by name, a user's own, one adapter for each
-framework. Nothing here imports a framework before it is asked to train."""
+"""Workloads: settings, models and data by name, custom workloads, and framework adapters.
+
+No module here imports a framework before a training starts.
+"""

@@ -1,8 +1,8 @@
-"""What a probe is asked and what it tells: one throw-away process that trains a batch for a moment.
+"""Request and result of a probe: a short training at one batch size in a disposable process.
 
-A probe runs the whole cycle of a training, since memory runs out in all of its parts: some steps
-(the first makes the optimizer's state), the last and smaller batch of an epoch, an evaluation, and
-steps again. Standard library only: both sides of the pipe read it.
+A probe runs a full training cycle, because memory can run out in every part of it: some steps (the
+first one creates the optimizer state), the smaller last batch of an epoch, an evaluation, and more
+steps. Both ends of the pipe import this module, so it uses only the standard library.
 """
 
 from __future__ import annotations
@@ -20,95 +20,88 @@ from typing import Literal
 from stepscope.analysis.memory.model import Parts
 
 Kind = Literal["ok", "gpu_oom", "gpu_busy", "host_oom", "error", "workload", "timeout", "killed"]
-"""`gpu_busy`: this GPU takes no second process. `killed`: by a SIGKILL, of a user or of the kernel
-where the host is short of memory. It says nothing of the memory of the device."""
+"""How a probe ended. `gpu_busy`: the GPU accepts no second process. `killed`: by SIGKILL, from a
+user or from the kernel when host memory runs out; it says nothing about GPU memory."""
 
 
 @dataclass(frozen=True)
 class ProbeRequest:
     batches: tuple[int, ...]
-    """One after the other in the same process, the cache emptied between them."""
+    """Batch sizes to train one after another in the same process, with an empty cache each."""
     cap: int | None = None
-    """Bytes that the framework may allocate on the device; None: what there is."""
+    """Bytes that the framework may allocate on the device; None: no limit."""
     steps: int = 3
-    """Before the smaller batch. Without the cycle, these are all."""
-    again: int = 2
-    """After the evaluation."""
+    """Steps before the smaller batch; without `cycle`, all steps."""
+    steps_after: int = 2
+    """Steps after the evaluation."""
     cycle: bool = True
+    """Whether to run the full training cycle, not only steps."""
     free_before: int | None = None
-    """Bytes free on the device before the probe: the rest that goes is the context."""
-    turn: bool = False
-    """Whether to train while no other probe of this user does: its steps are to be timed."""
+    """Free bytes on the device before the probe, to compute the size of the CUDA context."""
+    exclusive: bool = False
+    """Whether no other probe of this user may train at the same time: steps are timed."""
     trace: bool = False
-    """Whether to keep every allocation, for a replay. Of the last batch, which should be alone."""
+    """Whether to record every allocation of the last batch, for a replay."""
     layers: bool = False
-    """Whether to tell the layers of the model, where the framework can."""
+    """Whether to report the layers of the model, if the framework can."""
 
 
-WAITS, READY, BEAT = "waits", "ready", "beat"
-"""Endings of files that are there while a probe waits for its turn, once it could train, and after
-each thing that it has done."""
+WAITING, READY, HEARTBEAT = "waiting", "ready", "heartbeat"
+"""Suffixes of files that exist while a probe waits for its turn, once it is ready to train, and
+that it touches after each part of its cycle."""
 
 
 @contextmanager
-def taking_turns(alone: bool, waits: Path | None = None) -> Iterator[None]:
-    """Train while nobody is timed, or be timed while nobody trains: among all probes of a user on
-    this machine, so that two who look for a batch at once do not slow each other down unseen.
-    Where the lock cannot be had, it goes on without."""
+def training_lock(exclusive: bool, waiting: Path | None = None) -> Iterator[None]:
+    """Hold the lock that all probes of a user on this machine share.
+
+    A timed probe takes it exclusively, so that two searches do not slow each other down unnoticed.
+    `waiting` exists while the lock is awaited. If the lock file is not accessible, the probe
+    continues without it.
+    """
     lock = Path(tempfile.gettempdir()) / f"stepscope-turns-{os.getuid()}"
     with ExitStack() as stack:
         with suppress(OSError):
             file = stack.enter_context(lock.open("ab"))
-            if waits is not None:
-                waits.touch()
-            fcntl.flock(file, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-        if waits is not None:
-            waits.unlink(missing_ok=True)
+            if waiting is not None:
+                waiting.touch()
+            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+        if waiting is not None:
+            waiting.unlink(missing_ok=True)
         yield
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One layer of a model by equation 4.1 of Tripathi 2019: parameters, and outputs twice."""
+    """A layer of a model, for equation 4.1 of Tripathi 2019."""
 
-    name: str
-    kind: str
-    parameters: int
-    """Bytes."""
-    output: int
-    """Bytes of its output for one sample."""
+    name: str  # name of the module, such as `layer1.0.conv1`
+    kind: str  # class of the module
+    parameter_bytes: int  # weights and biases
+    output_bytes: int  # output for one sample
 
 
 @dataclass(frozen=True)
 class ProbeResult:
-    batch: int
-    kind: Kind
-    phase: str = ""
-    """Where it ended, if it did not go well: "step 1", "evaluation", "smaller batch"."""
-    allocated_peak: int = 0
-    """Bytes in use at once."""
-    reserved_peak: int = 0
-    """Bytes that the allocator held at once: in use, cached, or lost between."""
-    retries: int = 0
-    """How often it found no memory, gave back what it had cached, and tried again."""
-    ooms: int = 0
-    """How often even that did not help: cuDNN then takes an algorithm that needs less."""
-    step_s: tuple[float, ...] = ()
-    """Each whole training step of this batch, on the clock of the device."""
-    kept: tuple[int, ...] = ()
-    """Bytes in use after each of these steps: a leak shows here."""
-    reserved: tuple[int, ...] = ()
-    """Bytes held after each of these steps."""
-    wanted: int | None = None
-    """The allocation that failed."""
-    missing: int | None = None
-    """How much of it there was not."""
-    parts: Parts = dataclasses.field(default_factory=Parts)
-    message: str = ""
-    hint: str = ""
-    notes: tuple[str, ...] = ()
-    layers: tuple[Layer, ...] = ()
-    """In the order in which a batch goes through them; empty also where they cannot be told."""
+    """How one batch size went in a probe."""
+
+    batch: int  # batch size
+    kind: Kind  # `ok`, or how it failed
+    phase: str = ""  # where it failed, such as `step 1`, `evaluation` or `smaller batch`
+    allocated_peak_bytes: int = 0  # most bytes in use at once
+    reserved_peak_bytes: int = 0  # most bytes held by the allocator: in use, cached or fragmented
+    retries: int = 0  # allocator retries
+    ooms: int = 0  # failed retries; cuDNN then selects an algorithm that needs less memory
+    step_s: tuple[float, ...] = ()  # seconds of each training step, on the clock of the device
+    allocated_bytes: tuple[int, ...] = ()  # bytes in use after each step; they grow with a leak
+    reserved_bytes: tuple[int, ...] = ()  # bytes held by the allocator after each step
+    requested_bytes: int | None = None  # size of the allocation that failed
+    shortfall_bytes: int | None = None  # bytes missing for that allocation
+    parts: Parts = dataclasses.field(default_factory=Parts)  # what the memory consists of
+    message: str = ""  # error message
+    hint: str = ""  # what to do about the error
+    notes: tuple[str, ...] = ()  # remarks of the probe
+    layers: tuple[Layer, ...] = ()  # layers in execution order, if requested and known
 
     @property
     def is_ok(self) -> bool:
@@ -116,36 +109,31 @@ class ProbeResult:
 
     @property
     def is_oom(self) -> bool:
-        """Whether the memory that is fitted into ran out: what bounds a batch by memory."""
+        """Whether the searched memory ran out, so that memory is what limits the batch."""
         return self.kind in ("gpu_oom", "host_oom")
 
     @property
     def samples_per_second(self) -> float | None:
-        """By the median step, without the first, which builds and tunes."""
+        """Throughput of the median step, without the first step, which allocates and tunes."""
         steps = sorted(self.step_s[1:])
         return self.batch / steps[len(steps) // 2] if steps and steps[len(steps) // 2] > 0 else None
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is probed, as the process that holds it knows it."""
+    """The workload that is probed."""
 
-    device: str
-    """As the framework names its kind: cpu, cuda."""
-    device_name: str
-    parameters: int
-    sample_bytes: int
-    """One sample within a batch, on the host: the largest that was seen."""
-    samples: int | None
-    """How many the data set has; None where it has no end, or is made up by us."""
-    layers: int = 1
-    """How many the model has, of those that hold no others."""
-    varies: bool = False
-    """Whether samples differ in size, so that batches are made of the largest."""
-    own_optimizer: bool = False
-    optimizer: str = ""
-    versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
-    notes: tuple[str, ...] = ()
+    device: str  # kind of device in the terms of the framework, such as `cpu` or `cuda`
+    device_name: str  # product name
+    parameters: int  # number of parameters
+    sample_bytes: int  # one sample of a batch on the host; the largest that was seen
+    samples: int | None  # size of the data set; null if it is endless or generated
+    layers: int = 1  # number of layers without sublayers
+    variable_size: bool = False  # whether samples differ in size; the largest are probed
+    custom_optimizer: bool = False  # whether the workload brings its own optimizer
+    optimizer: str = ""  # setting `optimizer`
+    versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # by package
+    notes: tuple[str, ...] = ()  # remarks about the workload
 
     @property
     def on_gpu(self) -> bool:

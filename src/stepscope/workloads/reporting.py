@@ -1,5 +1,7 @@
-"""What a rank says of itself while it trains: one small JSON file, replaced atomically, so that a
-trial that is killed at any moment leaves all that was known until then."""
+"""The report of a rank: a small JSON file that is replaced atomically while the rank trains.
+
+If the trial is killed, the file contains everything that was known up to that moment.
+"""
 
 from __future__ import annotations
 
@@ -16,14 +18,14 @@ from stepscope import marks
 from stepscope.runs.paths import write_json
 
 FailureKind = Literal["workload", "gpu_oom", "host_oom", "error"]
-_LONGEST_MESSAGE = 4000
+_MAX_MESSAGE = 4000
 _WORKER_ERROR = re.compile(r"Caught .*worker process")
 _TRACE = re.compile(r"(Original )?Traceback \(|The above exception|During handling of")
 
 
 @dataclass(frozen=True)
 class RankPlacement:
-    """Where a rank trains, and where it leaves what it has to say."""
+    """Where a rank trains, and the files that it writes."""
 
     facts: Path
     steps: Path
@@ -33,52 +35,52 @@ class RankPlacement:
     local_rank: int = 0
     ranks: int = 1
     threads: int | None = None
-    """How many the framework may use; None: as many as it likes."""
+    """Threads that the framework may use; None: the framework's default."""
     gpu_memory: int | None = None
-    """Bytes the framework may allocate on its GPU."""
+    """Bytes that the framework may allocate on its GPU."""
     profiled_steps: int = 0
-    """How many more steps to take under the profiler."""
+    """Number of additional steps under the profiler."""
     cycle: bool = False
-    """Whether an evaluation, a smaller batch and steps again follow the steps."""
+    """Whether a smaller batch, an evaluation and more steps follow the measured steps."""
 
 
 @dataclass
 class RankReport:
-    place: RankPlacement
+    placement: RankPlacement
     phases: dict[str, float] = field(default_factory=dict)
-    """Seconds of each."""
+    """Seconds of each phase."""
     _facts: dict[str, object] = field(default_factory=dict)
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """A stretch of the trial beside its steps: timed here, and marked in the run."""
-        began = time.monotonic()
-        self.tell(phase=name)
+        """Time a phase of the trial outside its steps, and mark it in the run."""
+        start = time.monotonic()
+        self.update(phase=name)
         with marks.phase(name):
             try:
                 yield
             finally:
-                self.took(name, time.monotonic() - began)
+                self.add_time(name, time.monotonic() - start)
 
-    def took(self, phase: str, seconds: float) -> None:
+    def add_time(self, phase: str, seconds: float) -> None:
         self.phases[phase] = self.phases.get(phase, 0.0) + seconds
 
-    def tell(self, **facts: object) -> None:
-        """Add facts (those of `RankFacts`, and others for the record), and write them down."""
+    def update(self, **facts: object) -> None:
+        """Add facts (the fields of `RankFacts`, and others for the record) and write the file."""
         self._facts.update(facts)
-        known = {"rank": self.place.rank, "pid": os.getpid(), "phases": self.phases}
-        write_json(self.place.facts, {**known, "error": None, "done": False, **self._facts})
+        header = {"rank": self.placement.rank, "pid": os.getpid(), "phases": self.phases}
+        write_json(self.placement.facts, {**header, "error": None, "done": False, **self._facts})
 
     def fail(
         self, kind: FailureKind, error: BaseException, hint: str = "", where: str | None = None
     ) -> None:
-        message = str(getattr(error, "message", error))[:_LONGEST_MESSAGE]
-        self.tell(
+        message = str(getattr(error, "message", error))[:_MAX_MESSAGE]
+        self.update(
             error={
                 "kind": kind,
                 "type": type(error).__name__,
                 "message": message,
-                "summary": _in_one_line(type(error).__name__, message),
+                "summary": _summary(type(error).__name__, message),
                 "hint": hint or str(getattr(error, "hint", "")),
                 "where": where,
                 "monotonic_ns": time.monotonic_ns(),
@@ -86,13 +88,16 @@ class RankReport:
         )
 
 
-def _in_one_line(kind: str, message: str) -> str:
-    """What a person reads first. An error of a loader's worker comes with all of its traceback, and
-    what it is stands in the first line after that which is not indented."""
+def _summary(kind: str, message: str) -> str:
+    """One line for the terminal.
+
+    The message of a loader worker's error contains the traceback of the worker. Its first line that
+    is not indented and does not belong to the traceback is the error.
+    """
     lines = [line.rstrip() for line in message.splitlines() if line.strip()]
     if not lines:
         return kind
     if not _WORKER_ERROR.match(lines[0]):
         return f"{kind}: {lines[0]}"
-    own = [line for line in lines[1:] if not line[0].isspace() and not _TRACE.match(line)]
-    return f"{own[0] if own else lines[0]} (in a loader worker)"
+    errors = [line for line in lines[1:] if not line[0].isspace() and not _TRACE.match(line)]
+    return f"{errors[0] if errors else lines[0]} (in a loader worker)"

@@ -1,43 +1,54 @@
-"""A workload: what is trained, with its settings, as one frozen record.
+"""A workload: a model with its data, framework and settings, as one frozen record.
 
-The table of settings below is the only one: the command line, study files, checks and docs read it.
+The command line, study files, checks and docs all read the table of settings below.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
+import re
 import typing
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import BadWorkload
-from stepscope.workloads.code_place import is_place, parse_place
+from stepscope.errors import WorkloadError
+from stepscope.workloads.code_reference import is_reference, parse_reference
 from stepscope.workloads.frameworks.registry import FRAMEWORKS, is_user_adapter
+from stepscope.workloads.frameworks.torch.model_names import MODEL_NAMES, is_unknown
 
 PRECISIONS = ("fp32", "tf32", "bf16", "fp16")
 OPTIMIZERS = ("sgd", "adam", "adamw")
 CACHES = ("as-is", "warm", "cold")
 DEVICES = ("auto", "cpu", "cuda")
 
-DATA = ("random", "jpeg", "cifar100", "video", "text", "own")
-"""Data sets by name. `own` is that of a user's workload."""
+DATA = ("random", "jpeg", "cifar100", "video", "text", "custom")
+"""Data sets by name. `custom` is the data of a custom workload."""
 RESIDENT = "resident"
 LOADER_ONLY = "loader-only"
 PARTS = (RESIDENT, LOADER_ONLY)
-"""What of a training can be run alone, of any data: `resident:jpeg`, `loader-only:own`."""
+"""Parts of a training that can run alone, with any data: `resident:jpeg`, `loader-only:custom`."""
 
 NOT_FOR_FIT = ("batch_size", "epochs", "steps", "seconds")
-"""Settings that `fit` finds out, or has no use for."""
+"""Settings that `fit` determines itself or does not use."""
 
 DEFAULT_SECONDS = 15.0
 LEAST_STEPS = 16
-"""A trial of so many seconds takes at least this many steps: fifteen of them have a length, seven
-may be cut as warm-up, and the other eight are one more than it takes to judge whether they are
-steady."""
+"""Minimum number of steps of a trial that is limited by seconds: 15 of them have a measurable
+duration, 7 of these may be dropped as warm-up, and the steadiness check needs at least 8."""
+
+_IMAGE_SETS = """
+    caltech101 caltech256 celeba cifar cifar10 coco emnist fashionmnist flowers102 food101 imagenet
+    imagenet1k imagenet21k imagenette mnist places365 stl10 svhn tinyimagenet
+"""
+_VIDEO_SETS = "hmdb51 kinetics kinetics400 kinetics600 kinetics700 ucf101"
+"""Well-known data sets that stepscope reads only from the user's class folders."""
+_MIN_SIMILARITY = 0.6
+_MAX_SUGGESTIONS = 5
+_MIN_PREFIX = 3
 
 
 @dataclass(frozen=True)
@@ -48,7 +59,7 @@ class Setting:
     above: float | None = None
     most: float | None = None
     also: Callable[[str], bool] = lambda value: False
-    """Tells other values that may stand for a choice."""
+    """Whether a value that is not one of the choices is valid."""
 
 
 def _setting(default: Any, help: str, **valid: Any) -> Any:
@@ -57,98 +68,105 @@ def _setting(default: Any, help: str, **valid: Any) -> Any:
 
 @dataclass(frozen=True)
 class Workload:
-    """Model, data, framework and settings. `model` is a name, or `FILE.py:FUNCTION` of a user."""
+    """Model, data, framework and settings. `model` is a name or a reference to user code."""
 
     model: str
     data: str = _setting(
         "",
-        "random, jpeg, cifar100, video, text; resident (one batch that stays on the device) or "
-        "loader-only (no compute), also of a data set: loader-only:jpeg.",
+        "Data set: random, jpeg, cifar100, video or text (default: one that suits the model). "
+        "resident keeps one batch on the device, loader-only skips the computation; both can name "
+        "a data set: loader-only:jpeg",
     )
     data_path: str | None = _setting(
-        None, "Folder of your own JPEG class folders, CIFAR or videos."
+        None, "Folder with your own data: class folders of images or videos, or CIFAR-100"
     )
     framework: str = _setting(
         "torch",
-        "Framework, or your own adapter: FILE.py:NAME or package.module:NAME.",
+        "Framework, or your own adapter: FILE.py:NAME or package.module:NAME",
         choices=tuple(FRAMEWORKS),
         also=is_user_adapter,
     )
-    device: str = _setting("auto", "Where: a GPU if there is one.", choices=DEVICES)
-    batch_size: int = _setting(32, "Samples in a batch, per rank.", least=1)
-    accumulate: int = _setting(1, "Batches whose gradients make one step.", least=1)
-    workers: int = _setting(0, "Processes that load data, per rank.", least=0)
-    prefetch: int = _setting(2, "Batches that each worker holds ready.", least=1)
-    pin: bool | None = _setting(None, "Pinned host memory; unsaid: with a GPU.")
-    persistent: bool = _setting(True, "Keep the workers from one epoch to the next.")
+    device: str = _setting("auto", "Device (auto: a GPU if there is one)", choices=DEVICES)
+    batch_size: int = _setting(32, "Samples per batch and rank", least=1)
+    accumulate: int = _setting(1, "Gradient accumulation steps", least=1)
+    workers: int = _setting(0, "Loader workers per rank", least=0)
+    prefetch: int = _setting(2, "Batches prefetched by each worker", least=1)
+    pin: bool | None = _setting(None, "Pin host memory (default: on with a GPU)")
+    persistent: bool = _setting(True, "Keep loader workers between epochs")
     precision: str = _setting(
-        "fp32", "Numbers to compute in; fp16 with a scaler.", choices=PRECISIONS
+        "fp32", "Floating-point precision; fp16 uses a gradient scaler", choices=PRECISIONS
     )
-    channels_last: bool = _setting(False, "Images as NHWC in memory.")
-    compile: bool = _setting(False, "Compile the model (torch.compile).")
-    optimizer: str = _setting("sgd", "What steps.", choices=OPTIMIZERS)
-    lr: float = _setting(0.01, "Learning rate.", above=0)
-    momentum: float = _setting(0.9, "Of sgd.", least=0)
-    weight_decay: float = _setting(0.0, "Of the optimizer.", least=0)
+    channels_last: bool = _setting(False, "Channels-last memory format (NHWC)")
+    compile: bool = _setting(False, "Compile the model with torch.compile")
+    optimizer: str = _setting("sgd", "Optimizer", choices=OPTIMIZERS)
+    lr: float = _setting(0.01, "Learning rate", above=0)
+    momentum: float = _setting(0.9, "Momentum (sgd only)", least=0)
+    weight_decay: float = _setting(0.0, "Weight decay", least=0)
     image_size: int | None = _setting(
-        None, "Pixels each way; unsaid: what the model wants.", least=1
+        None, "Image height and width in pixels (default: the model's)", least=1
     )
-    frames: int | None = _setting(None, "Frames of a clip.", least=1)
-    length: int | None = _setting(None, "Tokens of a text.", least=1)
-    classes: int | None = _setting(None, "Classes to tell apart.", least=2)
-    samples: int | None = _setting(None, "How large the data set is.", least=1)
-    fraction: float = _setting(1.0, "Part of the data set that is used.", above=0, most=1)
-    cache: str = _setting(
-        "as-is", "Files in the page cache: as they are, all, none.", choices=CACHES
+    frames: int | None = _setting(None, "Frames per clip (default: the model's)", least=1)
+    sequence_length: int | None = _setting(None, "Tokens per text (default: the model's)", least=1)
+    classes: int | None = _setting(
+        None, "Number of classes (default: the model's, or 100 with cifar100)", least=2
     )
-    ranks: int = _setting(1, "Processes that train together (DistributedDataParallel).", least=1)
-    seed: int = _setting(0, "Of weights, data and their order.", least=0)
-    epochs: int | None = _setting(None, "Train so many epochs,", least=1)
-    steps: int | None = _setting(None, "or so many steps,", least=1)
+    samples: int | None = _setting(None, "Number of samples in the data set", least=1)
+    fraction: float = _setting(1.0, "Fraction of the data set to use", above=0, most=1)
+    page_cache: str = _setting(
+        "as-is",
+        "Page cache before training: as it is, warm (all files cached) or cold (none cached)",
+        choices=CACHES,
+    )
+    ranks: int = _setting(1, "Number of training processes (DistributedDataParallel)", least=1)
+    seed: int = _setting(0, "Random seed for weights, data and sample order", least=0)
+    epochs: int | None = _setting(None, "Number of epochs", least=1)
+    steps: int | None = _setting(None, "Number of steps", least=1)
     seconds: float | None = _setting(
         None,
-        f"or so many seconds (unsaid: {DEFAULT_SECONDS:g}), but at least {LEAST_STEPS} steps.",
+        f"Duration in seconds, with at least {LEAST_STEPS} steps (default: {DEFAULT_SECONDS:g}, "
+        "unless epochs or steps are set)",
         above=0,
     )
 
     @property
     def part(self) -> str:
-        """`resident`, `loader-only`, or nothing for a whole training."""
+        """`resident`, `loader-only`, or empty for a whole training."""
         head = self.data.partition(":")[0]
         return head if head in PARTS else ""
 
     @property
     def data_name(self) -> str:
-        """The data set without the part; nothing where it is what the model usually gets."""
+        """The data set without the part; empty for the default of the model."""
         return self.data.partition(":")[2] if self.part else self.data
 
     @property
-    def is_own(self) -> bool:
-        """Whether the model is a user's function rather than a name of ours."""
-        return is_place(self.model)
+    def is_custom(self) -> bool:
+        """Whether the model is a function in user code."""
+        return is_reference(self.model)
 
     @property
     def needs_gpu(self) -> bool:
-        """Whether a GPU was asked for by name."""
+        """Whether the device setting requires a GPU."""
         return self.device not in ("auto", "cpu")
 
     @property
     def step_samples(self) -> int:
-        """Samples in a step of one rank."""
+        """Samples per step of one rank."""
         return self.batch_size * self.accumulate
 
     @property
     def global_batch(self) -> int:
-        """Samples in a step of all ranks together."""
+        """Samples per step of all ranks."""
         return self.step_samples * self.ranks
 
     @property
     def short_name(self) -> str:
-        """For a folder or a column: `resnet18`, or `train.workload` of a user."""
-        place = parse_place(self.model)
-        if not place.name:
+        """Name for a folder or a table column: `resnet18`, or `train.workload` for user code."""
+        reference = parse_reference(self.model)
+        if not reference.name:
             return self.model
-        return f"{Path(place.source).stem if place.is_file else place.source}.{place.name}"
+        source = Path(reference.source).stem if reference.is_file else reference.source
+        return f"{source}.{reference.name}"
 
 
 SETTINGS: dict[str, Setting] = {
@@ -158,11 +176,11 @@ SETTINGS: dict[str, Setting] = {
 }
 _TYPES: dict[str, Any] = typing.get_type_hints(Workload)
 _DEFAULTS: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Workload)}
-_TYPE_WORDS = {int: "whole number", float: "number", bool: "true or false", str: "text"}
+_TYPE_NAMES = {int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 
 
 def setting_type(name: str) -> Any:
-    """Of `int | None` and the like, all of it."""
+    """The annotated type, such as `int | None`."""
     return _TYPES[name]
 
 
@@ -175,13 +193,13 @@ def option_name(setting: str) -> str:
 
 
 def switches() -> set[str]:
-    """The options of settings that take no value."""
+    """The options of Boolean settings, which have no value."""
     names = [name for name in SETTINGS if bool in (_TYPES[name], *typing.get_args(_TYPES[name]))]
     return {word for name in names for word in (option_name(name), f"--no-{option_name(name)[2:]}")}
 
 
 def trial_command(model: str, options: Mapping[str, Any]) -> list[str]:
-    """What runs a trial of a model with these settings and limits, word by word."""
+    """The command line of a trial with these settings and limits."""
     words = ["stepscope", "trial", model]
     for name, value in options.items():
         option = option_name(name)
@@ -193,64 +211,131 @@ def trial_command(model: str, options: Mapping[str, Any]) -> list[str]:
     return words
 
 
+def close_names(name: str, known: Iterable[str]) -> list[str]:
+    """The valid names that a wrong name was probably meant to be; empty if none is similar."""
+    lower = name.lower()
+    ratios = {each: SequenceMatcher(None, lower, each.lower()).ratio() for each in sorted(known)}
+    best = max(ratios.values(), default=0.0)
+    close = [each for each, ratio in ratios.items() if ratio == best >= _MIN_SIMILARITY]
+    if len(name) >= _MIN_PREFIX:
+        close += [each for each in ratios if each.lower().startswith(lower) and each not in close]
+    return close[:_MAX_SUGGESTIONS]
+
+
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A hint that lists the valid names most like a wrong one."""
+    """A hint for an unknown name: similar valid names, or else all of them."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=5, cutoff=0.5)
-    close += [other for other in names if name and other.startswith(name) and other not in close]
-    if close:
-        return f"Did you mean {' or '.join(close[:5])}?"
-    return f"There is: {', '.join(names)}"
+    close = close_names(name, names)
+    return _did_you_mean(close) if close else f"Valid values: {', '.join(names)}"
 
 
-def make_workload(model: str, settings: Mapping[str, Any]) -> Workload:
-    """A checked workload; BadWorkload says what is wrong with it, in the user's terms."""
+def _did_you_mean(names: Sequence[str]) -> str:
+    *others, last = map(repr, names)
+    return f"Did you mean {', '.join(others)} or {last}?" if others else f"Did you mean {last}?"
+
+
+def make_workload(
+    model: str, settings: Mapping[str, Any], allow_unknown_model: bool = False
+) -> Workload:
+    """Return a checked workload, or raise a WorkloadError that names the wrong setting.
+
+    `allow_unknown_model` is for records of trials that may have run with another torchvision.
+    """
     for name in settings:
         if name not in SETTINGS:
-            raise BadWorkload(f"There is no setting {name!r}", nearest(name, SETTINGS))
+            raise WorkloadError(f"Unknown setting {name!r}", nearest(name, SETTINGS))
     workload = Workload(model, **{name: _checked(name, settings[name]) for name in settings})
     data = workload.data_name
     if not model:
-        raise BadWorkload("No model was named", "For example: stepscope trial cnn")
-    place = parse_place(model)
-    if workload.is_own and not (place.source and place.name.isidentifier()):
-        raise BadWorkload(
-            f"{model} names no function", "Give FILE.py:FUNCTION or package.module:FUNCTION"
+        raise WorkloadError("No model given", "For example: stepscope trial cnn")
+    reference = parse_reference(model)
+    if workload.is_custom and not (reference.source and reference.name.isidentifier()):
+        raise WorkloadError(
+            f"{model!r} does not name a function",
+            "Use FILE.py:FUNCTION or package.module:FUNCTION",
         )
+    if not allow_unknown_model:
+        check_model(model, workload.framework)
     if data and data not in DATA:
-        raise BadWorkload(f"There is no data {data!r}", nearest(data, (*DATA, *PARTS)))
-    if workload.is_own and data not in ("", "own"):
-        raise BadWorkload(f"{model} brings its own data", "Leave --data out, or give resident")
-    if not workload.is_own and data == "own":
-        raise BadWorkload(f"{model} has no data of its own", f"Give one of {', '.join(DATA[:-1])}")
-    lengths = [n for n in ("epochs", "steps", "seconds") if getattr(workload, n) is not None]
-    if len(lengths) > 1:
-        given = " and ".join(map(option_name, lengths))
-        raise BadWorkload(f"{given} were both given", "Give one of them")
-    if workload.cache != "as-is" and workload.part == RESIDENT:
-        raise BadWorkload("A resident batch is read from no file", "Leave --cache out")
-    if workload.cache != "as-is" and workload.is_own:
-        raise BadWorkload(f"Which files {model} reads is not known", "Leave --cache out")
+        raise WorkloadError(f"Unknown data {data!r}", _data_hint(data))
+    if workload.is_custom and data not in ("", "custom"):
+        raise WorkloadError(
+            f"{model} has its own data", "Remove --data, or use --data resident or loader-only"
+        )
+    if not workload.is_custom and data == "custom":
+        valid = ", ".join(sorted(DATA[:-1]))
+        raise WorkloadError(
+            f"`--data custom` needs a custom workload, and {model} is not one",
+            f"Valid values: {valid}",
+        )
+    durations = [n for n in ("epochs", "steps", "seconds") if getattr(workload, n) is not None]
+    if len(durations) > 1:
+        options = " and ".join(f"`{option_name(name)}`" for name in durations)
+        raise WorkloadError(f"{options} are mutually exclusive", "Use only one of them")
+    if workload.page_cache != "as-is" and workload.part == RESIDENT:
+        raise WorkloadError("A resident batch is not read from files", "Remove --page-cache")
+    if workload.page_cache != "as-is" and workload.is_custom:
+        raise WorkloadError(
+            f"`--page-cache` has no effect on {model}: the files that it reads are not known",
+            "Remove --page-cache",
+        )
     return workload
 
 
+def check_model(model: str, framework: str) -> None:
+    """Raise a WorkloadError if the framework has no model of this name, without importing it."""
+    if framework == "torch" and not is_reference(model) and is_unknown(model):
+        raise unknown_model(model, MODEL_NAMES)
+
+
+def unknown_model(name: str, known: Iterable[str]) -> WorkloadError:
+    close = close_names(name, known)
+    hint = (
+        "Use cnn, lstm, a torchvision model for images or videos such as resnet50, "
+        "or your own function: FILE.py:FUNCTION"
+    )
+    if "." in name and all(part.isidentifier() for part in name.split(".")):
+        source, _, function = name.rpartition(".")
+        kind = "file" if source.endswith(".py") else "module"
+        hint = f"To use a function in a {kind}, write '{source}:{function}'"
+    elif close:
+        hint = _did_you_mean(close)
+    return WorkloadError(f"Unknown model {name!r}", hint)
+
+
+def _data_hint(name: str) -> str:
+    close = close_names(name, (*DATA, *PARTS))
+    hint = f"Valid values: {', '.join(sorted(DATA))} (or resident:…, loader-only:…)"
+    if close:
+        hint = _did_you_mean(close)
+    plain = re.sub(r"[^a-z0-9]", "", name.lower())
+    for kind, files, sets in (("jpeg", "images", _IMAGE_SETS), ("video", "videos", _VIDEO_SETS)):
+        if plain in sets.split():
+            own = f"To read your own {files} from class folders, use --data {kind} --data-path DIR"
+            hint += f" {own}" if close else f". {own}"
+    return hint
+
+
 def _checked(name: str, value: Any) -> Any:
-    setting, option, kind = SETTINGS[name], option_name(name), _TYPES[name]
+    setting, option, kind = SETTINGS[name], f"`{option_name(name)}`", _TYPES[name]
     if value is None and type(None) in typing.get_args(kind):
         return None
     plain = next((k for k in typing.get_args(kind) if k is not type(None)), kind)
     if plain is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if not isinstance(value, plain) or isinstance(value, bool) != (plain is bool):
-        raise BadWorkload(f"{option} {value!r} is no {_TYPE_WORDS[plain]}")
+        raise WorkloadError(f"{option} must be {_TYPE_NAMES[plain]}, got {value!r}")
     if setting.choices and value not in setting.choices and not setting.also(value):
-        raise BadWorkload(f"{option} {value} is not known", nearest(value, setting.choices))
+        raise WorkloadError(
+            f"Unknown {name.replace('_', ' ')} {value!r}",
+            f"Valid values: {', '.join(sorted(setting.choices))}",
+        )
     if isinstance(value, float) and not math.isfinite(value):
-        raise BadWorkload(f"{option} {value} is not finite")
+        raise WorkloadError(f"{option} must be finite, got {value!r}")
     if setting.least is not None and value < setting.least:
-        raise BadWorkload(f"{option} {value} is too small", f"At least {setting.least:g}")
+        raise WorkloadError(f"{option} must be at least {setting.least:g}, got {value!r}")
     if setting.above is not None and value <= setting.above:
-        raise BadWorkload(f"{option} {value} is too small", f"More than {setting.above:g}")
+        raise WorkloadError(f"{option} must be greater than {setting.above:g}, got {value!r}")
     if setting.most is not None and value > setting.most:
-        raise BadWorkload(f"{option} {value} is too large", f"At most {setting.most:g}")
+        raise WorkloadError(f"{option} must be at most {setting.most:g}, got {value!r}")
     return value

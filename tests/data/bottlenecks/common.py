@@ -1,6 +1,6 @@
-"""What all scripts with a planted bottleneck share: their options and their clock.
+"""Options and clock of all scripts with a planted bottleneck.
 
-Only this is shared. Whatever a reader would change to repair a script stands in the script itself.
+Only these are shared: the code that a reader would change to fix a script is in the script itself.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Options:
 
 
 def parse_options(about: str | None) -> Options:
-    """The two options that every script takes."""
+    """Parse the two options of every script."""
     parser = argparse.ArgumentParser(description=about)
     parser.add_argument("--fixed", action="store_true", help="train without the planted cause")
     parser.add_argument("--seconds", type=float, default=14.0, help="how long to train")
@@ -28,7 +28,7 @@ def parse_options(about: str | None) -> Options:
 
 
 class Clock:
-    """Says when training is over, and how fast it was once it had warmed up."""
+    """Ends training after a while, and measures its speed after the warm-up."""
 
     def __init__(self, seconds: float) -> None:
         self._began = time.perf_counter()
@@ -39,7 +39,7 @@ class Clock:
         self._last = self._began
 
     def step(self, samples: int) -> None:
-        """Count a step; those of the warm-up only start the measurement."""
+        """Count a step; the measurement starts at the end of the warm-up."""
         self._last = time.perf_counter()
         if self._measured_from is not None:
             self._samples += samples
@@ -50,6 +50,6 @@ class Clock:
         return time.perf_counter() >= self._ends_at
 
     def report(self) -> None:
-        """Print the one line that the ceilings are checked against."""
+        """Print the speed that the speed-up bounds are checked against."""
         elapsed = self._last - (self._measured_from or self._last)
         print(f"samples/s: {self._samples / elapsed:.1f}" if elapsed else "samples/s: unknown")

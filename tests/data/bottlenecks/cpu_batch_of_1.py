@@ -1,7 +1,7 @@
-"""Planted: a batch of one sample, so that each step is all overhead.
+"""Planted: a batch of one sample, so that each step is mostly overhead.
 
-How one comes to it: `batch_size` left at its default of 1. A deep and narrow network costs as much
-for one row as for many: nearly all of a step goes into calling operations, not into numbers.
+Typical origin: `batch_size` is left at its default of 1. A deep and narrow network takes the same
+time for one row as for many: a step mostly calls operations and computes little.
 """
 
 import torch

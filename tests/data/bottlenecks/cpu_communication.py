@@ -1,6 +1,6 @@
-"""Planted: millions of gradients are exchanged between two ranks for hardly any computation.
+"""Planted: two ranks exchange millions of gradients for very little computation.
 
-How one comes to it: a wide model, a small batch per rank, a slow network between them.
+Typical origin: a wide model, a small batch per rank, and a slow network between the ranks.
 Start: torchrun --standalone --nproc-per-node 2
 """
 
@@ -26,7 +26,7 @@ def wide_network() -> nn.Module:
 
 
 def all_over(clock: Clock) -> bool:
-    """Ranks must end together, or one would wait for the others for ever."""
+    """Let all ranks end together, or one would wait forever for the other ones."""
     over = torch.tensor(int(clock.over()))
     dist.all_reduce(over, op=dist.ReduceOp.MAX)
     return bool(over)
@@ -54,7 +54,7 @@ def main() -> None:
             clock.step(len(rows))
     if dist.get_rank() == 0:
         clock.report()
-    del model, optimizer, loss  # what holds the group when it goes may abort at the exit
+    del model, optimizer, loss  # references to the process group may abort the exit
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

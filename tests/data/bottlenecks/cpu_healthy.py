@@ -1,11 +1,11 @@
-"""Planted: nothing. Both cores compute, and the data lies in memory.
+"""Planted: nothing. Both cores compute, and the data is in memory.
 
 `--fixed` changes nothing.
 """
 
 import os
 
-# Threads that spin while they wait for each other lose tenfold once a core is shared.
+# Threads that spin while they wait for each other are ten times slower on a shared core.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import torch

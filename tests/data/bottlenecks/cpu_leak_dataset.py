@@ -1,7 +1,7 @@
-"""Planted: the data set keeps every augmented sample in a cache that never hits.
+"""Planted: the dataset keeps every augmented sample in a cache that never hits.
 
-How one comes to it: a cache that helped as long as samples were not augmented. Now each one is
-new, so the worker only grows; speed stays the same until memory ends.
+Typical origin: a cache that was useful before samples were augmented. Now every sample is new, so
+the worker only grows; the speed stays the same until memory is exhausted.
 """
 
 import torch

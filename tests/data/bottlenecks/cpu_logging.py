@@ -1,6 +1,6 @@
-"""Planted: every step writes histograms of all weights to a log and forces it to disk.
+"""Planted: every step writes histograms of all weights to a log and syncs it to disk.
 
-How one comes to it: a diverging run once had to be understood, and the logging stayed.
+Typical origin: logging that was added to debug a diverging run and never removed.
 """
 
 import json
@@ -13,7 +13,7 @@ from common import Clock, parse_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-CAUSE = "sync.logging"
+CAUSE = "loop.logging"
 DEVICE = "cpu"
 
 SIDE = 32

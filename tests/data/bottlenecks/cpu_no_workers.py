@@ -1,7 +1,7 @@
 """Planted: no loader workers, so every batch is prepared between two steps.
 
-How one comes to it: `num_workers` left at its default of 0. Preparation takes about as long as the
-step, and the second core sleeps through both.
+Typical origin: `num_workers` is left at its default of 0. Preparation takes about as long as the
+step, and the second core is idle during both.
 """
 
 import zlib
@@ -19,7 +19,7 @@ SIDE = 64
 
 
 class CompressedImages(Dataset):
-    """Images kept compressed in memory; each is unpacked and normalised when it is asked for."""
+    """Images that are compressed in memory; each access decompresses and normalizes one."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

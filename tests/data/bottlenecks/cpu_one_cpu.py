@@ -1,7 +1,7 @@
-"""Planted: the job may use one CPU, although the machine has more.
+"""Planted: the job may use one CPU although the machine has more.
 
-How one comes to it: a batch system that was not told `--cpus-per-task`, or a container pinned to
-one core. Training and the loader's workers take turns on it.
+Typical origin: a batch job without `--cpus-per-task`, or a container that is pinned to one core.
+Training and the loader workers take turns on it.
 """
 
 import os
@@ -18,7 +18,7 @@ SIDE = 64
 
 
 class NoisyImages(Dataset):
-    """Preparation takes about as long as the step: there is work for two cores."""
+    """Preparation takes about as long as the step, so there is work for two cores."""
 
     def __init__(self) -> None:
         self.images = torch.rand(1000, 3, SIDE, SIDE)

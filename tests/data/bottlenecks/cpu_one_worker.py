@@ -1,7 +1,7 @@
-"""Planted: one loader worker where the preparation takes about five times as long as a step.
+"""Planted: one loader worker, although preparation takes about five times as long as a step.
 
-How one comes to it: `num_workers=1` from an example. The one worker keeps a core busy, training
-waits for it, and most of the second core has nothing to do.
+Typical origin: `num_workers=1` copied from an example. The worker keeps one core busy, training
+waits for it, and the second core is mostly idle.
 """
 
 import zlib
@@ -19,7 +19,7 @@ SIDE = 64
 
 
 class CompressedImages(Dataset):
-    """Images kept compressed in memory; each takes some milliseconds to unpack and normalise."""
+    """Images compressed in memory; each takes some milliseconds to decompress and normalize."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

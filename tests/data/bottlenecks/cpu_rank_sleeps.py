@@ -1,7 +1,7 @@
-"""Planted: one of two ranks waits for something in every step, and the other waits for it.
+"""Planted: one of two ranks waits in every step, and the other rank waits for it.
 
-How one comes to it: the second machine reads its data from a slower disk. All ranks meet in the
-all-reduce, so the slowest sets the pace. Start: torchrun --standalone --nproc-per-node 2
+Typical origin: the second machine reads its data from a slower disk. All ranks meet in the
+all-reduce, so the slowest one sets the speed. Start: torchrun --standalone --nproc-per-node 2
 """
 
 import gc
@@ -36,7 +36,7 @@ def small_network() -> nn.Module:
 
 
 def all_over(clock: Clock) -> bool:
-    """Ranks must end together, or one would wait for the others for ever."""
+    """Let all ranks end together, or one would wait forever for the other ones."""
     over = torch.tensor(int(clock.over()))
     dist.all_reduce(over, op=dist.ReduceOp.MAX)
     return bool(over)
@@ -63,7 +63,7 @@ def main() -> None:
             clock.step(len(images))
     if dist.get_rank() == 0:
         clock.report()
-    del model, optimizer, loss  # what holds the group when it goes may abort at the exit
+    del model, optimizer, loss  # references to the process group may abort the exit
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

@@ -1,7 +1,7 @@
-"""Planted: a checkpoint every 25 steps, forced to disk each time.
+"""Planted: a checkpoint every 25 steps, synced to disk each time.
 
-How one comes to it: a job that was killed once, and a fear of losing work ever since. Most of what
-is saved is a pretrained embedding that never changes.
+Typical origin: frequent checkpoints after a job was once killed. Most of the saved data is a
+pretrained embedding that never changes.
 """
 
 import os
@@ -13,7 +13,7 @@ from common import Clock, parse_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-CAUSE = "outside.checkpoint"
+CAUSE = "loop.checkpoint"
 DEVICE = "cpu"
 
 VOCABULARY, EMBEDDED, WORDS = 500_000, 64, 16

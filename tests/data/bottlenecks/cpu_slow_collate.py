@@ -1,7 +1,7 @@
 """Planted: a collate function that pads its batch number by number in Python.
 
-How one comes to it: signals of many lengths, and a first `collate_fn` written with lists. Each
-sample is ready at once; putting them together takes longer than the step.
+Typical origin: signals of different lengths, and a first `collate_fn` written with lists. Each
+sample is ready at once, but collating the batch takes longer than the step.
 """
 
 import torch

@@ -1,7 +1,7 @@
 """Planted: the whole validation set is evaluated after every 20 training steps.
 
-How one comes to it: an epoch of a small training set is soon over, and evaluation belongs to the
-end of an epoch. Half of the time no step is made.
+Typical origin: epochs over a small training set are short, and evaluation runs at the end of each
+epoch. No steps are made for half of the time.
 """
 
 import torch
@@ -9,7 +9,7 @@ from common import Clock, parse_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-CAUSE = "outside.evaluation"
+CAUSE = "loop.evaluation"
 DEVICE = "cpu"
 
 SIDE = 32

@@ -1,7 +1,7 @@
 """Planted: a transform written as a Python loop over pixels.
 
-How one comes to it: a gamma correction copied from a notebook, where one image at a time was fast
-enough. Both cores do nothing but transform, and the cheap model waits for its batches.
+Typical origin: a gamma correction copied from a notebook, where one image at a time was fast
+enough. Both cores only transform images, and the cheap model waits for its batches.
 """
 
 import torch

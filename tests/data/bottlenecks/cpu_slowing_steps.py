@@ -1,7 +1,7 @@
-"""Planted: the losses of all steps are kept, and their average is taken anew in each step.
+"""Planted: the losses of all steps are kept, and every step averages all of them.
 
-How one comes to it: a smoothed loss for the progress bar, computed the simple way. The first
-hundred steps are fast, and nobody looks at the thousandth.
+Typical origin: a smoothed loss for the progress bar, computed the simple way. The first hundred
+steps are fast, but the thousandth is not.
 """
 
 import torch
@@ -9,7 +9,7 @@ from common import Clock, parse_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-CAUSE = "drift.steps"
+CAUSE = "loop.slowdown"
 DEVICE = "cpu"
 
 SIDE = 32

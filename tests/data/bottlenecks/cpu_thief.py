@@ -1,11 +1,11 @@
-"""Planted: nothing in here. Somebody else's processes (thief.py) take the cores meanwhile.
+"""Planted: nothing in this script. Other processes (thief.py) use the cores at the same time.
 
-How one comes to it: a shared machine. `--fixed` changes nothing: the thief is then not started.
+Typical origin: a shared machine. `--fixed` changes nothing: thief.py is then not started.
 """
 
 import os
 
-# Threads that spin while they wait for each other lose tenfold once a core is shared.
+# Threads that spin while they wait for each other are ten times slower on a shared core.
 os.environ["OMP_WAIT_POLICY"] = "passive"
 
 import torch

@@ -1,7 +1,7 @@
-"""Planted: two workers with eight threads each on a machine of two cores.
+"""Planted: two workers with eight threads each on a machine with two cores.
 
-How one comes to it: settings copied from a larger machine (`set_num_threads`, OMP_NUM_THREADS).
-Every operation of a worker waits until all its eight threads had their turn.
+Typical origin: settings copied from a larger machine (`set_num_threads`, OMP_NUM_THREADS). Every
+operation of a worker waits until all of its eight threads have run.
 """
 
 import torch

@@ -1,7 +1,7 @@
-"""Planted: samples come from a store that serves only so many bytes a second.
+"""Planted: samples come from a store with a limited transfer rate.
 
-How one comes to it: the data set lies in a bucket or on a busy file server. The workers cost next
-to no CPU, they wait for bytes; more of them would share the same rate.
+Typical origin: the dataset is in a bucket or on a busy file server. The workers use almost no CPU
+and wait for data; more workers would share the same rate.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ STORE_BYTES_PER_S = 11_000_000
 
 
 class Store:
-    """An object store in a process of its own: asked for a sample, it sends the bytes."""
+    """An object store in a separate process: for each request, it sends the bytes of a sample."""
 
     def __init__(self, bytes_per_s: float | None) -> None:
         self._bytes_per_s = bytes_per_s
@@ -46,7 +46,7 @@ class Store:
         writer.close()
 
     async def _stay_below_the_rate(self) -> None:
-        """All connections share one rate, so each answer waits for those before it."""
+        """All connections share one rate, so each response waits for the previous ones."""
         if self._bytes_per_s is None:
             return
         now = asyncio.get_running_loop().time()

@@ -1,6 +1,6 @@
-"""Planted: nothing. Training ends after five steps, too early to tell anything.
+"""Planted: nothing. Training ends after five steps, too early for a diagnosis.
 
-How one comes to it: a smoke test. `--fixed` changes nothing.
+Typical origin: a smoke test. `--fixed` changes nothing.
 """
 
 import torch
@@ -8,7 +8,7 @@ from common import Clock, parse_options
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-CAUSE = "short"
+CAUSE = "too_short"
 DEVICE = "cpu"
 
 FEATURES = 1024

@@ -1,6 +1,6 @@
-"""Planted: every epoch starts its workers anew, and each of them first parses an index.
+"""Planted: every epoch restarts its workers, and each of them first parses an index.
 
-How one comes to it: a small data set, so short epochs, and a `worker_init_fn` that nobody times.
+Typical origin: a small dataset with short epochs, and a slow `worker_init_fn`.
 """
 
 import json
@@ -10,7 +10,7 @@ from common import Clock, parse_options
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-CAUSE = "input.startup"
+CAUSE = "input.worker_startup"
 DEVICE = "cpu"
 
 SIDE = 64

@@ -1,7 +1,7 @@
 """Planted: one image at a time through a ResNet-50.
 
-How one comes to it: `batch_size=1` is the DataLoader's default, and an example once ran out of
-memory. Each kernel fills a corner of the GPU. `--fixed` trains with 16 images.
+Typical origin: `batch_size=1` is the DataLoader's default, or was set after running out of memory.
+Each kernel uses a small part of the GPU. `--fixed` trains with 16 images.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 CAUSE = "batch.small"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 16))
 MODEL = os.environ.get("MODEL", "resnet18" if SMOKE else "resnet50")
 WORKERS = int(os.environ.get("WORKERS") or (2 if SMOKE else 12))

@@ -1,7 +1,7 @@
-"""Planted: eight workers and the training itself share two CPUs of a machine that has more.
+"""Planted: eight workers and the training process share two CPUs of a larger machine.
 
-How one comes to it: a job that asked for a GPU and forgot `--cpus-per-task`, or a `taskset` left in
-a start script. `--fixed` takes all CPUs that there are.
+Typical origin: a job that requested a GPU without `--cpus-per-task`, or a `taskset` left in a
+launch script. `--fixed` uses all CPUs.
 """
 
 import os
@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 CAUSE = "cpu.cores"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (8 if SMOKE else 128))
 MODEL = os.environ.get("MODEL", "resnet18" if SMOKE else "resnet50")
 WORKERS = int(os.environ.get("WORKERS") or (2 if SMOKE else 8))
@@ -30,7 +30,7 @@ SIDE = 32 if SMOKE else 224
 
 
 class Photos(Dataset):
-    """A random crop, resized, and two changes of colour: a millisecond an image."""
+    """A random resized crop and two color changes: one millisecond per image."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

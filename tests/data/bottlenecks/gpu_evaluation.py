@@ -1,6 +1,6 @@
 """Planted: the whole validation set is evaluated after every 20 training steps.
 
-How one comes to it: to see the curve move while one watches. Half of the time no step is made.
+Typical origin: frequent updates of the validation curve. No steps are made for half of the time.
 `--fixed` evaluates every 400 steps.
 """
 
@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-CAUSE = "outside.evaluation"
+CAUSE = "loop.evaluation"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 24))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 1024))
 LAYERS = int(os.environ.get("LAYERS") or (2 if SMOKE else 12))
@@ -26,7 +26,7 @@ VALIDATION_BATCHES = int(os.environ.get("VALIDATION_BATCHES") or (10 if SMOKE el
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""Planted: large matrix products in plain float32, which the tensor cores have no part in.
+"""Planted: large matrix products in plain float32, which do not use the tensor cores.
 
-How one comes to it: by writing nothing, for that is PyTorch's default. `--fixed` lets products of
-float32 use TensorFloat-32.
+Typical origin: PyTorch's default settings. `--fixed` lets products of float32 matrices use
+TensorFloat-32.
 """
 
 import os
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 CAUSE = "gpu.precision"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or 4)
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 4096))
 LAYERS = int(os.environ.get("LAYERS") or (2 if SMOKE else 1))
@@ -24,7 +24,7 @@ HEAD = 64
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()

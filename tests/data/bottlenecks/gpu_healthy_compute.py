@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 CAUSE = "gpu.compute"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 24))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 4096))
 LAYERS = int(os.environ.get("LAYERS") or 2)
@@ -23,7 +23,7 @@ HEAD = 64
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()

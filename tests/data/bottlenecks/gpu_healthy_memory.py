@@ -1,6 +1,6 @@
 """Planted: nothing. Element-wise layers move gigabytes through the memory of the GPU in each step.
 
-The products in it are negligible: its speed is that of the memory. `--fixed` changes nothing.
+Matrix products are negligible, so memory bandwidth sets the speed. `--fixed` changes nothing.
 """
 
 import os
@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 CAUSE = "gpu.bandwidth"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (64 if SMOKE else 2048))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 65_536))
 LAYERS = int(os.environ.get("LAYERS") or (2 if SMOKE else 12))
@@ -22,7 +22,7 @@ FEATURES = 64
 
 
 class Gate(nn.Module):
-    """Scales and shifts each feature, and lets it through by its own size."""
+    """Scales and shifts each feature, and gates it by its own value."""
 
     def __init__(self) -> None:
         super().__init__()

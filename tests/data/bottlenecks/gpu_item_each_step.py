@@ -1,8 +1,8 @@
-"""Planted: how many bytes of each value were told right is read with `.item()`, value by value.
+"""Planted: the correct predictions of each byte value are counted with `.item()`, value by value.
 
-How one comes to it: a table of accuracies by class. The first `.item()` waits until the GPU has
-done all its work, and from then on the GPU waits for the host, 256 times in every step. `--fixed`
-counts on the device, and reads the counts every 100 steps.
+Typical origin: a table of accuracies by class. The first `.item()` waits until the GPU has finished
+all its work, and then the GPU waits for the host, 256 times in every step. `--fixed` counts on the
+device and reads the counts every 100 steps.
 """
 
 import os
@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-CAUSE = "sync"
+CAUSE = "gpu.sync"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 12))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 4096))
 LAYERS = int(os.environ.get("LAYERS") or 2)
@@ -26,7 +26,7 @@ HEAD = 64
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()

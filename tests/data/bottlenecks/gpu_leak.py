@@ -1,6 +1,6 @@
-"""Planted: the logits of every step are kept on the device, some 200 MB a second.
+"""Planted: the logits of every step are kept on the device, about 200 MB per second.
 
-How one comes to it: outputs collected in a list, to be evaluated at the end of the epoch. `--fixed`
+Typical origin: outputs are collected in a list, to be evaluated at the end of the epoch. `--fixed`
 keeps one number per step.
 """
 
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 CAUSE = "leak.gpu"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 24))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 1024))
 LAYERS = int(os.environ.get("LAYERS") or (2 if SMOKE else 12))
@@ -24,7 +24,7 @@ HEAD = 64
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()

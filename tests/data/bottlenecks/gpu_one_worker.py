@@ -1,7 +1,7 @@
-"""Planted: one loader worker where the GPU could take the batches of three.
+"""Planted: one loader worker, although the GPU could process the batches of three.
 
-How one comes to it: `num_workers=1` from an example. One core prepares, fifteen have nothing to
-do, and the GPU waits. `--fixed` has twelve workers.
+Typical origin: `num_workers=1` copied from an example. One core prepares batches, fifteen are idle,
+and the GPU waits. `--fixed` uses twelve workers.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 CAUSE = "input.workers"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (8 if SMOKE else 128))
 MODEL = os.environ.get("MODEL", "resnet18" if SMOKE else "resnet50")
 WORKERS = int(os.environ.get("WORKERS") or (2 if SMOKE else 12))
@@ -26,7 +26,7 @@ SIDE = 32 if SMOKE else 224
 
 
 class Photos(Dataset):
-    """A random crop, resized: half a millisecond an image."""
+    """A random resized crop: half a millisecond per image."""
 
     def __init__(self) -> None:
         rng = np.random.default_rng(0)

@@ -1,9 +1,9 @@
-"""Planted: a limit on GPU memory under which the allocator empties its cache in every step.
+"""Planted: a limit on GPU memory that makes the allocator empty its cache in every step.
 
-How one comes to it: the GPU is shared, so the script is limited to what its tensors need, with a
-third to spare. But memory is cached for each stream, and this trains two models on two streams:
-what one has cached the other cannot use, allocations fail, the cache is emptied, and they are tried
-again. `--fixed` sets no limit.
+Typical origin: the GPU is shared, so the script is limited to the memory of its tensors plus a
+third. But the allocator caches memory per stream, and this script trains two models on two streams:
+memory that one stream has cached is not available to the other, so allocations fail, the cache is
+emptied, and they are retried. `--fixed` sets no limit.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader
 CAUSE = "memory.gpu"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 24))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 1024))
 LAYERS = int(os.environ.get("LAYERS") or (2 if SMOKE else 4))
@@ -28,7 +28,7 @@ HEAD = 64
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ class TextModel(nn.Module):
 
 
 def limit_memory(times_needed: float) -> None:
-    """To that many times what was needed at most until now."""
+    """Limit the memory to this multiple of the peak so far."""
     if SMOKE:
         return
     needed = torch.cuda.max_memory_allocated()
     total = torch.cuda.get_device_properties(0).total_memory
-    torch.cuda.empty_cache()  # what is cached already would stay above the limit
+    torch.cuda.empty_cache()  # memory that is already cached would stay above the limit
     torch.cuda.set_per_process_memory_fraction(times_needed * needed / total)
 
 
@@ -61,7 +61,7 @@ def backward(model: nn.Module, texts: torch.Tensor) -> None:
 
 
 class SecondStream:
-    """Work inside of it starts after what is queued, and is waited for by what comes after it."""
+    """Start work after what is queued, and let later work wait for it."""
 
     def __init__(self) -> None:
         self.stream = None if SMOKE else torch.cuda.Stream()

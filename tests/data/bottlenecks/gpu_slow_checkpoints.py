@@ -1,7 +1,7 @@
 """Planted: a checkpoint of model and optimizer every 30 steps.
 
-How one comes to it: a job that was killed once, and a fear of losing work ever since. `--fixed`
-writes one every 2000 steps.
+Typical origin: frequent checkpoints after a job was once killed. `--fixed` writes one every 2000
+steps.
 """
 
 import os
@@ -14,10 +14,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-CAUSE = "outside.checkpoint"
+CAUSE = "loop.checkpoint"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 48))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 512))
 LAYERS = int(os.environ.get("LAYERS") or (2 if SMOKE else 12))
@@ -27,7 +27,7 @@ STEPS_BETWEEN = int(os.environ.get("STEPS_BETWEEN") or 30)
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()

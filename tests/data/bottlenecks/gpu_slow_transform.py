@@ -1,7 +1,7 @@
 """Planted: augmentation so heavy that no number of workers keeps up with the GPU.
 
-How one comes to it: one more PIL filter for each percent of accuracy. All cores rotate and blur,
-and the GPU waits. `--fixed` only crops.
+Typical origin: PIL filters that were added one by one for accuracy. All cores rotate and blur, and
+the GPU waits. `--fixed` only crops.
 """
 
 import os
@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, Dataset
 CAUSE = "input.preparation"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (8 if SMOKE else 128))
 MODEL = os.environ.get("MODEL", "resnet18" if SMOKE else "resnet50")
 WORKERS = int(os.environ.get("WORKERS") or (2 if SMOKE else min(16, os.cpu_count() or 1)))

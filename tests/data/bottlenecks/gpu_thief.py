@@ -1,6 +1,6 @@
-"""Planted: nothing in here. Somebody else (thief.py --gpu) computes on the same GPU meanwhile.
+"""Planted: nothing in this script. Another process (thief.py --gpu) computes on the same GPU.
 
-How one comes to it: a shared machine. `--fixed` changes nothing: the thief is then not started.
+Typical origin: a shared machine. `--fixed` changes nothing: thief.py is then not started.
 """
 
 import os
@@ -15,7 +15,7 @@ CAUSE = "interference.gpu"
 DEVICE = "gpu"
 NEEDS_THIEF = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 48))
 WIDTH = int(os.environ.get("WIDTH") or (128 if SMOKE else 1024))
 LAYERS = int(os.environ.get("LAYERS") or (2 if SMOKE else 12))
@@ -24,7 +24,7 @@ HEAD = 64
 
 
 class TextModel(nn.Module):
-    """Tells the next byte of a text from the bytes before it."""
+    """Predicts the next byte of a text from the previous bytes."""
 
     def __init__(self) -> None:
         super().__init__()

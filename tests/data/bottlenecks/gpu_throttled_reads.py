@@ -1,7 +1,7 @@
-"""Planted: images come from a store that serves only so many bytes a second.
+"""Planted: images come from a store with a limited transfer rate.
 
-How one comes to it: the data set lies in a bucket or on a busy file server. The workers cost next
-to no CPU, they wait for bytes; more of them would share the same rate. `--fixed` has a fast store.
+Typical origin: the dataset is in a bucket or on a busy file server. The workers use almost no CPU
+and wait for data; more workers would share the same rate. `--fixed` uses a fast store.
 """
 
 import multiprocessing
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Dataset
 CAUSE = "input.fetch"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (8 if SMOKE else 128))
 MODEL = os.environ.get("MODEL", "resnet18" if SMOKE else "resnet101")
 WORKERS = int(os.environ.get("WORKERS") or (2 if SMOKE else 8))
@@ -31,7 +31,7 @@ SAMPLE_BYTES = SIDE * SIDE * 3
 
 
 class Store(socketserver.ThreadingTCPServer):
-    """An object store: a request names a sample, the answer is its bytes."""
+    """An object store: a request names a sample, the response is its bytes."""
 
     daemon_threads = True
 
@@ -43,7 +43,7 @@ class Store(socketserver.ThreadingTCPServer):
         self._turn = threading.Lock()
 
     def stay_below_the_rate(self) -> None:
-        """All connections share one rate, so each answer waits for those before it."""
+        """All connections share one rate, so each response waits for the previous ones."""
         if self._bytes_per_s is None:
             return
         with self._turn:

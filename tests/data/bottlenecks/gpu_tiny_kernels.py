@@ -1,7 +1,7 @@
-"""Planted: a recurrent cell of one's own, unrolled in Python: thousands of kernels of microseconds.
+"""Planted: a custom recurrent cell, unrolled in Python: thousands of kernels of microseconds.
 
-How one comes to it: the cell is not quite an LSTM, so `nn.LSTM` does not do, and it is written step
-by step. The GPU waits for each launch. `--fixed` replays forward and backward as CUDA graphs.
+Typical origin: the cell is not quite an LSTM, so it is written step by step instead of using
+`nn.LSTM`. The GPU waits for each launch. `--fixed` replays forward and backward as CUDA graphs.
 """
 
 import os
@@ -12,10 +12,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, RandomSampler, TensorDataset
 
-CAUSE = "launch"
+CAUSE = "gpu.launch"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 BATCH = int(os.environ.get("BATCH") or (4 if SMOKE else 256))
 LENGTH = int(os.environ.get("LENGTH") or (8 if SMOKE else 128))
 WIDTH = int(os.environ.get("WIDTH") or 128)
@@ -23,7 +23,7 @@ FEATURES = 64
 
 
 class Recurrent(nn.Module):
-    """Input and forget gates are coupled: what is not kept is written."""
+    """An LSTM cell with coupled input and forget gates."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
 """Planted: half a gigabyte per batch is copied from pageable memory while the GPU waits for it.
 
-How one comes to it: features that were computed once, loaded as ready batches, and `.to(device)` as
-everybody writes it. `--fixed` pins them and copies the next batch while this one is trained on.
+Typical origin: precomputed features, loaded as ready batches, with a plain `.to(device)`. `--fixed`
+pins them and copies the next batch while the current one is used for training.
 """
 
 import os
@@ -13,10 +13,10 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-CAUSE = "transfer"
+CAUSE = "gpu.transfer"
 DEVICE = "gpu"
 
-SMOKE = os.environ.get("SMOKE") == "1"  # tiny and on the CPU: to try the script without a GPU
+SMOKE = os.environ.get("SMOKE") == "1"  # small and on the CPU, to test the script without a GPU
 ROWS = int(os.environ.get("ROWS") or (256 if SMOKE else 131_072))
 WIDTH = int(os.environ.get("WIDTH") or (64 if SMOKE else 4096))
 LAYERS = int(os.environ.get("LAYERS") or 3)
@@ -35,7 +35,7 @@ def ready_batches(pinned: bool) -> list[tuple[torch.Tensor, torch.Tensor]]:
 
 
 class Prefetcher:
-    """Copies the next batch on a stream of its own, into one of two buffers, one batch ahead."""
+    """Copies the next batch on a separate stream, into one of two buffers, one batch ahead."""
 
     def __init__(self, loader: DataLoader, device: torch.device) -> None:
         self.loader = loader
@@ -50,7 +50,7 @@ class Prefetcher:
         ahead = None
         for number, (rows, labels) in enumerate(self.loader):
             buffers = self.buffers[number % 2]
-            self.stream.wait_stream(training)  # the step that read these buffers last
+            self.stream.wait_stream(training)  # the last step that read these buffers
             with torch.cuda.stream(self.stream):
                 buffers[0].copy_(rows, non_blocking=True)
                 buffers[1].copy_(labels, non_blocking=True)

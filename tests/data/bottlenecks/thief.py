@@ -1,4 +1,4 @@
-"""Somebody else on the machine: takes CPU or GPU for a while, outside of what is watched.
+"""Another process on the machine: uses CPU or GPU for a while, outside the monitored run.
 
 python thief.py --cpu 2 --seconds 30
 python thief.py --gpu --seconds 30
@@ -17,7 +17,7 @@ def burn_cpu(seconds: float) -> None:
 
 
 def burn_gpu(seconds: float) -> None:
-    """Matrix products without a pause; a GPU gives each process that asks about the same time."""
+    """Run matrix products without a pause; busy processes get equal shares of a GPU."""
     import torch
 
     smoke = os.environ.get("SMOKE") == "1"
@@ -27,7 +27,7 @@ def burn_gpu(seconds: float) -> None:
     while time.monotonic() < until:
         for _ in range(20):
             product = matrix @ matrix
-        product[0, 0].item()  # the queue of launches stays short
+        product[0, 0].item()  # keeps the queue of launches short
 
 
 def main() -> None:

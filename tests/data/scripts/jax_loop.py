@@ -1,4 +1,4 @@
-"""A JAX loop: there is nothing for the hook to attach to."""
+"""A JAX loop, which the hook does not support."""
 
 import jax
 import jax.numpy as jnp

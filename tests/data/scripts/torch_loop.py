@@ -1,4 +1,4 @@
-"""A plain PyTorch loop with loader workers and an evaluation; knows nothing of stepscope."""
+"""A plain PyTorch loop with loader workers and an evaluation, without stepscope."""
 
 import sys
 
@@ -24,8 +24,8 @@ def main(workers: int, start: str | None) -> None:
             loss(model(images), labels).backward()
             optimizer.step()
         with torch.no_grad():
-            right = sum(int((model(x).argmax(1) == y).sum()) for x, y in test)
-        print(f"epoch {epoch}: {right}/{SAMPLES}")
+            correct = sum(int((model(x).argmax(1) == y).sum()) for x, y in test)
+        print(f"epoch {epoch}: {correct}/{SAMPLES}")
 
 
 if __name__ == "__main__":

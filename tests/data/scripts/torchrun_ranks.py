@@ -24,7 +24,7 @@ def main() -> None:
             optimizer.zero_grad()
             torch.nn.functional.cross_entropy(model(x), y).backward()
             optimizer.step()
-    del model, optimizer  # what holds the group when it goes may abort at the exit
+    del model, optimizer  # objects that still use the group may abort at the exit
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Student's t, for any probability."""
+"""Student's t distribution."""
 
 from __future__ import annotations
 
@@ -24,28 +24,28 @@ TABLE = {
 
 
 @pytest.mark.parametrize("dof", TABLE)
-def test_the_table_in_books(dof: float) -> None:
-    told = [t_quantile(probability, dof) for probability in (0.95, 0.975, 0.995, 0.9995)]
-    assert told == pytest.approx(TABLE[dof], rel=1e-4)
+def test_published_table(dof: float) -> None:
+    quantiles = [t_quantile(probability, dof) for probability in (0.95, 0.975, 0.995, 0.9995)]
+    assert quantiles == pytest.approx(TABLE[dof], rel=1e-4)
 
 
 @given(st.floats(0.0001, 0.9999), st.floats(0.5, 1e6))
-def test_it_is_that_of_scipy(probability: float, dof: float) -> None:
-    truth = float(scipy_t.ppf(probability, dof))
-    assert t_quantile(probability, dof) == pytest.approx(truth, rel=1e-6, abs=1e-6)
+def test_quantile_matches_scipy(probability: float, dof: float) -> None:
+    expected = float(scipy_t.ppf(probability, dof))
+    assert t_quantile(probability, dof) == pytest.approx(expected, rel=1e-6, abs=1e-6)
 
 
 @given(st.floats(0, 50), st.floats(1, 1000))
-def test_the_tail_is_that_of_scipy(value: float, dof: float) -> None:
+def test_tail_matches_scipy(value: float, dof: float) -> None:
     assert t_tail(value, dof) == pytest.approx(float(scipy_t.sf(value, dof)), rel=1e-8, abs=1e-300)
 
 
 @pytest.mark.parametrize("dof", [1, 2, 3, 5, 10, 30])
-def test_one_interval_is_as_wide_as_that_of_a_trial(dof: int) -> None:
+def test_quantile_matches_the_table_of_trials(dof: int) -> None:
     assert t_quantile(0.95, dof) == pytest.approx(students_t(dof), rel=1e-4)
 
 
 @pytest.mark.parametrize(("probability", "dof"), [(0, 3), (1, 3), (0.9, 0), (math.nan, 3)])
-def test_what_has_no_quantile(probability: float, dof: float) -> None:
+def test_invalid_arguments(probability: float, dof: float) -> None:
     with pytest.raises(ValueError, match="no quantile"):
         t_quantile(probability, dof)

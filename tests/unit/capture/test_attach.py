@@ -1,4 +1,4 @@
-"""Processes that somebody else started: which can be watched, and how their end is learnt."""
+"""Attaching to running processes: which can be monitored, and how their exit is judged."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.capture.attach import judge_end, stop_requests
+from stepscope.capture.attach import judge_exit, stop_requests
 from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.target import Target, find_target
-from stepscope.errors import CannotWatch
+from stepscope.errors import MonitorError
 from stepscope.inject.events import FOLDER_VARIABLE
 from stepscope.sensors import procfs
 
 KERNEL = tuple(int(word) for word in platform.release().split("-")[0].split(".")[:2])
-PIDFD_TELLS = KERNEL >= (6, 15)
+PIDFD_HAS_STATUS = KERNEL >= (6, 15)
 
-WAITS = "import sys; sys.stdin.readline(); "
+WAIT_FOR_INPUT = "import sys; sys.stdin.readline(); "
 
 
 @pytest.fixture
@@ -39,21 +39,21 @@ def started() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(started: list[subprocess.Popen[str]], code: str, **more: str) -> subprocess.Popen[str]:
-    """A child that does what it shall once it is told to."""
+    """Start a child that runs the code after a line of input."""
     process = subprocess.Popen(
-        [sys.executable, "-c", WAITS + code],
+        [sys.executable, "-c", WAIT_FOR_INPUT + code],
         stdin=subprocess.PIPE,
         text=True,
         env={**os.environ, **more},
     )
     started.append(process)
-    while not procfs.command_line(process.pid):  # its new memory may not be in place yet
+    while not procfs.command_line(process.pid):  # the exec may not be complete yet
         time.sleep(0.001)
     return process
 
 
-def let_end(process: subprocess.Popen[str], target: Target) -> None:
-    """It ends, and stays a zombie: nobody has waited for it."""
+def let_exit(process: subprocess.Popen[str], target: Target) -> None:
+    """Let the child exit and stay a zombie."""
     assert process.stdin is not None
     process.stdin.write("\n")
     process.stdin.close()
@@ -62,15 +62,15 @@ def let_end(process: subprocess.Popen[str], target: Target) -> None:
     assert select.select([target.pidfd], [], [], 20)[0]
 
 
-def test_who_it_is(started: list[subprocess.Popen[str]], tmp_path: Path) -> None:
+def test_find_target(started: list[subprocess.Popen[str]], tmp_path: Path) -> None:
     events = tmp_path / "run" / "events"
     process = start(started, "pass", **{FOLDER_VARIABLE: str(events)})
     target = find_target(process.pid)
-    assert target.command == [sys.executable, "-c", WAITS + "pass"]
+    assert target.command == [sys.executable, "-c", WAIT_FOR_INPUT + "pass"]
     assert target.cwd == Path.cwd()
     assert target.owner is None
     assert target.reports_to == tmp_path / "run"
-    assert not target.has_ended()
+    assert not target.has_exited()
     target.close()
 
 
@@ -82,51 +82,49 @@ def test_who_it_is(started: list[subprocess.Popen[str]], tmp_path: Path) -> None
         ("import os; os.kill(os.getpid(), 9)", signal.SIGKILL),
     ],
 )
-def test_a_zombie_shows_its_status(
-    started: list[subprocess.Popen[str]], code: str, status: int
-) -> None:
+def test_status_of_a_zombie(started: list[subprocess.Popen[str]], code: str, status: int) -> None:
     process = start(started, code)
     target = find_target(process.pid)
-    let_end(process, target)
-    assert target.has_ended()
+    let_exit(process, target)
+    assert target.has_exited()
     assert target.status() == status
     target.close()
 
 
-def test_after_its_parent_waited_only_a_new_kernel_tells(
+def test_status_of_a_reaped_process_needs_a_new_kernel(
     started: list[subprocess.Popen[str]],
 ) -> None:
     process = start(started, "sys.exit(3)")
     target = find_target(process.pid)
-    let_end(process, target)
+    let_exit(process, target)
     process.wait()
-    assert target.has_ended()
-    assert target.status() == (3 << 8 if PIDFD_TELLS else None)
+    assert target.has_exited()
+    assert target.status() == (3 << 8 if PIDFD_HAS_STATUS else None)
     without = dataclasses.replace(target, pidfd=None)
-    assert without.has_ended()
+    assert without.has_exited()
     assert without.status() is None
     target.close()
 
 
-def test_a_zero_that_may_be_a_refusal_is_not_believed(
+def test_zero_without_permission_is_unknown(
     started: list[subprocess.Popen[str]],
 ) -> None:
     process = start(started, "sys.exit(0)")
     target = find_target(process.pid)
-    let_end(process, target)
-    assert dataclasses.replace(target, owner="somebody").status() is None
+    let_exit(process, target)
+    assert dataclasses.replace(target, owner="another user").status() is None
     target.close()
 
 
-def test_a_process_whose_main_thread_has_ended_goes_on(
+def test_process_runs_on_after_its_main_thread_exits(
     started: list[subprocess.Popen[str]],
 ) -> None:
-    leaves = """
+    code = """
 import ctypes, threading, time
 threading.Thread(target=time.sleep, args=(30,)).start()
 ctypes.CDLL(None).pthread_exit(None)
 """
-    process = start(started, leaves)
+    process = start(started, code)
     target = find_target(process.pid)
     assert process.stdin is not None
     process.stdin.write("\n")
@@ -135,66 +133,68 @@ ctypes.CDLL(None).pthread_exit(None)
     end = time.monotonic() + 60
     while stat.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < end:
         time.sleep(0.01)
-    assert not dataclasses.replace(target, pidfd=None).has_ended()
+    assert not dataclasses.replace(target, pidfd=None).has_exited()
     target.close()
     find_target(process.pid).close()
 
 
-def test_what_cannot_be_watched(started: list[subprocess.Popen[str]]) -> None:
-    with pytest.raises(CannotWatch, match=r"There is no process 999999999\. List yours with: ps"):
+def test_processes_that_cannot_be_monitored(started: list[subprocess.Popen[str]]) -> None:
+    with pytest.raises(
+        MonitorError, match=r"There is no process 999999999\. List your processes with `ps"
+    ):
         find_target(999999999)
-    with pytest.raises(CannotWatch, match="is this stepscope itself"):
+    with pytest.raises(MonitorError, match="is stepscope itself"):
         find_target(os.getpid())
     process = start(started, "pass")
     held = find_target(process.pid)
-    let_end(process, held)
-    with pytest.raises(CannotWatch, match=rf"has ended already.*{os.getpid()}"):
+    let_exit(process, held)
+    with pytest.raises(MonitorError, match=rf"has already exited.*{os.getpid()}"):
         find_target(process.pid)
     held.close()
 
 
-def test_a_thread_is_no_process() -> None:
+def test_thread_id_is_rejected() -> None:
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
     thread.start()
     try:
-        with pytest.raises(CannotWatch, match=rf"is a thread of process {os.getpid()} \("):
+        with pytest.raises(MonitorError, match=rf"is a thread of process {os.getpid()} \("):
             find_target(thread.native_id or 0)
     finally:
         end.set()
         thread.join()
 
 
-def test_a_thread_of_the_kernel_is_no_process() -> None:
+def test_kernel_thread_is_rejected() -> None:
     if not Path("/proc/2/comm").exists() or Path("/proc/2/comm").read_text() != "kthreadd\n":
-        pytest.skip("no thread of the kernel can be seen here")
-    with pytest.raises(CannotWatch, match=r"2 is a thread of the kernel \(kthreadd\)"):
+        pytest.skip("kernel threads are not visible here")
+    with pytest.raises(MonitorError, match=r"2 is a kernel thread \(kthreadd\)"):
         find_target(2)
 
 
-def test_no_descriptor_is_leaked(started: list[subprocess.Popen[str]]) -> None:
+def test_descriptors_are_closed(started: list[subprocess.Popen[str]]) -> None:
     process = start(started, "pass")
     before = len(os.listdir("/proc/self/fd"))
     find_target(process.pid).close()
     for pid in (os.getpid(), 999999999):
-        with pytest.raises(CannotWatch):
+        with pytest.raises(MonitorError):
             find_target(pid)
     with stop_requests():
         pass
     assert len(os.listdir("/proc/self/fd")) == before
 
 
-def test_signals_are_heard_and_given_back() -> None:
-    ours = signal.getsignal(signal.SIGINT)
+def test_signal_handlers_are_restored() -> None:
+    before = signal.getsignal(signal.SIGINT)
     with stop_requests() as stop:
         assert not select.select([stop], [], [], 0)[0]
         os.kill(os.getpid(), signal.SIGTERM)
         assert select.select([stop], [], [], 5)[0]
         os.kill(os.getpid(), signal.SIGINT)
-    assert signal.getsignal(signal.SIGINT) is ours
+    assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_what_is_ignored_stays_ignored() -> None:
+def test_ignored_signals_stay_ignored() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with stop_requests() as stop:
@@ -207,17 +207,17 @@ def test_what_is_ignored_stays_ignored() -> None:
 @pytest.mark.parametrize(
     ("status", "kills", "outcome", "words"),
     [
-        (0, 0, "ok", "ended normally"),
+        (0, 0, "ok", "exited normally"),
         (3 << 8, 0, "crashed", "exit code 3"),
-        (9, 0, "crashed", "somebody sent it"),
+        (9, 0, "crashed", "another process sent the signal"),
         (9, 1, "host_oom", "its cgroup counted 1 OOM kill"),
         (15, 0, "interrupted", "killed by SIGTERM"),
         (1 << 8, 0, "crashed", "exit code 1"),
-        (None, 2, "host_oom", "how is not known, but its cgroup counted 2 OOM kills"),
-        (None, 0, "lost", "it ended, but how is not known"),
+        (None, 2, "host_oom", "unknown exit code; its cgroup counted 2 OOM kills"),
+        (None, 0, "lost", "unknown exit code"),
     ],
 )
-def test_how_it_ended(status: int | None, kills: int, outcome: str, words: str) -> None:
-    ending = judge_end(status, KernelEvidence(0, 0), KernelEvidence(kills, 0), None)
-    assert ending.outcome == outcome
-    assert words in ending.reason
+def test_judge_exit(status: int | None, kills: int, outcome: str, words: str) -> None:
+    exit_status = judge_exit(status, KernelEvidence(0, 0), KernelEvidence(kills, 0), None)
+    assert exit_status.outcome == outcome
+    assert words in exit_status.reason

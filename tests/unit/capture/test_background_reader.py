@@ -1,4 +1,4 @@
-"""Sensors that may block are read aside: in order, to the end, and without holding anybody up."""
+"""Sensors that may block are read in a thread: in order, to the end, and independently."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GPU = Entity("GPU-1")
 
 
 class Counting(Sensor):
-    """Joules that grow by one with every reading."""
+    """An energy counter that grows by one joule with every reading."""
 
     name = "counting"
     scope: Scope = "gpu"
@@ -38,20 +38,20 @@ class Counting(Sensor):
         self.closed = True
 
 
-class Hanging(Counting):
-    """Answers a few times, and then only when it is let go."""
+class Blocking(Counting):
+    """Answers a few times, and then blocks until it is released."""
 
-    name = "hanging"
+    name = "blocking"
 
     def __init__(self, answers: int) -> None:
         super().__init__()
         self._answers = answers
-        self.hangs, self.let_go = threading.Event(), threading.Event()
+        self.is_blocked, self.released = threading.Event(), threading.Event()
 
     def read(self) -> list[Reading]:
         if self.readings >= self._answers:
-            self.hangs.set()
-            self.let_go.wait()
+            self.is_blocked.set()
+            self.released.wait()
         return super().read()
 
 
@@ -63,85 +63,87 @@ class Broken(Counting):
 
 
 @pytest.fixture
-def hanging() -> Iterator[Hanging]:
-    sensor = Hanging(answers=3)
+def blocking() -> Iterator[Blocking]:
+    sensor = Blocking(answers=3)
     yield sensor
-    sensor.let_go.set()
+    sensor.released.set()
 
 
 def wait_for_readings(sensor: Counting, count: int) -> None:
     end = time.monotonic() + 20
     while sensor.readings < count:
-        assert time.monotonic() < end, "it is not read"
+        assert time.monotonic() < end, "the sensor is not read"
         time.sleep(0.01)
 
 
 def started(*sensors: Sensor) -> BackgroundReader:
-    aside = BackgroundReader("the driver", lambda: sensors, print)
-    aside.wait_until_open(20)
-    aside.begin(0.05)
-    return aside
+    reader = BackgroundReader("the driver", lambda: sensors, print)
+    reader.wait_until_open(20)
+    reader.begin(0.05)
+    return reader
 
 
-def test_readings_come_in_order_and_the_last_is_not_missed() -> None:
+def test_readings_are_ordered_and_include_the_last() -> None:
     sensor = Counting()
-    aside = started(sensor)
+    reader = started(sensor)
     wait_for_readings(sensor, 6)
-    seen = list(aside.collect())
+    seen = list(reader.collect())
     before_end = sensor.readings
-    assert aside.finish()
-    seen += aside.collect()
+    assert reader.finish()
+    seen += reader.collect()
     times = [taken.t_ns for taken in seen]
     assert times == sorted(times) and len(times) >= 4
     assert sensor.readings > before_end and sensor.closed
     total = sum((w or 0) * (r.values["gpu_energy"] or 0) for t in seen for w, r in t.rows if w)
-    assert total == pytest.approx(sensor.readings - 2)  # the first two: warming up, the baseline
-    assert aside.remarks() == []
+    assert total == pytest.approx(
+        sensor.readings - 2
+    )  # without the first two: warm-up and baseline
+    assert reader.notes() == []
 
 
-def test_nothing_is_read_before_it_begins() -> None:
-    aside = BackgroundReader("the driver", lambda: [Counting()], print)
-    aside.wait_until_open(20)
+def test_no_readings_before_begin() -> None:
+    reader = BackgroundReader("the driver", lambda: [Counting()], print)
+    reader.wait_until_open(20)
     time.sleep(0.15)
-    assert list(aside.collect()) == []
-    aside.finish()
+    assert list(reader.collect()) == []
+    reader.finish()
 
 
-def test_a_driver_that_hangs_is_left_behind(hanging: Hanging) -> None:
-    aside = started(hanging)
-    assert hanging.hangs.wait(20)
-    assert not aside.finish()
-    assert len(list(aside.collect())) == 2
-    assert any("at the end" in remark for remark in aside.remarks())
+def test_blocked_driver_is_abandoned(blocking: Blocking) -> None:
+    reader = started(blocking)
+    assert blocking.is_blocked.wait(20)
+    assert not reader.finish()
+    assert len(list(reader.collect())) == 2
+    assert any("at the end" in note for note in reader.notes())
 
 
-def test_a_driver_that_never_opens_is_not_waited_for() -> None:
+def test_finish_does_not_wait_for_a_driver_that_never_opens() -> None:
     never = threading.Event()
 
     def make() -> list[Sensor]:
         never.wait()
         return []
 
-    aside = BackgroundReader("the driver", make, print)
-    aside.begin(0.05)
-    begun = time.monotonic()
-    aside.finish()
-    assert time.monotonic() - begun < 1.5, "it waits so long for one that has opened"
-    assert not aside.wait_until_open(0)
-    assert aside.remarks() == []
+    reader = BackgroundReader("the driver", make, print)
+    reader.begin(0.05)
+    began = time.monotonic()
+    reader.finish()
+    assert time.monotonic() - began < 1.5, "only an opened driver is waited for that long"
+    assert not reader.wait_until_open(0)
+    assert reader.notes() == []
     never.set()
 
 
-def test_one_that_fails_does_not_stop_the_others() -> None:
+def test_failing_sensor_does_not_stop_other_sensors() -> None:
     sensor = Counting()
-    aside = started(Broken(), sensor)
+    reader = started(Broken(), sensor)
     wait_for_readings(sensor, 4)
-    assert aside.finish()
-    assert {taken.sensor.name for taken in aside.collect()} == {"counting"}
+    assert reader.finish()
+    assert {taken.sensor.name for taken in reader.collect()} == {"counting"}
 
 
-def test_without_sensors_the_thread_ends() -> None:
-    aside = BackgroundReader("the driver", list, print)
-    aside.wait_until_open(20)
-    aside.join(20)
-    assert not aside.is_alive() and aside.finish()
+def test_thread_ends_without_sensors() -> None:
+    reader = BackgroundReader("the driver", list, print)
+    reader.wait_until_open(20)
+    reader.join(20)
+    assert not reader.is_alive() and reader.finish()

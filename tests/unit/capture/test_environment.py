@@ -1,4 +1,4 @@
-"""The record of what a run was made with."""
+"""The environment record of a run."""
 
 from __future__ import annotations
 
@@ -39,13 +39,13 @@ SECTIONS = {
 
 
 def environment_record(command: list[str], cwd: Path, pid: int | None, **root: Path) -> Any:
-    """The record as run.json has it."""
+    """Return the record as stored in run.json."""
     return to_json(environment.environment_record(command, cwd, pid, **root))
 
 
 def git(folder: Path, *words: str) -> None:
-    who = ("-c", "user.name=a", "-c", "user.email=a@b.c")
-    subprocess.run(["git", *who, *words], cwd=folder, check=True, capture_output=True)
+    user = ("-c", "user.name=a", "-c", "user.email=a@b.c")
+    subprocess.run(["git", *user, *words], cwd=folder, check=True, capture_output=True)
 
 
 @pytest.fixture
@@ -53,7 +53,7 @@ def repository(tmp_path: Path) -> Path:
     try:
         git(tmp_path, "init", "-b", "trunk")
     except (OSError, subprocess.CalledProcessError):
-        pytest.skip("no git here")
+        pytest.skip("git is not available")
     (tmp_path / "train.py").write_text("x = 1\n")
     git(tmp_path, "add", ".")
     git(tmp_path, "commit", "-m", "one")
@@ -75,7 +75,7 @@ def test_this_machine(tmp_path: Path) -> None:
     assert record["cgroup"]["version"] in {"v1", "v2", "hybrid", "none"}
 
 
-def test_it_is_quick(tmp_path: Path) -> None:
+def test_environment_record_is_fast(tmp_path: Path) -> None:
     times = []
     for _ in range(4):
         begin = time.perf_counter()
@@ -85,9 +85,9 @@ def test_it_is_quick(tmp_path: Path) -> None:
     assert min(times) < 1.0
 
 
-def test_an_empty_machine_gives_the_same_sections(tmp_path: Path) -> None:
-    nowhere = tmp_path / "gone"
-    record = environment_record([], nowhere, 2**22 + 1, root=tmp_path / "empty")
+def test_empty_machine_has_all_sections(tmp_path: Path) -> None:
+    missing = tmp_path / "gone"
+    record = environment_record([], missing, 2**22 + 1, root=tmp_path / "empty")
     assert record.keys() == SECTIONS
     assert record["unreadable"] == {}
     assert record["cpu"]["model"] is None
@@ -98,9 +98,7 @@ def test_an_empty_machine_gives_the_same_sections(tmp_path: Path) -> None:
     json.dumps(record)
 
 
-def test_a_section_that_fails_is_null_and_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failed_section_is_null_and_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("token=hunter2x")
 
@@ -110,7 +108,7 @@ def test_a_section_that_fails_is_null_and_named(
     assert record["unreadable"] == {"storage": f"RuntimeError: token={MASK}"}
 
 
-def test_git_state_is_readable_and_its_remote_masked(repository: Path) -> None:
+def test_git_state_with_masked_remote(repository: Path) -> None:
     git(repository, "remote", "add", "origin", "https://me:hunter2@host/x.git")
     state = environment_record([], repository, None)["git"]
     assert len(state["commit"]) == 40 and set(state["commit"]) <= set("0123456789abcdef")
@@ -124,7 +122,7 @@ def test_git_state_is_readable_and_its_remote_masked(repository: Path) -> None:
     assert environment_record([], repository, None)["git"]["branch"] is None
 
 
-def test_git_that_hangs_is_not_waited_for(
+def test_slow_git_is_abandoned(
     repository: Path, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     slow = tmp_path_factory.mktemp("bin") / "git"
@@ -137,7 +135,7 @@ def test_git_that_hangs_is_not_waited_for(
     assert time.perf_counter() - begin < 50
 
 
-def test_only_variables_of_training_are_kept_and_masked(
+def test_only_training_variables_are_stored_and_masked(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in list(os.environ):
@@ -169,7 +167,7 @@ def test_only_variables_of_training_are_kept_and_masked(
     assert list(variables) == sorted(variables)
 
 
-def test_the_watched_process_is_asked_for_its_own_variables(tmp_path: Path) -> None:
+def test_variables_of_the_monitored_process(tmp_path: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", "print(flush=True); input()"],
         env={"OMP_NUM_THREADS": "3"},
@@ -183,7 +181,7 @@ def test_the_watched_process_is_asked_for_its_own_variables(tmp_path: Path) -> N
     assert record["variables"] == {"OMP_NUM_THREADS": "3"}
 
 
-def test_what_may_not_be_read_of_a_process_is_not_taken_from_the_monitor(
+def test_unreadable_values_are_not_taken_from_the_monitor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refused(pid: int, which: int) -> None:
@@ -196,7 +194,7 @@ def test_what_may_not_be_read_of_a_process_is_not_taken_from_the_monitor(
     assert (record["variables"], record["limits"]) == ({}, {})
 
 
-def test_versions_are_those_beside_the_command(tmp_path: Path) -> None:
+def test_versions_of_the_virtual_environment_of_the_command(tmp_path: Path) -> None:
     python = tmp_path / "venv/bin/python"
     python.parent.mkdir(parents=True)
     python.symlink_to(sys.executable)
@@ -205,7 +203,7 @@ def test_versions_are_those_beside_the_command(tmp_path: Path) -> None:
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 9.9+cu1\n")
     record = environment_record([str(python), "train.py"], tmp_path, None)
     assert (record["versions"], record["versions_of"]) == ({"torch": "9.9+cu1"}, "command")
-    assert environment_record(["no-such-program"], tmp_path, None)["versions_of"] == "watcher"
+    assert environment_record(["no-such-program"], tmp_path, None)["versions_of"] == "monitor"
 
 
 def fake(root: Path, files: dict[str, str]) -> Path:
@@ -231,8 +229,8 @@ def test_nvidia_gpus_without_the_library(tmp_path: Path) -> None:
     record = environment_record([], tmp_path, None, root=root)
     assert record["driver"] == "580.65.06"
     (gpu,) = record["gpus"]
-    told = {"model": "NVIDIA H200", "uuid": "GPU-1-2", "bus": "0000:01:00.0"}
-    assert gpu.items() >= told.items()
+    expected = {"model": "NVIDIA H200", "uuid": "GPU-1-2", "bus": "0000:01:00.0"}
+    assert gpu.items() >= expected.items()
 
 
 def test_processor_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,7 +261,7 @@ def test_processor_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert record["os"]["virtual_machine"] is True
 
 
-def test_storage_is_the_innermost_latest_mount(tmp_path: Path) -> None:
+def test_storage_is_the_innermost_and_latest_mount(tmp_path: Path) -> None:
     data = tmp_path / "data set"
     data.mkdir()
     escaped = str(data).replace(" ", "\\040")

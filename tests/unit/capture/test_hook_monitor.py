@@ -1,25 +1,25 @@
-"""What the hook reports is followed as it is written; flags of Python that keep the hook out."""
+"""Events are followed as they are written, and Python options that disable the hook are found."""
 
 import os
 from pathlib import Path
 
 import pytest
 
-from stepscope.capture.hook_monitor import HookMonitor, switched_off_by
+from stepscope.capture.hook_monitor import HookMonitor, disabling_option
 from stepscope.inject import events
 from stepscope.runs.paths import make_run_folder
 from stepscope.sensors.tree import ProcessTree
 
 
-def test_a_name_is_known_however_long_ago_it_was_told(tmp_path: Path) -> None:
+def test_names_are_kept_between_polls(tmp_path: Path) -> None:
     paths = make_run_folder(tmp_path / "run")
     tree = ProcessTree(os.getppid())
-    monitor = HookMonitor(paths, tree, [], True, "")
+    monitor = HookMonitor(paths, tree, [], True)
     name, version = "a loader with a läng name", "2.1"
     record = events.RECORD.pack(5, events.SEEN, 0, 0, events.name_id(name), events.name_id(version))
-    told = events.name_records(name) + events.name_records(version)
+    names = events.name_records(name) + events.name_records(version)
     with (paths.events / "77.bin").open("ab", buffering=0) as file:
-        for piece in (told[:40], told[40:], record[:10], record[10:]):
+        for piece in (names[:40], names[40:], record[:10], record[10:]):
             file.write(piece)
             assert not monitor.frameworks
             monitor.poll()
@@ -41,8 +41,8 @@ def test_a_name_is_known_however_long_ago_it_was_told(tmp_path: Path) -> None:
         "python -X dev -S x",
     ],
 )
-def test_switched_off(command: str) -> None:
-    assert switched_off_by(command.split())
+def test_disabling_option(command: str) -> None:
+    assert disabling_option(command.split())
 
 
 @pytest.mark.parametrize(
@@ -58,5 +58,5 @@ def test_switched_off(command: str) -> None:
         "python -u x.py",
     ],
 )
-def test_not_switched_off(command: str) -> None:
-    assert switched_off_by(command.split()) is None
+def test_no_disabling_option(command: str) -> None:
+    assert disabling_option(command.split()) == ""

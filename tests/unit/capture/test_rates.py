@@ -1,4 +1,4 @@
-"""Counters become rates over their true window."""
+"""Counters are converted to rates over their actual window."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ def reading(cpu: float | None, rss: float = 5.0) -> list[Reading]:
     return [Reading(TREE, {"cpu": cpu, "rss": rss})]
 
 
-def test_the_first_reading_of_a_counter_has_no_rate() -> None:
+def test_first_reading_of_a_counter_has_no_rate() -> None:
     rates = Rates(("cpu", "rss"))
     ((window, row),) = rates.convert(S, reading(7.0))
     assert window is None and row.values == {"rss": 5.0}
@@ -21,7 +21,7 @@ def test_the_first_reading_of_a_counter_has_no_rate() -> None:
     assert window == 0.5 and row.values == {"cpu": 2.0, "rss": 5.0}
 
 
-def test_born_under_watch_it_counts_from_zero() -> None:
+def test_new_entities_count_from_zero() -> None:
     rates = Rates(("cpu", "rss"), from_zero_ns=S)
     ((window, row),) = rates.convert(2 * S, reading(3.0))
     assert (window, row.values["cpu"]) == (1.0, 3.0)
@@ -29,7 +29,7 @@ def test_born_under_watch_it_counts_from_zero() -> None:
     assert rows[0][0] == 1.0 and rows[0][1].values["cpu"] == 4.0
 
 
-def test_a_counter_that_went_back_or_is_missing_has_no_rate() -> None:
+def test_reset_or_missing_counter_has_no_rate() -> None:
     rates = Rates(("cpu",))
     for t, cpu in ((1, 5.0), (2, 3.0), (3, None), (4, 9.0)):
         ((_, row),) = rates.convert(t * S, reading(cpu))

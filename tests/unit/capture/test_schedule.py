@@ -1,4 +1,4 @@
-"""What a sensor costs decides how often it is read."""
+"""The cost of a sensor determines how often it is read."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stepscope.sensors.contract import Sensor
 
 
 class Burning(Sensor):
-    """Costs as much CPU time as it is told to."""
+    """Uses a configurable amount of CPU time."""
 
     name = "burning"
     scope: Scope = "host"
@@ -33,55 +33,57 @@ class Burning(Sensor):
         return [Reading(Entity("host"), {"host_memory": 1.0})]
 
 
-def slot_of(sensor: Sensor, told: list[str] | None = None) -> ScheduledSensor:
-    trouble = (told if told is not None else []).append
-    return ScheduledSensor(sensor, Rates(sensor.metrics), 0.1, trouble)
+def scheduled(sensor: Sensor, problems: list[str] | None = None) -> ScheduledSensor:
+    report_problem = (problems if problems is not None else []).append
+    return ScheduledSensor(sensor, Rates(sensor.metrics), 0.1, report_problem)
 
 
-def put_off_s(slot: ScheduledSensor) -> float:
-    """How long it is left alone after its last reading."""
+def delay_s(slot: ScheduledSensor) -> float:
+    """The time between the last reading and the next one."""
     return (slot.due_ns - slot.read_ns) / 1e9
 
 
-def test_what_is_cheap_is_read_at_its_period() -> None:
-    slot = slot_of(Burning())
+def test_inexpensive_sensor_is_read_at_its_period() -> None:
+    slot = scheduled(Burning())
     for _ in range(5):
         slot.take()
-    assert 0.2 < put_off_s(slot) < 0.31
+    assert 0.2 < delay_s(slot) < 0.31
     assert slot.slowest_period_s == 0
 
 
-def test_one_dear_reading_does_not_put_off_the_next_for_long() -> None:
+def test_single_expensive_reading_hardly_delays_the_next() -> None:
     sensor = Burning()
-    slot = slot_of(sensor)
+    slot = scheduled(sensor)
     for _ in range(5):
         slot.take()
-    sensor.cost_s = 0.1  # a hundred times its share: fifty seconds, if it were the rule
+    sensor.cost_s = (
+        0.1  # a hundred times its share: as an average, the delay would be fifty seconds
+    )
     slot.take()
-    assert put_off_s(slot) < 1.0
+    assert delay_s(slot) < 1.0
     sensor.cost_s = 0.0003
     for _ in range(10):
         slot.take()
-    assert put_off_s(slot) < 0.4
+    assert delay_s(slot) < 0.4
 
 
-def test_what_is_dear_as_a_rule_is_read_less_and_less_often() -> None:
+def test_expensive_sensor_is_read_less_often() -> None:
     sensor = Burning()
-    slot = slot_of(sensor)
+    slot = scheduled(sensor)
     slot.take()
     sensor.cost_s = 0.02
     for _ in range(12):
         slot.take()
-    assert put_off_s(slot) > 5
+    assert delay_s(slot) > 5
     assert slot.slowest_period_s > 5
 
 
-def test_one_that_keeps_failing_is_switched_off_and_told_once() -> None:
-    told: list[str] = []
+def test_failing_sensor_is_disabled_and_reported_once() -> None:
+    problems: list[str] = []
     sensor = Burning()
-    slot = slot_of(sensor, told)
+    slot = scheduled(sensor, problems)
     sensor.fails = True
     for _ in range(8):
         if slot.is_due(time.monotonic_ns() + 2 * 10**9):
             assert slot.take() is None
-    assert slot.failed and len(told) == 1 and "burning" in told[0]
+    assert slot.failed and len(problems) == 1 and "burning" in problems[0]

@@ -1,4 +1,4 @@
-"""`stepscope explain`, and the finding at the end of other commands: what is printed, and when."""
+"""`stepscope explain`, and the finding at the end of other commands."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typer.testing import CliRunner, Result
 from conftest import STEPSCOPE
 from stepscope.analysis.run.data import RunData
 from stepscope.cli.app import app
-from stepscope.cli.run import show_run
+from stepscope.cli.run import Shown, show_run
 from stepscope.cli.trial import _show
 from stepscope.records import Diagnosis
 from stepscope.report.bottleneck.json import FINDING_KEYS, KEYS
@@ -24,7 +24,7 @@ from synthetic import Plan, write_cut_off_run, write_empty_run, write_run
 from synthetic_diagnoses import BAD, WORKERS, WORKERS_SUMMARY
 from synthetic_trials import Trial, even_steps, write_trial
 
-Verdicts = Callable[[Diagnosis | Exception], None]
+SetDiagnosis = Callable[[Diagnosis | Exception], None]
 
 
 @pytest.fixture
@@ -34,19 +34,19 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> Verdicts:
-    """What the analysis comes to, whatever the run is like."""
+def set_diagnosis(monkeypatch: pytest.MonkeyPatch) -> SetDiagnosis:
+    """Replaces the analysis by one with a fixed result."""
 
-    def say(verdict: Diagnosis | Exception) -> None:
+    def replace_explain(result: Diagnosis | Exception) -> None:
         def explain(data: RunData) -> Diagnosis:
-            if isinstance(verdict, Exception):
-                raise verdict
-            return verdict
+            if isinstance(result, Exception):
+                raise result
+            return result
 
         for module in ("stepscope.analysis.bottleneck.explain", "stepscope.report.bottleneck.view"):
             monkeypatch.setattr(f"{module}.explain", explain)
 
-    return say
+    return replace_explain
 
 
 def stepscope(*arguments: str) -> Result:
@@ -58,25 +58,23 @@ def short(folder: Path) -> Path:
 
 
 @pytest.mark.parametrize("write", [write_run, write_empty_run, write_cut_off_run])
-def test_every_run_is_explained_by_the_real_command(
-    write: Callable[[Path], object], runs: Path
-) -> None:
+def test_command_explains_every_run(write: Callable[[Path], object], runs: Path) -> None:
     write(runs / "one")
     done = subprocess.run([*STEPSCOPE, "explain"], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.startswith("resnet18-cifar  ")
-    assert "Judged: " in done.stdout and "\x1b" not in done.stdout
+    assert "Based on: " in done.stdout and "\x1b" not in done.stdout
     assert max(len(line) for line in done.stdout.splitlines()) <= 80
-    told = json.loads(subprocess.check_output([*STEPSCOPE, "explain", "--json"]))
-    assert list(told) == [key for key, _ in KEYS]
-    assert [list(each) for each in told["findings"]] == [
-        [key for key, _, _ in FINDING_KEYS] for _ in told["findings"]
+    plain = json.loads(subprocess.check_output([*STEPSCOPE, "explain", "--json"]))
+    assert list(plain) == [key for key, _ in KEYS]
+    assert [list(each) for each in plain["findings"]] == [
+        [key for key, _, _ in FINDING_KEYS] for _ in plain["findings"]
     ]
-    assert " ".join(told["says"].split()) in " ".join(done.stdout.split())
+    assert " ".join(plain["summary"].split()) in " ".join(done.stdout.split())
 
 
-def test_only_what_is_needed_is_imported(runs: Path) -> None:
-    """The explanation alone has to be quick: no panels, no page, and no terminal for programs."""
+def test_explain_imports_little(runs: Path) -> None:
+    """It must start fast: no panels, no report page, and no rich for JSON."""
     short(runs / "one")
     program = """
 import sys
@@ -91,8 +89,8 @@ print([m for m in ("rich.console", "stepscope.report.run.view", "stepscope.repor
     assert lines[-1] == "[]"
 
 
-def test_runs_are_named_as_for_a_report(runs: Path, found: Verdicts) -> None:
-    found(BAD)
+def test_run_argument(runs: Path, set_diagnosis: SetDiagnosis) -> None:
+    set_diagnosis(BAD)
     folder = short(runs / "one")
     for arguments in ([], [str(runs)], [str(folder)], [str(folder / "run.json")]):
         result = stepscope("explain", *arguments)
@@ -100,73 +98,73 @@ def test_runs_are_named_as_for_a_report(runs: Path, found: Verdicts) -> None:
         assert "Training waits" in result.output
 
 
-def test_no_run_at_all_is_one_line(runs: Path) -> None:
+def test_missing_run_is_one_line(runs: Path) -> None:
     done = subprocess.run([*STEPSCOPE, "explain"], capture_output=True, text=True)
     assert done.returncode == 3
     assert done.stderr.startswith("stepscope: There are no runs in runs.")
 
 
-def test_all_findings_in_full_when_asked_for(runs: Path, found: Verdicts) -> None:
-    found(BAD)
+def test_all_shows_all_findings_in_full(runs: Path, set_diagnosis: SetDiagnosis) -> None:
+    set_diagnosis(BAD)
     short(runs / "one")
     assert "copy_rate" not in stepscope("explain").output
     assert "copy_rate" in stepscope("explain", "--all").output
 
 
-def test_a_report_ends_with_the_finding(runs: Path, found: Verdicts) -> None:
-    found(BAD)
+def test_report_ends_with_the_finding(runs: Path, set_diagnosis: SetDiagnosis) -> None:
+    set_diagnosis(BAD)
     folder = short(runs / "one")
     lines = stepscope("report").output.splitlines()
-    assert lines[-1] == "More  stepscope explain runs/one"
+    assert lines[-1] == "Details  stepscope explain runs/one"
     assert any(line.startswith("Training waits") for line in lines)
-    told = json.loads(stepscope("report", "--json").output)
-    assert told["explained"]["cause"] == "input.workers"
+    plain = json.loads(stepscope("report", "--json").output)
+    assert plain["diagnosis"]["cause"] == "input.workers"
     assert json.loads((folder / "derived" / "findings.json").read_text())["cause"] == WORKERS.cause
 
 
-def test_an_error_of_the_analysis_costs_no_report(runs: Path, found: Verdicts) -> None:
-    found(ZeroDivisionError("division by zero"))
+def test_report_survives_an_error_of_the_analysis(runs: Path, set_diagnosis: SetDiagnosis) -> None:
+    set_diagnosis(ZeroDivisionError("division by zero"))
     folder = short(runs / "one")
     result = stepscope("report")
     assert result.exit_code == 0
-    assert "could not be found out" in result.output
+    assert "The bottleneck could not be determined" in result.output
     assert "Duration" in result.output
     assert (folder / "derived" / "report.html").exists()
-    assert json.loads((folder / "derived" / "summary.json").read_text())["explained"] is None
+    assert json.loads((folder / "derived" / "summary.json").read_text())["diagnosis"] is None
 
 
-def test_a_run_ends_with_the_finding_unless_it_is_quiet(
-    runs: Path, found: Verdicts, capfd: pytest.CaptureFixture[str]
+def test_run_ends_with_the_finding_unless_quiet(
+    runs: Path, set_diagnosis: SetDiagnosis, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found(BAD)
+    set_diagnosis(BAD)
     folder = short(runs / "one")
-    show_run(folder, quiet=False, as_json=False, begin=lambda: None)
-    said = capfd.readouterr()
-    assert said.out == ""
-    assert said.err.rstrip().endswith("More  stepscope explain runs/one")
-    assert "1. num_workers=3  (train.py:41)" in said.err
-    show_run(folder, quiet=True, as_json=True, begin=lambda: None)
-    said = capfd.readouterr()
-    assert said.err == ""
-    assert json.loads(said.out)["explained"]["says"] == WORKERS_SUMMARY
+    show_run(folder, Shown(False, False, False, False), lambda: None)
+    printed = capfd.readouterr()
+    assert printed.out == ""
+    assert printed.err.rstrip().endswith("Details     stepscope explain runs/one")
+    assert "Set num_workers=3  (train.py:41)" in printed.err
+    show_run(folder, Shown(False, True, True, False), lambda: None)
+    printed = capfd.readouterr()
+    assert printed.err == ""
+    assert json.loads(printed.out)["diagnosis"]["summary"] == WORKERS_SUMMARY
 
 
-def test_a_trial_ends_with_the_finding_of_its_last_repeat_that_went_well(
-    runs: Path, found: Verdicts, capfd: pytest.CaptureFixture[str]
+def test_trial_ends_with_the_finding_of_its_last_successful_repeat(
+    runs: Path, set_diagnosis: SetDiagnosis, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    found(BAD)
+    set_diagnosis(BAD)
     good = Trial(steps=even_steps(40))
-    bad = replace(good, ending={"outcome": "crashed", "reason": "so it is"})
+    bad = replace(good, exit_status={"outcome": "crashed", "reason": "killed by SIGSEGV"})
     views = [
         trial_view(write_trial(runs / name, each).folder)
         for name, each in (("a", good), ("b", bad))
     ]
     _show(views, quiet=False, as_json=True)
-    said = capfd.readouterr()
-    assert said.err.count("Training waits") == 1
-    assert "Next:" not in said.err
-    assert json.loads(said.out)["explained"]["cause"] == "input.workers"
+    printed = capfd.readouterr()
+    assert printed.err.count("Training waits") == 1
+    assert "Next bottleneck:" not in printed.err
+    assert json.loads(printed.out)["diagnosis"]["cause"] == "input.workers"
     _show(views[1:], quiet=False, as_json=True)
-    said = capfd.readouterr()
-    assert "Training waits" not in said.err
-    assert json.loads(said.out)["explained"] is None
+    printed = capfd.readouterr()
+    assert "Training waits" not in printed.err
+    assert json.loads(printed.out)["diagnosis"] is None

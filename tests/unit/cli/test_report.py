@@ -1,4 +1,4 @@
-"""`stepscope report --format`: the whole report in every format."""
+"""`stepscope report --format`: the full report in every format."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", RENDERERS)
-def test_every_format_can_be_asked_for(run: Path, name: str) -> None:
+def test_every_format(run: Path, name: str) -> None:
     result = CliRunner().invoke(app, ["report", str(run), "--format", name])
     assert result.exit_code == 0
     assert "resnet18-cifar" in result.output
@@ -29,7 +29,7 @@ def test_every_format_can_be_asked_for(run: Path, name: str) -> None:
         assert json.loads(result.output) == json.loads((run / "derived/summary.json").read_text())
 
 
-def test_an_unknown_format_names_those_there_are(run: Path) -> None:
+def test_unknown_format_lists_the_valid_ones(run: Path) -> None:
     result = CliRunner().invoke(app, ["report", str(run), "--format", "markdwon"])
     assert isinstance(result.exception, StepscopeError)
     assert "terminal, html, json" in str(result.exception)

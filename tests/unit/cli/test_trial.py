@@ -1,4 +1,4 @@
-"""`stepscope trial` shows what its trials were, and writes their reports."""
+"""Output and reports of `stepscope trial`."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from pathlib import Path
 import pytest
 
 from stepscope.cli.trial import _show
-from stepscope.records import Ending, Outcome
+from stepscope.records import ExitStatus, Outcome
 from stepscope.report.trial.view import trial_view
 from stepscope.runs import facts
 from synthetic import RUNNING
 from synthetic_trials import Trial, write_trial
 
 
-def test_a_trial_that_could_not_write_its_end_has_the_same_end_in_its_report(
+def test_the_outcome_of_a_trial_that_could_not_be_recorded_is_in_its_report(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(facts, "is_alive", lambda monitor, folder: True)
-    paths = write_trial(tmp_path / "run", Trial(ending=RUNNING))
-    ending = Ending(Outcome.CRASHED, "the disk of its run folder is full")
-    _show([trial_view(paths.folder, ending)], quiet=True, as_json=True)
+    paths = write_trial(tmp_path / "run", Trial(exit_status=RUNNING))
+    exit_status = ExitStatus(Outcome.CRASHED, "the disk of the run folder is full")
+    _show([trial_view(paths.folder, exit_status)], quiet=True, as_json=True)
     assert json.loads(capsys.readouterr().out)["outcome"] == "crashed"
     assert json.loads(paths.summary_json.read_text())["outcome"] == "crashed"

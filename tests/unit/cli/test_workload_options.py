@@ -1,4 +1,4 @@
-"""The command line has every setting, and says of each what the table says."""
+"""The command line has every setting, with the help of the table."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import typer
 
 from stepscope.cli.app import app
 from stepscope.cli.console import EXIT_CODES
-from stepscope.errors import BadWorkload, CannotTry
+from stepscope.errors import TrialError, WorkloadError
 from stepscope.records import Outcome
 from stepscope.workloads.spec import SETTINGS, option_name, setting_default
 
 
-def test_an_option_for_every_setting() -> None:
+def test_every_setting_has_an_option() -> None:
     command = typer.main.get_command(app).commands["trial"]
     options = {parameter.name: parameter for parameter in command.params}
     for name, setting in SETTINGS.items():
@@ -21,8 +21,8 @@ def test_an_option_for_every_setting() -> None:
         assert option.help == setting.help
 
 
-def test_codes_tell_outcomes_apart() -> None:
-    ends = set(Outcome) - {Outcome.RUNNING, Outcome.SKIPPED, Outcome.LOST}
-    assert set(EXIT_CODES) == ends
-    codes = [*EXIT_CODES.values(), BadWorkload.exit_code, CannotTry.exit_code, 1, 2]
+def test_exit_codes_are_distinct() -> None:
+    outcomes = set(Outcome) - {Outcome.RUNNING, Outcome.SKIPPED, Outcome.LOST}
+    assert set(EXIT_CODES) == outcomes
+    codes = [*EXIT_CODES.values(), WorkloadError.exit_code, TrialError.exit_code, 1, 2]
     assert len(set(codes)) == len(codes)

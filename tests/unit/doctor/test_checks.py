@@ -1,4 +1,4 @@
-"""Verdicts on made-up runs: sensors that tell the truth, and each way to lie."""
+"""Checks of the self-test on synthetic runs, with correct and with wrong sensors."""
 
 from __future__ import annotations
 
@@ -49,20 +49,20 @@ END = 31.0
 
 
 def done() -> dict[str, Task]:
-    """What the load says."""
-    found = {
+    """The tasks as the load reports them."""
+    done_tasks = {
         name: Task(name, int(begin * 1e9), int(end * 1e9), AMOUNTS.get(name, 0))
         for name, (begin, end) in WHEN.items()
     }
-    found[tasks.GPU_IDLE] = replace(found[tasks.GPU_IDLE], uuid=GPU)
+    done_tasks[tasks.GPU_IDLE] = replace(done_tasks[tasks.GPU_IDLE], uuid=GPU)
     for name in (tasks.WRITE, tasks.READ):
-        found[name] = replace(found[name], place="zfs")
-    found[LOAD] = Task(LOAD, 30 * GB, 30 * GB, tasks=len(WHEN))
-    return found
+        done_tasks[name] = replace(done_tasks[name], place="zfs")
+    done_tasks[LOAD] = Task(LOAD, 30 * GB, 30 * GB, tasks=len(WHEN))
+    return done_tasks
 
 
 def counted(period: float, *amounts: tuple[str, float]) -> Series:
-    """A counter as a sensor reads it: what was done in each window, as a rate."""
+    """A counter as a sensor reads it: the amount in each window, as a rate."""
     t = np.arange(0.55, END, period)
     value = np.zeros(len(t))
     for task, amount in amounts:
@@ -73,7 +73,7 @@ def counted(period: float, *amounts: tuple[str, float]) -> Series:
 
 
 def gauged(period: float, base: float, *levels: tuple[str, float]) -> Series:
-    """A gauge: a level, and more during some tasks."""
+    """A gauge with a base level and higher levels during some tasks."""
     t = np.arange(0.55, END, period)
     value = np.full(len(t), base)
     for task, level in levels:
@@ -91,8 +91,8 @@ def share(task: str, mean: float) -> tuple[str, float]:
     return task, mean * (end - begin)
 
 
-def truth() -> MeasuredLoad:
-    """A machine whose sensors are right, protocol and strangers included."""
+def correct() -> MeasuredLoad:
+    """A run with correct sensors, including protocol overhead and other processes."""
     to_gpu = (tasks.GPU_COPY_IN, 1.04 * AMOUNTS[tasks.GPU_COPY_IN])
     from_gpu = (tasks.GPU_COPY_OUT, 1.04 * AMOUNTS[tasks.GPU_COPY_OUT])
     requests = (tasks.GPU_COPY_IN, 0.05 * AMOUNTS[tasks.GPU_COPY_IN])
@@ -108,7 +108,7 @@ def truth() -> MeasuredLoad:
         ("shm_used", "shm"): gauged(1.0, 5e6, of_task(tasks.SHM)),
         ("gpu_memory", GPU): gauged(0.2, 600e6, of_task(tasks.GPU_MEMORY)),
         ("gpu_memory", "GPU-another"): gauged(0.2, 70e9),
-        ("gpu_memory_tree", GPU): gauged(1.0, 500e6, of_task(tasks.GPU_MEMORY)),
+        ("gpu_memory_run", GPU): gauged(1.0, 500e6, of_task(tasks.GPU_MEMORY)),
         ("gpu_pcie_received", GPU): counted(0.2, to_gpu),
         ("gpu_pcie_sent", GPU): counted(0.2, from_gpu, requests),
         ("gpu_utilization", GPU): gauged(0.5, 0.0, (tasks.GPU_COPY_IN, 0.98)),
@@ -121,15 +121,16 @@ def truth() -> MeasuredLoad:
     return MeasuredLoad(done(), series)
 
 
-def with_series(observed: MeasuredLoad, **lies: Series) -> MeasuredLoad:
-    """The same, with what some sensors say replaced wherever they say it."""
+def with_series(observed: MeasuredLoad, **replaced: Series) -> MeasuredLoad:
+    """The same run with the series of some metrics replaced."""
     keys = {
         metric: key for key in observed.series for metric in [key[0]] if key[1] != "GPU-another"
     }
-    return replace(observed, series={**observed.series, **{keys[m]: s for m, s in lies.items()}})
+    series = {**observed.series, **{keys[m]: s for m, s in replaced.items()}}
+    return replace(observed, series=series)
 
 
-def verdict(observed: MeasuredLoad, name: str) -> CheckResult:
+def result(observed: MeasuredLoad, name: str) -> CheckResult:
     return next(each for each in judge(observed) if each.name == name)
 
 
@@ -137,95 +138,99 @@ def scaled(series: Series, factor: float) -> Series:
     return replace(series, value=series.value * factor)
 
 
-def test_the_truth_is_believed() -> None:
-    verdicts = judge(truth())
-    assert {each.name: each.state for each in verdicts if each.state != "ok"} == {}
-    assert verdict(truth(), "PCIe to GPU").seen == "114 GB, 5.50 GB the other way"
+def test_correct_sensors_pass() -> None:
+    self_test = judge(correct())
+    assert {each.name: each.state for each in self_test if each.state != "ok"} == {}
+    assert result(correct(), "PCIe to GPU").measured == "107 GiB, 5.12 GiB in the other direction"
 
 
 @pytest.mark.parametrize(
     ("metric", "name"),
     [
-        ("host_cpu", "CPU of the machine"),
-        ("cgroup_cpu", "CPU of the cgroup"),
-        ("write", "Disk written"),
+        ("host_cpu", "Host CPU"),
+        ("cgroup_cpu", "Cgroup CPU"),
+        ("write", "Disk write"),
         ("read", "Disk read"),
         ("loopback", "Loopback"),
         ("gpu_pcie_received", "PCIe to GPU"),
         ("gpu_pcie_sent", "PCIe from GPU"),
     ],
 )
-def test_half_of_what_was_done_is_wrong(metric: str, name: str) -> None:
-    observed = truth()
+def test_half_of_the_amount_is_wrong(metric: str, name: str) -> None:
+    observed = correct()
     ((_, series),) = [(k, s) for k, s in observed.series.items() if k[0] == metric]
-    found = verdict(with_series(observed, **{metric: scaled(series, 0.5)}), name)
+    found = result(with_series(observed, **{metric: scaled(series, 0.5)}), name)
     assert found.state == "wrong"
-    assert "of what was done" in found.detail
+    assert "of expected" in found.detail
 
 
-def test_twice_as_much_is_wrong_unless_others_count() -> None:
-    observed = truth()
+def test_twice_the_amount_is_wrong_unless_other_processes_count() -> None:
+    observed = correct()
     doubled = {
         key: scaled(series, 2) if key[0] in ("write", "host_cpu") else series
         for key, series in observed.series.items()
     }
-    lying = replace(observed, series=doubled)
-    assert verdict(lying, "Disk written").detail == "200 % of what was done (on zfs)"
-    assert verdict(lying, "CPU of the machine").state == "ok"
+    wrong = replace(observed, series=doubled)
+    assert result(wrong, "Disk write").detail == "200 % of expected (on zfs)"
+    assert result(wrong, "Host CPU").state == "ok"
 
 
-def test_received_and_sent_swapped_is_wrong_in_both() -> None:
-    observed = truth()
+def test_swapped_directions_are_wrong() -> None:
+    observed = correct()
     received, sent = (observed.series[f"gpu_pcie_{way}", GPU] for way in ("received", "sent"))
     swapped = with_series(observed, gpu_pcie_received=sent, gpu_pcie_sent=received)
     for name in ("PCIe to GPU", "PCIe from GPU"):
-        found = verdict(swapped, name)
-        assert (found.state, found.detail) == ("wrong", "it shows the other way")
+        found = result(swapped, name)
+        assert (found.state, found.detail) == ("wrong", "appears in the other direction")
 
 
-def test_work_of_a_worker_that_shows_in_main_is_wrong() -> None:
-    observed = truth()
+def test_worker_cpu_in_main_is_wrong() -> None:
+    observed = correct()
     both = counted(0.1, of_task(tasks.BURN), of_task(tasks.WORKER))
     nowhere = scaled(observed.series["cpu", "worker"], 0)
-    lying = replace(
+    wrong = replace(
         observed, series={**observed.series, ("cpu", "main"): both, ("cpu", "worker"): nowhere}
     )
-    found = verdict(lying, "CPU of a worker")
-    assert (found.state, found.detail) == ("wrong", "it shows in main")
-    assert verdict(lying, "CPU").state == "ok"
+    found = result(wrong, "Worker CPU")
+    assert (found.state, found.detail) == ("wrong", "appears in main")
+    assert result(wrong, "CPU").state == "ok"
 
 
-def test_work_that_shows_twice_is_wrong() -> None:
-    observed = truth()
+def test_cpu_counted_twice_is_wrong() -> None:
+    observed = correct()
     both = counted(0.1, of_task(tasks.BURN), (tasks.WORKER, 0.7))
-    lying = replace(observed, series={**observed.series, ("cpu", "main"): both})
-    assert verdict(lying, "CPU of a worker").detail == "too much of it shows in main"
+    wrong = replace(observed, series={**observed.series, ("cpu", "main"): both})
+    assert result(wrong, "Worker CPU").detail == "too much appears in main"
 
 
-def test_a_counter_that_moves_late_is_still_believed() -> None:
-    observed = truth()
+def test_delayed_counter_is_correct() -> None:
+    observed = correct()
     late = observed.series["gpu_pcie_received", GPU]
     late = replace(late, t=late.t + int(0.25e9))
-    assert verdict(with_series(observed, gpu_pcie_received=late), "PCIe to GPU").state == "ok"
+    assert result(with_series(observed, gpu_pcie_received=late), "PCIe to GPU").state == "ok"
 
 
 @pytest.mark.parametrize(
     ("size", "state", "detail"),
-    [(256 * MIB, "ok", ""), (128 * MIB, "wrong", "50 % of what was taken"), (0, "wrong", "0 %")],
+    [
+        (256 * MIB, "ok", ""),
+        (128 * MIB, "wrong", "50 % of expected"),
+        (0, "wrong", "0 %"),
+    ],
 )
-def test_memory_must_rise_by_what_was_taken(size: float, state: str, detail: str) -> None:
-    observed = with_series(truth(), memory=gauged(0.1, 20e6, (tasks.MEMORY, size)))
-    found = verdict(observed, "Memory")
+def test_memory_must_rise_by_the_allocated_amount(size: float, state: str, detail: str) -> None:
+    observed = with_series(correct(), memory=gauged(0.1, 20e6, (tasks.MEMORY, size)))
+    found = result(observed, "Memory")
     assert found.state == state
     assert detail in found.detail
 
 
-def test_memory_must_fall_again() -> None:
+def test_memory_must_be_released() -> None:
     series = gauged(0.1, 20e6, of_task(tasks.MEMORY))
     begin = int(WHEN[tasks.MEMORY][0] * 1e9)
     stays = replace(series, value=np.where(series.t > begin, 20e6 + 256 * MIB, 20e6))
-    found = verdict(with_series(truth(), memory=stays), "Memory")
-    assert (found.state, found.detail) == ("wrong", "it did not fall again: 268 MB are left")
+    found = result(with_series(correct(), memory=stays), "Memory")
+    assert (found.state, found.detail) == ("wrong", "256 MiB remain after the release")
 
 
 @pytest.mark.parametrize(
@@ -233,51 +238,51 @@ def test_memory_must_fall_again() -> None:
     [
         ("gpu_tensor", tasks.GPU_MATRIX, 0.0, "Tensor cores"),
         ("gpu_dram", tasks.GPU_COPY_INSIDE, 0.1, "Memory bandwidth"),
-        ("gpu_sm", tasks.GPU_COPY_IN, 0.9, "Copies, not work"),
+        ("gpu_sm", tasks.GPU_COPY_IN, 0.9, "Copies without compute"),
         ("gpu_sm", tasks.GPU_TINY, 0.9, "Tiny kernels"),
     ],
 )
-def test_a_unit_that_is_said_to_work_or_to_rest_and_did_not(
+def test_gpu_unit_activity_out_of_range_is_wrong(
     metric: str, task: str, mean: float, name: str
 ) -> None:
-    found = verdict(with_series(truth(), **{metric: counted(0.2, share(task, mean))}), name)
+    found = result(with_series(correct(), **{metric: counted(0.2, share(task, mean))}), name)
     assert found.state == "wrong"
-    assert "out of bounds" in found.detail
+    assert "out of range" in found.detail
 
 
-def test_what_is_missing_with_a_reason_is_not_tried() -> None:
-    observed = truth()
+def test_missing_metric_with_a_reason_is_not_tested() -> None:
+    observed = correct()
     kept = {key: series for key, series in observed.series.items() if key[0] != "gpu_sm"}
     without = replace(observed, series=kept, missing={"gpu_sm": "needs a Hopper GPU"})
-    found = verdict(without, "Tiny kernels")
-    assert (found.state, found.detail) == ("not tried", "needs a Hopper GPU")
+    found = result(without, "Tiny kernels")
+    assert (found.state, found.detail) == ("not tested", "needs a Hopper GPU")
 
 
-def test_what_is_missing_without_a_reason_is_wrong() -> None:
-    observed = truth()
+def test_missing_metric_without_a_reason_is_wrong() -> None:
+    observed = correct()
     kept = {key: s for key, s in observed.series.items() if key[0] not in ("write", "shm_used")}
     without = replace(observed, series=kept)
-    assert verdict(without, "Disk written").detail.startswith("nothing was recorded, and no reason")
-    assert verdict(without, "/dev/shm").state == "wrong"
+    assert result(without, "Disk write").detail.startswith("no values and no reason recorded")
+    assert result(without, "/dev/shm").state == "wrong"
 
 
-def test_what_was_skipped_is_not_tried() -> None:
-    observed = truth()
+def test_skipped_task_is_not_tested() -> None:
+    observed = correct()
     skipped = Task(tasks.READ, 1, 1, skipped="the file stays in the page cache")
     without = replace(observed, tasks={**observed.tasks, tasks.READ: skipped})
-    found = verdict(without, "Disk read")
-    assert (found.state, found.detail) == ("not tried", "the file stays in the page cache")
+    found = result(without, "Disk read")
+    assert (found.state, found.detail) == ("not tested", "the file stays in the page cache")
 
 
-def test_a_sensor_that_was_read_too_rarely_proves_nothing() -> None:
+def test_sensor_with_a_long_period_is_not_tested() -> None:
     to_gpu = (tasks.GPU_COPY_IN, 1.04 * AMOUNTS[tasks.GPU_COPY_IN])
-    rarely = with_series(truth(), gpu_pcie_received=counted(8.0, to_gpu, (tasks.GPU_IDLE, 9e11)))
-    found = verdict(rarely, "PCIe to GPU")
-    assert found.state == "not tried" and "only every 8 s" in found.detail
+    rarely = with_series(correct(), gpu_pcie_received=counted(8.0, to_gpu, (tasks.GPU_IDLE, 9e11)))
+    found = result(rarely, "PCIe to GPU")
+    assert found.state == "not tested" and "only every 8 s" in found.detail
 
 
-def test_no_gpu_is_no_fault() -> None:
-    observed = truth()
+def test_missing_gpu_is_not_an_error() -> None:
+    observed = correct()
     reason = "no NVIDIA driver"
     host = {key: series for key, series in observed.series.items() if not key[0].startswith("gpu")}
     no_gpu = {name: Task(name, 1, 1, skipped=reason) for name in tasks.GPU_TASKS}
@@ -285,12 +290,12 @@ def test_no_gpu_is_no_fault() -> None:
     load = {LOAD: Task(LOAD, 1, 1, tasks=count)}
     without = MeasuredLoad({**observed.tasks, **no_gpu, **load}, host)
     states = {each.name: each.state for each in judge(without)}
-    assert [name for name, state in states.items() if state == "not tried"] == [
+    assert [name for name, state in states.items() if state == "not tested"] == [
         "GPU memory",
-        "GPU memory of run",
+        "GPU memory of the run",
         "PCIe to GPU",
         "PCIe from GPU",
-        "Copies, not work",
+        "Copies without compute",
         "Memory bandwidth",
         "Tensor cores",
         "Tiny kernels",
@@ -298,39 +303,39 @@ def test_no_gpu_is_no_fault() -> None:
     assert "wrong" not in states.values()
 
 
-def test_a_gpu_that_others_use_proves_nothing() -> None:
-    observed = truth()
+def test_gpu_in_use_by_other_processes_is_not_tested() -> None:
+    observed = correct()
     busy = gauged(0.5, 0.4, (tasks.GPU_COPY_IN, 0.5))
     traffic = scaled(observed.series["gpu_pcie_received", GPU], 3)
-    found = verdict(
+    found = result(
         with_series(observed, gpu_utilization=busy, gpu_pcie_received=traffic), "PCIe to GPU"
     )
-    assert found.state == "not tried"
-    assert "others use this GPU: 40 %" in found.detail
+    assert found.state == "not tested"
+    assert "other processes use this GPU (40 % utilization" in found.detail
 
 
-def test_an_estimate_is_judged_by_its_direction_only() -> None:
-    observed = truth()
+def test_estimate_is_checked_by_direction_only() -> None:
+    observed = correct()
     half = scaled(observed.series["gpu_pcie_received", GPU], 0.5)
     rough = replace(
-        with_series(observed, gpu_pcie_received=half), estimated={"gpu_pcie_received": "by looking"}
+        with_series(observed, gpu_pcie_received=half), estimated={"gpu_pcie_received": "sampled"}
     )
-    assert verdict(rough, "PCIe to GPU").state == "ok"
+    assert result(rough, "PCIe to GPU").state == "ok"
     nothing = with_series(rough, gpu_pcie_received=scaled(half, 0))
-    assert verdict(nothing, "PCIe to GPU").state == "wrong"
+    assert result(nothing, "PCIe to GPU").state == "wrong"
 
 
-def test_a_lost_phase_and_a_lost_last_word_are_noticed() -> None:
-    observed = truth()
+def test_lost_phase_and_lost_final_mark_are_wrong() -> None:
+    observed = correct()
     fewer = {name: task for name, task in observed.tasks.items() if name != tasks.IDLE}
-    found = verdict(replace(observed, tasks=fewer), "Phases and marks")
-    assert (found.state, found.expected, found.seen) == ("wrong", "15 phases", "14 phases")
+    found = result(replace(observed, tasks=fewer), "Phases and marks")
+    assert (found.state, found.expected, found.measured) == ("wrong", "15 phases", "14 phases")
     silent = {name: task for name, task in observed.tasks.items() if name != LOAD}
-    assert verdict(replace(observed, tasks=silent), "Phases and marks").state == "wrong"
+    assert result(replace(observed, tasks=silent), "Phases and marks").state == "wrong"
 
 
-def test_a_hook_that_was_not_loaded() -> None:
-    assert verdict(replace(truth(), hook_loaded=False), "Python hook").state == "wrong"
+def test_unloaded_hook_is_wrong() -> None:
+    assert result(replace(correct(), hook_loaded=False), "Python hook").state == "wrong"
 
 
 class _Mark:
@@ -352,4 +357,4 @@ def test_tasks_are_read_from_marks() -> None:
     assert found["burn"] == Task("burn", 1, 5, 1.5)
     assert found["read"].skipped == "no disk"
     assert found["load"].tasks == 3
-    assert "write" not in found, "it was never finished"
+    assert "write" not in found, "unfinished"

@@ -1,4 +1,4 @@
-"""The GPU tasks of the self-test: each framework does them, here on a CPU that stands for a GPU."""
+"""The GPU tasks of the self-test with each framework, run on the CPU."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def work(request: pytest.FixtureRequest) -> GpuWork:
     return found
 
 
-def test_each_framework_does_every_piece_of_work(work: GpuWork) -> None:
+def test_each_framework_runs_every_operation(work: GpuWork) -> None:
     assert getattr(work.allocate(SIZE), "nbytes", None) == SIZE
     for act in (
         work.copy_in(SIZE),
@@ -51,21 +51,21 @@ def test_each_framework_does_every_piece_of_work(work: GpuWork) -> None:
     ):
         act()
         act()
-    work.give_back()
+    work.release()
 
 
-def test_a_framework_without_a_gpu_says_so() -> None:
+def test_framework_without_a_gpu_is_untestable() -> None:
     import torch
 
     if torch.cuda.is_available():
-        pytest.skip("here is one")
+        pytest.skip("this machine has a GPU")
     with pytest.raises(GpuUntestable, match="PyTorch cannot use the GPU"):
         TorchWork()
 
 
 @pytest.fixture
 def small_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, size in (("_MOST_MEMORY", 4), ("_STAGE", 1), ("_INSIDE", 2)):
+    for name, size in (("_MAX_MEMORY", 4), ("_STAGE", 1), ("_INSIDE", 2)):
         monkeypatch.setattr(gpu_load, name, size * SIZE)
     monkeypatch.setattr(gpu_load, "_MATRIX", 64)
 
@@ -77,7 +77,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gpu_load, "open_nvml", lambda: Nvml(FakeNvml(scenario)))
 
 
-def test_the_first_gpu_works_and_tells_how_much(
+def test_first_visible_gpu_runs_all_tasks(
     monkeypatch: pytest.MonkeyPatch, two_gpus: None, small_tasks: None, torch_on_cpu: GpuWork
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
@@ -91,18 +91,18 @@ def test_the_first_gpu_works_and_tells_how_much(
     assert done[tasks.GPU_MATRIX] >= 1
 
 
-def test_nothing_is_compiled_while_a_task_is_judged(
+def test_nothing_is_compiled_during_a_task(
     monkeypatch: pytest.MonkeyPatch, two_gpus: None, small_tasks: None, jax_on_cpu: GpuWork
 ) -> None:
     import jax
 
     compiled: list[str] = []
 
-    def hear(event: str, seconds: float, **_: object) -> None:
+    def record(event: str, seconds: float, **_: object) -> None:
         if event.endswith("backend_compile_duration"):
             compiled.append(event)
 
-    jax.monitoring.register_event_duration_secs_listener(hear)
+    jax.monitoring.register_event_duration_secs_listener(record)
     monkeypatch.setattr(gpu_load, "_installed_framework", lambda: jax_on_cpu)
     try:
         load = GpuLoad(seconds=0.01)
@@ -111,11 +111,11 @@ def test_nothing_is_compiled_while_a_task_is_judged(
         for act in load.tasks().values():
             act()
     finally:
-        jax.monitoring.unregister_event_duration_listener(hear)
+        jax.monitoring.unregister_event_duration_listener(record)
     assert compiled == []
 
 
-def test_a_task_that_lacks_memory_does_not_keep_the_others_from_running(
+def test_out_of_memory_in_one_task_does_not_affect_other_tasks(
     monkeypatch: pytest.MonkeyPatch, two_gpus: None, small_tasks: None, torch_on_cpu: GpuWork
 ) -> None:
     def out_of_memory(size: int) -> gpu_load.Act:
@@ -129,19 +129,19 @@ def test_a_task_that_lacks_memory_does_not_keep_the_others_from_running(
         todo[tasks.GPU_COPY_INSIDE]()
 
 
-def test_without_a_framework_it_is_not_tested(
+def test_without_a_framework_the_gpu_is_untestable(
     monkeypatch: pytest.MonkeyPatch, two_gpus: None
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(GpuUntestable, match="not tested: needs torch or jax"):
+    with pytest.raises(GpuUntestable, match="requires torch or jax"):
         GpuLoad(seconds=0.01)
 
 
-def test_without_a_driver_or_a_gpu_the_reason_is_told(
+def test_without_a_driver_or_gpu_there_is_a_reason(
     monkeypatch: pytest.MonkeyPatch, two_gpus: None
 ) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    with pytest.raises(GpuUntestable, match="the driver shows no GPU"):
+    with pytest.raises(GpuUntestable, match="the driver reports no GPU"):
         GpuLoad(seconds=0.01)
 
     def no_driver() -> Nvml:

@@ -1,4 +1,4 @@
-"""Answers are remembered by all that they depend on, and a file that is no answer is none."""
+"""The cache key covers everything a result depends on, and invalid files are ignored."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ import pytest
 
 from simulated_gpu import GiB, Net, SimulatedGpu
 from stepscope.fit import cache
-from stepscope.fit.answer import (
+from stepscope.fit.gpu_search import search_gpu
+from stepscope.fit.request import FitListener, FitRequest
+from stepscope.fit.result import (
     Batch,
     ChosenGpu,
-    Effort,
-    Fit,
+    FitResult,
     MemoryBudget,
     Note,
     NoteKind,
     OtherProcess,
+    SearchCost,
 )
-from stepscope.fit.gpu_search import search_gpu
-from stepscope.fit.request import FitListener, FitRequest
-from stepscope.fit.search import answer_of
+from stepscope.fit.search import build_result
 from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.spec import Workload, make_workload
 
@@ -38,81 +38,78 @@ def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "state"
 
 
-def some_fit(made: str = "2026-01-01T12:00:00+00:00") -> Fit:
+def some_fit(created: str = "2026-01-01T12:00:00+00:00") -> FitResult:
     budget = MemoryBudget("gpu", GiB, 2 * GiB, 2 * GiB)
-    return Fit("does not fit", "cnn", {}, "auto", budget, None, Effort(1.0, 2, 1), made=made)
+    return FitResult(
+        "does_not_fit", "cnn", {}, "auto", budget, None, SearchCost(1.0, 2, 1), created=created
+    )
 
 
 def key(request: dict[str, Any] | None = None, gpu: ChosenGpu = GPU, **settings: Any) -> str:
     return cache.key_of(FitRequest(make_workload("cnn", settings), **(request or {})), gpu)
 
 
-def test_what_is_remembered_is_recalled_and_said_to_be_so() -> None:
+def test_a_stored_result_is_loaded_and_marked() -> None:
     fit = some_fit()
-    assert cache.recall("abc") is None
-    cache.remember("abc", fit)
-    recalled = cache.recall("abc")
-    assert recalled is not None and recalled.cached == fit.made
-    assert recalled == Fit(**{**vars(fit), "cached": fit.made})
-    assert cache.recall("abd") is None
+    assert cache.load("abc") is None
+    cache.store("abc", fit)
+    loaded = cache.load("abc")
+    assert loaded == replace(fit, from_cache=True)
+    assert cache.load("abd") is None
 
 
-def test_a_whole_answer_is_recalled_as_it_was() -> None:
+def test_a_complete_result_is_loaded_unchanged() -> None:
     other = OtherProcess(3, "python")
     budget = MemoryBudget("gpu", 4 * GiB, 80 * GiB, 80 * GiB, 4 * GiB, 0, (other,))
-    request = FitRequest(make_workload("cnn", {}), prove=True)
+    request = FitRequest(make_workload("cnn", {}), verify=True)
     found = search_gpu(SimulatedGpu(Net()), budget, request, FitListener())
-    fit = answer_of(found, request, None)
-    cache.remember("abc", fit)
-    recalled = cache.recall("abc")
-    assert recalled is not None
-    assert Fit(**{**vars(recalled), "cached": None}) == fit
-    assert recalled.curve and recalled.proof and recalled.minimum and recalled.max_batch
+    fit = build_result(found, request, None)
+    cache.store("abc", fit)
+    assert cache.load("abc") == replace(fit, from_cache=True)
+    assert fit.curve and fit.verification and fit.minimum_memory and fit.max_batch
 
 
 @pytest.mark.parametrize(
     "spoil",
     [
-        lambda told: "",
-        lambda told: told[: len(told) // 2],
-        lambda told: "[]",
-        lambda told: "null",
-        lambda told: '"text"',
-        lambda told: "{}",
-        lambda told: told.replace('"verdict"', '"judgement"'),
-        lambda told: json.dumps({**json.loads(told), "budget": 5}),
-        lambda told: json.dumps({**json.loads(told), "curve": [[1, 2]]}),
-        lambda told: json.dumps({**json.loads(told), "holes": [[1, 2, 3]]}),
-        lambda told: json.dumps({**json.loads(told), "holes": 7}),
+        lambda text: "",
+        lambda text: text[: len(text) // 2],
+        lambda text: "[]",
+        lambda text: "null",
+        lambda text: '"text"',
+        lambda text: "{}",
+        lambda text: text.replace('"verdict"', '"judgement"'),
+        lambda text: json.dumps({**json.loads(text), "budget": 5}),
+        lambda text: json.dumps({**json.loads(text), "curve": [[1, 2]]}),
+        lambda text: json.dumps({**json.loads(text), "failures_below_max": [[1, 2, 3]]}),
+        lambda text: json.dumps({**json.loads(text), "failures_below_max": 7}),
     ],
 )
-def test_a_file_that_is_no_answer_is_ignored(state: Path, spoil: Callable[[str], str]) -> None:
-    cache.remember("abc", some_fit())
+def test_an_invalid_file_is_ignored(state: Path, spoil: Callable[[str], str]) -> None:
+    cache.store("abc", some_fit())
     (file,) = state.rglob("*.json")
     file.write_text(spoil(file.read_text()))
-    assert cache.recall("abc") is None
+    assert cache.load("abc") is None
 
 
-def test_bytes_that_are_no_text_are_ignored(state: Path) -> None:
-    cache.remember("abc", some_fit())
+def test_a_binary_file_is_ignored(state: Path) -> None:
+    cache.store("abc", some_fit())
     (file,) = state.rglob("*.json")
     file.write_bytes(b"\xff\xfe{")
-    assert cache.recall("abc") is None
+    assert cache.load("abc") is None
 
 
-def test_where_nothing_can_be_written_nothing_is_remembered(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_unwritable_folder_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STEPSCOPE_STATE", str(tmp_path / "file"))
-    cache.remember("abc", some_fit())
-    assert cache.recall("abc") is None
+    cache.store("abc", some_fit())
+    assert cache.load("abc") is None
 
 
-def test_the_same_question_has_the_same_key() -> None:
+def test_equal_requests_have_equal_keys() -> None:
     assert key() == key()
     assert key(batch_size=8) == key(batch_size=64)
-    assert key({"fresh": True, "limits": Limits(stall_timeout_s=5.0)}) == key()
+    assert key({"no_cache": True, "limits": Limits(stall_timeout_s=5.0)}) == key()
 
 
 @pytest.mark.parametrize(
@@ -121,7 +118,7 @@ def test_the_same_question_has_the_same_key() -> None:
         {"request": {"limits": Limits(gpu_memory=GiB)}},
         {"request": {"headroom": GiB}},
         {"request": {"headroom_share": 0.05}},
-        {"request": {"cards": (GiB,)}},
+        {"request": {"predict_for": (GiB,)}},
         {"request": {"method": "linear2019"}},
         {"request": {"estimate": True}},
         {"request": {"limits": Limits(memory=GiB)}},
@@ -134,11 +131,11 @@ def test_the_same_question_has_the_same_key() -> None:
         {"workers": 3},
     ],
 )
-def test_another_question_or_machine_has_another_key(other: dict[str, Any]) -> None:
+def test_another_request_or_machine_has_another_key(other: dict[str, Any]) -> None:
     assert key(**other) != key()
 
 
-def test_with_a_limit_free_memory_beyond_it_does_not_matter() -> None:
+def test_with_a_limit_ample_free_memory_does_not_matter() -> None:
     others = (OtherProcess(3, "python"),)
     fuller = ChosenGpu("GPU-2", "NVIDIA A100", 40 * GiB, 30 * GiB, others, "550.54")
     request = {"limits": Limits(gpu_memory=GiB)}
@@ -146,18 +143,20 @@ def test_with_a_limit_free_memory_beyond_it_does_not_matter() -> None:
 
 
 @pytest.mark.parametrize("free", [16, 20, 38])
-def test_a_limit_that_is_not_all_free_depends_on_what_is(free: int) -> None:
+def test_with_a_limit_scarce_free_memory_matters(free: int) -> None:
     request = {"limits": Limits(gpu_memory=(free - 1) * GiB)}
-    fuller = replace(GPU, free=free * GiB)
+    fuller = replace(GPU, free_bytes=free * GiB)
     assert key(request) != key(request, gpu=fuller)
-    assert key(request, gpu=fuller) != key(request, gpu=replace(fuller, free=fuller.free - GiB))
+    assert key(request, gpu=fuller) != key(
+        request, gpu=replace(fuller, free_bytes=fuller.free_bytes - GiB)
+    )
 
 
 @pytest.mark.parametrize(
     "name",
     ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "CUDNN_LOGLEVEL_DBG", "NVIDIA_TF32_OVERRIDE"],
 )
-def test_what_changes_kernels_or_the_allocator_has_another_key(
+def test_variables_of_kernels_and_allocator_are_part_of_the_key(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.delenv(name, raising=False)
@@ -168,46 +167,46 @@ def test_what_changes_kernels_or_the_allocator_has_another_key(
     assert key() != before
 
 
-FITS = replace(some_fit(), verdict="fits", max_batch=Batch(9, passed=2))
+FITS = replace(some_fit(), verdict="fits", max_batch=Batch(9, passes=2))
 
 
 @pytest.mark.parametrize(
     "fit",
     [
-        replace(FITS, verdict="cannot tell"),
+        replace(FITS, verdict="unknown"),
         replace(FITS, notes=(Note(NoteKind.BATCH_FAILED, "no such file", 8),)),
         replace(FITS, notes=(Note(NoteKind.EDGE_UNSTABLE),)),
     ],
 )
-def test_what_an_accident_had_a_part_in_is_not_remembered(fit: Fit) -> None:
-    cache.remember("abc", fit)
-    assert cache.recall("abc") is None
-    cache.remember("abc", FITS)
-    assert cache.recall("abc") is not None
+def test_accidental_results_are_not_stored(fit: FitResult) -> None:
+    cache.store("abc", fit)
+    assert cache.load("abc") is None
+    cache.store("abc", FITS)
+    assert cache.load("abc") is not None
 
 
-def test_the_oldest_are_forgotten(state: Path) -> None:
+def test_the_oldest_results_are_deleted(state: Path) -> None:
     for number in range(203):
-        cache.remember(f"{number}", FITS)
+        cache.store(f"{number}", FITS)
         if number < 202:
             os.utime(state / "fits" / f"{number}.json", (number, number))
     kept = {int(file.stem) for file in state.rglob("*.json")}
     assert kept == set(range(3, 203))
 
 
-def test_another_version_has_another_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_package_versions_are_part_of_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     before = key()
     monkeypatch.setattr(cache.metadata, "version", lambda package: "0.0")
     assert key() != before
 
 
-def test_a_users_files_are_part_of_the_key(tmp_path: Path) -> None:
-    mine, beside = tmp_path / "mine.py", tmp_path / "nets" / "net.py"
-    beside.parent.mkdir()
+def test_user_files_are_part_of_the_key(tmp_path: Path) -> None:
+    mine, nested = tmp_path / "mine.py", tmp_path / "nets" / "net.py"
+    nested.parent.mkdir()
 
     def written(text: str, other: str) -> str:
         mine.write_text(text)
-        beside.write_text(other)
+        nested.write_text(other)
         workload: Workload = make_workload(f"{mine}:workload", {})
         return cache.key_of(FitRequest(workload), GPU)
 
@@ -225,7 +224,7 @@ def _own(tmp_path: Path) -> tuple[Path, Callable[[], str]]:
 
 
 @pytest.mark.parametrize("name", ["net.py", "hyper.yaml", "hyper.yml", "hyper.toml", "hyper.json"])
-def test_settings_below_are_part_of_the_key(tmp_path: Path, name: str) -> None:
+def test_files_in_subfolders_are_part_of_the_key(tmp_path: Path, name: str) -> None:
     mine, key_now = _own(tmp_path)
     before = key_now()
     (mine.parent / "conf").mkdir()
@@ -248,7 +247,7 @@ def test_settings_below_are_part_of_the_key(tmp_path: Path, name: str) -> None:
         "data/a.csv",
     ],
 )
-def test_what_is_not_the_users_own_is_left_out(tmp_path: Path, place: str) -> None:
+def test_files_that_are_not_user_code_are_ignored(tmp_path: Path, place: str) -> None:
     mine, key_now = _own(tmp_path)
     for mark in ("env/pyvenv.cfg", "runs/one/run.json", "studies/one/study.json"):
         (mine.parent / mark).parent.mkdir(parents=True)
@@ -261,16 +260,16 @@ def test_what_is_not_the_users_own_is_left_out(tmp_path: Path, place: str) -> No
     assert key_now() == before
 
 
-def test_a_large_folder_hides_neither_the_named_file_nor_its_neighbours(tmp_path: Path) -> None:
+def test_a_large_folder_hides_neither_the_main_file_nor_nearer_files(tmp_path: Path) -> None:
     mine, key_now = _own(tmp_path)
     many, near = mine.parent / "a" / "many", mine.parent / "z" / "net.py"
     many.mkdir(parents=True)
     near.parent.mkdir()
     near.write_text("1")
-    for number in range(cache._MOST_FILES + 5):
+    for number in range(cache._MAX_FILES + 5):
         (many / f"{number:04}.py").write_text("")
     before = key_now()
-    (many / "0900.py").write_text("beyond what is read")
+    (many / "0900.py").write_text("beyond the limit")
     assert key_now() == before
     near.write_text("2")
     changed = key_now()
@@ -278,11 +277,9 @@ def test_a_large_folder_hides_neither_the_named_file_nor_its_neighbours(tmp_path
     assert len({before, changed, key_now()}) == 3
 
 
-def test_a_file_too_large_to_read_hides_no_other(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_large_file_hides_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mine, key_now = _own(tmp_path)
-    monkeypatch.setattr(cache, "_MOST_BYTES", 1000)
+    monkeypatch.setattr(cache, "_MAX_BYTES", 1000)
     (mine.parent / "annotations.json").write_text("x" * 2000)
     before = key_now()
     (mine.parent / "net.py").write_text("1")

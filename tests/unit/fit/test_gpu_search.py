@@ -1,4 +1,4 @@
-"""The story of `fit` on GPUs that are not there, held against every batch tried one by one."""
+"""The GPU search on simulated GPUs, compared with brute force."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from dataclasses import dataclass, replace
 import pytest
 
 from simulated_gpu import GiB, MiB, Net, SimulatedGpu
-from stepscope.errors import BadWorkload, CannotTry
-from stepscope.fit.answer import Fit, MemoryBudget, Note, NoteKind, Verdict
+from stepscope.errors import TrialError, WorkloadError
 from stepscope.fit.gpu_search import search_gpu
 from stepscope.fit.probes.contract import ProbeOutcome
 from stepscope.fit.request import FitListener, FitRequest
-from stepscope.fit.search import SearchResult, answer_of
+from stepscope.fit.result import FitResult, MemoryBudget, Note, NoteKind, Verdict
+from stepscope.fit.search import SearchResult, build_result
 from stepscope.workloads.probing import ProbeRequest, ProbeResult
 from stepscope.workloads.spec import Workload
 
 CONTEXT = 500 * MiB
-"""Of every simulated process."""
-MOST_PROBES = 20
+"""Bytes of the CUDA context of every simulated process."""
+MAX_PROBES = 20
 WORKLOAD = Workload("cnn")
 
 
 @dataclass
-class Card:
-    """A simulated GPU with its limit: emulated on a larger one, or all that a real one has."""
+class LimitedGpu:
+    """A simulated GPU with a memory limit: part of a larger GPU, or the whole GPU."""
 
     gpu: SimulatedGpu
     limit: int = 4 * GiB
@@ -40,8 +40,8 @@ class Card:
     @property
     def budget(self) -> MemoryBudget:
         if self.emulated:
-            asked = self.limit + self.headroom
-            return MemoryBudget("gpu", self.limit, 80 * GiB, 80 * GiB, asked, self.headroom)
+            requested = self.limit + self.headroom
+            return MemoryBudget("gpu", self.limit, 80 * GiB, 80 * GiB, requested, self.headroom)
         total = self.gpu.total + CONTEXT
         return MemoryBudget("gpu", total - self.headroom, total, total, None, self.headroom)
 
@@ -51,14 +51,14 @@ class Card:
     def passes(self, batch: int) -> bool:
         return self.gpu.passes(batch, self.limit)
 
-    def is_smooth(self, batch: int) -> bool:
-        return self.gpu.is_smooth(batch, self.limit)
+    def is_retry_free(self, batch: int) -> bool:
+        return self.gpu.is_retry_free(batch, self.limit)
 
 
-def both(net: Net, limit: int = 4 * GiB, **gpu: object) -> list[Card]:
-    """The same on an emulated card, with several lanes, and on a real one that is full."""
+def both(net: Net, limit: int = 4 * GiB, **gpu: object) -> list[LimitedGpu]:
+    """Return the same limit on a larger GPU, with parallel probes, and as a whole GPU."""
     return [
-        Card(SimulatedGpu(net, **gpu), limit, emulated)  # type: ignore[arg-type]
+        LimitedGpu(SimulatedGpu(net, **gpu), limit, emulated)  # type: ignore[arg-type]
         for emulated in (True, False)
     ]
 
@@ -75,99 +75,103 @@ def random_net(seed: int) -> tuple[Net, int]:
 
 
 def found_by(passes: Callable[[int], bool], batches: range) -> tuple[int, bool]:
-    """The largest of these that passes, and whether none fails below it."""
+    """Return the largest of these that passes, and whether none fails below it."""
     passed = [batch for batch in batches if passes(batch)]
     largest = max(passed, default=0)
     return largest, len(passed) == max(0, largest - batches.start + 1)
 
 
-# Right, by brute force
+# Comparison with brute force
 
 
 @pytest.mark.parametrize("emulated", [True, False])
 @pytest.mark.parametrize("seed", range(16))
-def test_both_batches_are_those_that_trying_all_of_them_finds(seed: int, emulated: bool) -> None:
+def test_both_batches_match_brute_force(seed: int, emulated: bool) -> None:
     net, limit = random_net(seed)
-    card = Card(SimulatedGpu(net), limit, emulated)
-    found = card.fit()
+    case = LimitedGpu(SimulatedGpu(net), limit, emulated)
+    found = case.fit()
     largest, fast = found.max_batch, found.recommended_batch
-    assert largest and fast and card.passes(largest) and card.is_smooth(fast)
-    edge, is_clean = found_by(card.passes, range(largest, int(1.05 * largest) + 2))
+    assert largest and fast and case.passes(largest) and case.is_retry_free(fast)
+    edge, is_clean = found_by(case.passes, range(largest, int(1.05 * largest) + 2))
     assert largest >= (0.99 if is_clean else 0.95) * edge - 1
-    edge, is_clean = found_by(card.is_smooth, range(fast, largest + 1))
+    edge, is_clean = found_by(case.is_retry_free, range(fast, largest + 1))
     assert fast >= (0.97 if is_clean else 0.9) * edge - 1
-    assert len(card.gpu.requests) <= 20
+    assert len(case.gpu.requests) <= 20
     assert found.search.passes[largest] >= 1 and found.search.passes[fast] >= 1
 
 
 @pytest.mark.parametrize(("seed", "emulated"), [(53, True), (61, False)])
-def test_an_edge_that_is_foreseen_beyond_a_hole_is_found(seed: int, emulated: bool) -> None:
-    """Batches from 231 to 240 retry and 241 to 248 do not; 115 to 118 fail and 124 passes."""
+def test_an_edge_beyond_failures_is_found(seed: int, emulated: bool) -> None:
+    """Batches 231 to 240 retry but 241 to 248 do not; 115 to 118 fail but 124 passes."""
     net, limit = random_net(seed)
-    card = Card(SimulatedGpu(net), limit, emulated)
-    found = card.fit()
+    case = LimitedGpu(SimulatedGpu(net), limit, emulated)
+    found = case.fit()
     assert found.max_batch and found.recommended_batch
-    edge, _ = found_by(card.passes, range(found.max_batch, int(1.1 * found.max_batch)))
-    smooth, _ = found_by(card.is_smooth, range(found.recommended_batch, found.max_batch + 1))
-    assert found.max_batch >= 0.95 * edge and found.recommended_batch >= 0.97 * smooth
+    edge, _ = found_by(case.passes, range(found.max_batch, int(1.1 * found.max_batch)))
+    retry_free, _ = found_by(
+        case.is_retry_free, range(found.recommended_batch, found.max_batch + 1)
+    )
+    assert found.max_batch >= 0.95 * edge and found.recommended_batch >= 0.97 * retry_free
 
 
-def test_several_probes_are_asked_at_once_where_they_have_room() -> None:
+def test_probes_run_in_parallel_where_memory_allows() -> None:
     net, _ = random_net(1)
-    emulated, full = (card.fit() for card in both(net))
-    assert emulated.search.lanes > 2 and full.search.lanes == 1
+    emulated, whole = (case.fit() for case in both(net))
+    assert emulated.search.parallel_probes > 2 and whole.search.parallel_probes == 1
     assert (emulated.max_batch, emulated.recommended_batch) == (
-        full.max_batch,
-        full.recommended_batch,
+        whole.max_batch,
+        whole.recommended_batch,
     )
 
 
-def test_probes_of_a_full_card_have_no_cap_and_those_near_an_asked_limit_have() -> None:
-    emulated, full = both(random_net(1)[0])
+def test_only_probes_near_a_requested_limit_are_capped() -> None:
+    emulated, whole = both(random_net(1)[0])
     emulated.fit()
-    full.fit()
-    near = [ask for ask in emulated.gpu.requests if ask.cycle and not ask.trace]
-    assert near and {ask.cap for ask in near} == {4 * GiB}
-    assert {ask.cap for ask in full.gpu.requests} == {None}
+    whole.fit()
+    near = [request for request in emulated.gpu.requests if request.cycle and not request.trace]
+    assert near and {request.cap for request in near} == {4 * GiB}
+    assert {request.cap for request in whole.gpu.requests} == {None}
 
 
 @pytest.mark.parametrize("emulated", [True, False])
-def test_headroom_is_left_free(emulated: bool) -> None:
+def test_headroom_stays_free(emulated: bool) -> None:
     net, _ = random_net(2)
-    card = Card(SimulatedGpu(net), 3 * GiB, emulated, headroom=GiB)
-    found = card.fit()
-    assert found.search.cap == found.search.budget.limit == card.limit
-    assert found.max_batch and card.passes(found.max_batch)
-    assert abs(found.max_batch - (Card(SimulatedGpu(net), card.limit).fit().max_batch or 0)) <= 1
+    case = LimitedGpu(SimulatedGpu(net), 3 * GiB, emulated, headroom=GiB)
+    found = case.fit()
+    assert found.search.cap == found.search.budget.limit_bytes == case.limit
+    assert found.max_batch and case.passes(found.max_batch)
+    assert (
+        abs(found.max_batch - (LimitedGpu(SimulatedGpu(net), case.limit).fit().max_batch or 0)) <= 1
+    )
 
 
-def test_asked_for_more_than_is_free_the_rest_is_what_is_fitted_into() -> None:
+def test_a_request_above_the_free_memory_uses_the_free_memory() -> None:
     gpu = SimulatedGpu(Net(), 6 * GiB)
-    for asked, headroom, limit in ((15, 0, 6.0), (15, 1, 5.0), (6, 1, 5.0), (4, 1, 3.0)):
-        begin = (min(asked, 6) - headroom) * GiB
-        room = MemoryBudget("gpu", begin, 80 * GiB, 6 * GiB, asked * GiB, headroom * GiB)
-        found = search_gpu(gpu, room, FitRequest(WORKLOAD, estimate=True), FitListener())
-        context = CONTEXT if asked > 5 else 0
-        assert found.search.budget.limit == int(limit * GiB) - context
+    for requested, headroom, limit in ((15, 0, 6.0), (15, 1, 5.0), (6, 1, 5.0), (4, 1, 3.0)):
+        begin = (min(requested, 6) - headroom) * GiB
+        budget = MemoryBudget("gpu", begin, 80 * GiB, 6 * GiB, requested * GiB, headroom * GiB)
+        found = search_gpu(gpu, budget, FitRequest(WORKLOAD, estimate=True), FitListener())
+        context = CONTEXT if requested > 5 else 0
+        assert found.search.budget.limit_bytes == int(limit * GiB) - context
 
 
-def test_headroom_that_leaves_nothing_is_refused() -> None:
-    room = MemoryBudget("gpu", GiB, 80 * GiB, 2 * GiB, None, 8 * GiB // 5)
-    with pytest.raises(CannotTry, match="leaves nothing"):
-        search_gpu(SimulatedGpu(Net(), 2 * GiB), room, FitRequest(WORKLOAD), FitListener())
+def test_headroom_that_leaves_no_memory_is_rejected() -> None:
+    budget = MemoryBudget("gpu", GiB, 80 * GiB, 2 * GiB, None, 8 * GiB // 5)
+    with pytest.raises(TrialError, match="leaves no memory: 2 GiB are free"):
+        search_gpu(SimulatedGpu(Net(), 2 * GiB), budget, FitRequest(WORKLOAD), FitListener())
 
 
-def test_a_probe_that_hangs_is_no_answer() -> None:
+def test_a_probe_that_stalls_ends_the_search() -> None:
     class Hanging(SimulatedGpu):
         def _result(self, batch: int, request: ProbeRequest) -> ProbeResult:
-            told = super()._result(batch, request)
-            return replace(told, kind="timeout") if batch > 100 else told
+            result = super()._result(batch, request)
+            return replace(result, kind="timeout") if batch > 100 else result
 
-    with pytest.raises(CannotTry, match="hangs"):
-        Card(Hanging(Net())).fit()
+    with pytest.raises(TrialError, match=r"The probe of batch [0-9,]+ stalled"):
+        LimitedGpu(Hanging(Net())).fit()
 
 
-def test_a_gpu_that_takes_one_process_gets_one_at_a_time() -> None:
+def test_a_gpu_in_exclusive_mode_gets_one_probe_at_a_time() -> None:
     class Exclusive(SimulatedGpu):
         def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
             found = super().run(requests)
@@ -176,152 +180,158 @@ def test_a_gpu_that_takes_one_process_gets_one_at_a_time() -> None:
                 for each in found[1:]
             ]
 
-    found = Card(Exclusive(Net())).fit()
-    assert found.search.lanes == 1
+    found = LimitedGpu(Exclusive(Net())).fit()
+    assert found.search.parallel_probes == 1
     assert (found.max_batch, found.recommended_batch) == (
-        Card(SimulatedGpu(Net())).fit().max_batch,
+        LimitedGpu(SimulatedGpu(Net())).fit().max_batch,
         found.recommended_batch,
     )
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_an_estimate_only_climbs_and_traces(seed: int) -> None:
-    """Without a cap only where there is more than the limit, or nothing but it."""
+def test_an_estimate_runs_only_small_and_traced_batches(seed: int) -> None:
+    """The cap is wide on a larger GPU, and absent on a whole GPU."""
     net, limit = random_net(seed)
-    for card in both(net, limit):
-        found = card.fit(estimate=True)
+    for case in both(net, limit):
+        found = case.fit(estimate=True)
         assert found.max_batch and (found.max_batch, found.recommended_batch) == found.predicted
-        assert (found.search.wide != found.search.cap) == card.emulated and found.search.ooms <= 1
-        assert {ask.cap for ask in card.gpu.requests} == {3 * limit if card.emulated else None}
-        assert all(ask.trace or not ask.cycle for ask in card.gpu.requests)
-        assert len(card.gpu.requests) <= 5
-        edge, _ = found_by(card.passes, range(1, 2 * found.max_batch))
+        assert (
+            found.search.wide_cap != found.search.cap
+        ) == case.emulated and found.search.oom_count <= 1
+        assert {request.cap for request in case.gpu.requests} == {
+            3 * limit if case.emulated else None
+        }
+        assert all(request.trace or not request.cycle for request in case.gpu.requests)
+        assert len(case.gpu.requests) <= 5
+        edge, _ = found_by(case.passes, range(1, 2 * found.max_batch))
         assert abs(found.max_batch - edge) <= 0.02 * edge + 1
 
 
-# Other cards
+# Other GPU memory sizes
 
 
-def test_cards_grow_with_their_size_and_the_own_one_is_what_was_found() -> None:
-    for card in both(random_net(4)[0], 11 * GiB):
+def test_predictions_grow_with_memory_and_match_the_answer() -> None:
+    for case in both(random_net(4)[0], 11 * GiB):
         sizes = tuple(size * GiB for size in (2, 4, 8, 11, 16, 24))
-        found = card.fit(cards=sizes)
-        assert found.cards and found.max_batch and found.recommended_batch
-        foreseen = [found.cards[size] for size in sizes]
-        assert foreseen == sorted(foreseen) and all(fast <= most for most, fast in foreseen)
-        own = found.cards[11 * GiB]
-        assert abs(own[0] - found.max_batch) <= 1 and abs(own[1] - found.recommended_batch) <= 1
+        found = case.fit(predict_for=sizes)
+        assert found.predictions and found.max_batch and found.recommended_batch
+        predicted = [found.predictions[size] for size in sizes]
+        assert predicted == sorted(predicted) and all(fast <= most for most, fast in predicted)
+        same = found.predictions[11 * GiB]
+        assert abs(same[0] - found.max_batch) <= 1 and abs(same[1] - found.recommended_batch) <= 1
 
 
 @pytest.mark.parametrize("seed", [16, 63])
-def test_a_card_is_foreseen_beyond_holes(seed: int) -> None:
+def test_predictions_look_beyond_failures(seed: int) -> None:
     net, limit = random_net(seed)
-    found = Card(SimulatedGpu(net), limit).fit(cards=(limit,))
-    assert found.cards and found.max_batch
-    assert abs(found.cards[limit][0] - found.max_batch) <= 0.03 * found.max_batch
+    found = LimitedGpu(SimulatedGpu(net), limit).fit(predict_for=(limit,))
+    assert found.predictions and found.max_batch
+    assert abs(found.predictions[limit][0] - found.max_batch) <= 0.03 * found.max_batch
 
 
 @pytest.mark.parametrize("size", [4, 6, 16, 24])
-def test_other_cards_hold_what_is_foreseen_for_them(size: int) -> None:
+def test_predictions_match_a_search_at_that_size(size: int) -> None:
     net, _ = random_net(5)
-    found = Card(SimulatedGpu(net), 11 * GiB).fit(cards=(size * GiB,))
-    there = Card(SimulatedGpu(net), size * GiB).fit()
-    assert found.cards and there.max_batch and there.recommended_batch
-    largest, fast = found.cards[size * GiB]
+    found = LimitedGpu(SimulatedGpu(net), 11 * GiB).fit(predict_for=(size * GiB,))
+    there = LimitedGpu(SimulatedGpu(net), size * GiB).fit()
+    assert found.predictions and there.max_batch and there.recommended_batch
+    largest, fast = found.predictions[size * GiB]
     assert abs(largest - there.max_batch) <= 0.03 * there.max_batch
     assert abs(fast - there.recommended_batch) <= 0.03 * there.recommended_batch
 
 
-def test_the_usual_cards_are_without_the_context() -> None:
-    found = Card(SimulatedGpu(Net())).fit()
-    assert found.cards
-    assert found.search.card_limits(()) == {
+def test_common_gpu_sizes_exclude_the_context() -> None:
+    found = LimitedGpu(SimulatedGpu(Net())).fit()
+    assert found.predictions
+    assert found.search.predicted_limits(()) == {
         s * GiB: s * GiB - CONTEXT for s in (11, 16, 24, 40, 80)
     }
-    assert list(found.cards) == list(found.search.card_limits(()))
+    assert list(found.predictions) == list(found.search.predicted_limits(()))
 
 
-# What is wrong with a workload
+# Problems of the workload
 
 
-def test_a_leak_is_told_before_anything_large_runs() -> None:
-    for card in both(Net(leaks=5 * MiB)):
-        found = card.fit()
-        assert found.verdict == Verdict.CANNOT_TELL
+def test_a_leak_is_detected_before_large_batches_run() -> None:
+    for case in both(Net(leaks=5 * MiB)):
+        found = case.fit()
+        assert found.verdict == Verdict.UNKNOWN
         assert found.leak and found.leak.bytes_per_step == 5 * MiB
-        assert found.max_batch is None and len(card.gpu.requests) <= 4 and found.search.ooms <= 1
+        assert (
+            found.max_batch is None and len(case.gpu.requests) <= 4 and found.search.oom_count <= 1
+        )
 
 
-def test_a_leak_that_does_not_matter_is_none() -> None:
-    assert not Card(SimulatedGpu(Net(leaks=100 * 1024))).fit().leak
+def test_a_negligible_leak_is_ignored() -> None:
+    assert not LimitedGpu(SimulatedGpu(Net(leaks=100 * 1024))).fit().leak
 
 
-def test_where_memory_does_not_grow_there_is_no_limit() -> None:
+def test_memory_that_does_not_grow_sets_no_limit() -> None:
     still = Net((8 * MiB,) * 2, (0, 0), (0, 0), inputs=0)
-    for card in both(still):
-        found = card.fit()
-        assert found.verdict == Verdict.NO_LIMIT and len(card.gpu.requests) <= 8
+    for case in both(still):
+        found = case.fit()
+        assert found.verdict == Verdict.NO_LIMIT and len(case.gpu.requests) <= 8
         assert found.max_batch and found.max_batch >= 1 << 20
 
 
-def test_a_model_that_hardly_grows_is_climbed_further_and_found() -> None:
+def test_slow_growth_is_found_with_larger_batches() -> None:
     slow = Net((300 * MiB,), (2000,), (0,), inputs=100)
-    for card in both(slow, 2 * GiB):
-        found = card.fit()
+    for case in both(slow, 2 * GiB):
+        found = case.fit()
         assert (
             found.max_batch
-            and card.passes(found.max_batch)
-            and len(card.gpu.requests) <= MOST_PROBES
+            and case.passes(found.max_batch)
+            and len(case.gpu.requests) <= MAX_PROBES
         )
-        edge, _ = found_by(card.passes, range(found.max_batch, int(1.03 * found.max_batch), 997))
+        edge, _ = found_by(case.passes, range(found.max_batch, int(1.03 * found.max_batch), 997))
         assert found.max_batch >= 0.99 * edge
 
 
-def test_too_large_by_as_much_as_a_roomy_card_shows() -> None:
-    roomy, full = both(Net(), 300 * MiB)
-    found = roomy.fit()
-    peak = found.search.results[1][0].allocated_peak
+def test_the_shortfall_is_exact_on_a_larger_gpu() -> None:
+    larger, whole = both(Net(), 300 * MiB)
+    found = larger.fit()
+    peak = found.search.results[1][0].allocated_peak_bytes
     assert found.verdict == Verdict.DOES_NOT_FIT
-    assert found.misfit and found.misfit.shortfall == peak - 300 * MiB
-    found = full.fit()
+    assert found.failure and found.failure.shortfall_bytes == peak - 300 * MiB
+    found = whole.fit()
     assert found.verdict == Verdict.DOES_NOT_FIT
-    assert found.misfit and 0 < found.misfit.shortfall < peak
-    assert found.search.results[1][0].missing == found.misfit.shortfall
+    assert found.failure and 0 < found.failure.shortfall_bytes < peak
+    assert found.search.results[1][0].shortfall_bytes == found.failure.shortfall_bytes
 
 
-def test_a_batch_of_one_is_found_where_two_do_not_fit() -> None:
+def test_a_batch_of_one_is_found_if_two_do_not_fit() -> None:
     net = Net((8 * MiB,), (300 * MiB,), (0,))
-    for card in both(net, 2 * GiB):
-        assert card.passes(1) and not card.passes(2)
-        found = card.fit()
+    for case in both(net, 2 * GiB):
+        assert case.passes(1) and not case.passes(2)
+        found = case.fit()
         assert (found.max_batch, found.recommended_batch) == (1, 1)
 
 
-def test_a_workload_that_fails_at_once_is_the_users_matter() -> None:
-    for card in both(Net(), error_at=1):
-        with pytest.raises(BadWorkload, match="batch of 2 failed in step 1: shapes do not match"):
-            card.fit()
-        assert len(card.gpu.requests) == 1
+def test_a_workload_that_fails_immediately_raises() -> None:
+    for case in both(Net(), error_at=1):
+        with pytest.raises(WorkloadError, match="Batch 2 fails in step 1: shapes do not match"):
+            case.fit()
+        assert len(case.gpu.requests) == 1
 
 
 @pytest.mark.parametrize("first", [300, 120, 65, 30, 10, 3])
-def test_an_error_from_some_batch_on_bounds_the_answer(first: int) -> None:
-    for card in both(Net(), 15 * GiB, error_at=first):
-        found = card.fit()
+def test_an_error_from_some_batch_on_limits_the_answer(first: int) -> None:
+    for case in both(Net(), 15 * GiB, error_at=first):
+        found = case.fit()
         assert found.max_batch and 0.99 * (first - 1) - 1 <= found.max_batch < first
         assert found.recommended_batch and found.recommended_batch >= 0.97 * found.max_batch - 1
-        assert len(card.gpu.requests) <= MOST_PROBES
-        assert any(told.kind == "error" for all_ in found.search.results.values() for told in all_)
+        assert len(case.gpu.requests) <= MAX_PROBES
+        assert any(r.kind == "error" for results in found.search.results.values() for r in results)
 
 
 @dataclass
-class Refusing(SimulatedGpu):
-    """Fails for another reason than memory, where it is told to."""
+class Failing(SimulatedGpu):
+    """Fails for another reason than memory if `fails` returns true."""
 
-    refuses: Callable[[int, ProbeRequest], bool] = lambda batch, ask: False
+    fails: Callable[[int, ProbeRequest], bool] = lambda batch, request: False
 
     def _result(self, batch: int, request: ProbeRequest) -> ProbeResult:
-        if self.refuses(batch, request):
+        if self.fails(batch, request):
             return ProbeResult(
                 batch, "error", "step 1", message="expected more than 1 value per channel"
             )
@@ -329,112 +339,114 @@ class Refusing(SimulatedGpu):
 
 
 @pytest.mark.parametrize("limit", [3, 4, 6, 10])
-def test_a_model_that_refuses_a_single_sample_is_fitted_all_the_same(limit: int) -> None:
-    """Batch normalisation does, and so few fit that single ones would be traced."""
+def test_a_model_that_rejects_a_single_sample_can_be_fitted(limit: int) -> None:
+    """Batch normalization does, and here so few samples fit that a single one would be traced."""
     net = Net((8 * MiB,), (300 * MiB,), (0,))
     for emulated in (True, False):
-        gpu = Refusing(net, refuses=lambda batch, ask: batch == 1)
-        card = Card(gpu, limit * GiB, emulated)
-        found = card.fit()
-        assert found.max_batch == found_by(card.passes, range(1, 20))[0] > 1
+        gpu = Failing(net, fails=lambda batch, request: batch == 1)
+        case = LimitedGpu(gpu, limit * GiB, emulated)
+        found = case.fit()
+        assert found.max_batch == found_by(case.passes, range(1, 20))[0] > 1
         assert len(gpu.requests) <= 10
 
 
-def test_a_cycle_that_no_batch_goes_through_is_the_users_matter() -> None:
+def test_a_cycle_that_always_fails_raises() -> None:
     for emulated in (True, False):
-        card = Card(Refusing(Net(), refuses=lambda batch, ask: ask.cycle), 4 * GiB, emulated)
-        with pytest.raises(BadWorkload, match="expected more than 1 value per channel"):
-            card.fit()
-        assert len(card.gpu.requests) <= MOST_PROBES
+        case = LimitedGpu(
+            Failing(Net(), fails=lambda batch, request: request.cycle), 4 * GiB, emulated
+        )
+        with pytest.raises(WorkloadError, match="expected more than 1 value per channel"):
+            case.fit()
+        assert len(case.gpu.requests) <= MAX_PROBES
 
 
 @pytest.mark.parametrize("samples", [1, 2, 3, 40, 64, 100])
-def test_no_batch_has_more_samples_than_there_are(samples: int) -> None:
-    for card in both(Net(), samples=samples):
-        found = card.fit()
+def test_no_batch_is_larger_than_the_data_set(samples: int) -> None:
+    for case in both(Net(), samples=samples):
+        found = case.fit()
         assert (found.max_batch, found.recommended_batch) == (samples, samples)
         assert found.verdict == Verdict.FITS
-        assert max(b for ask in card.gpu.requests for b in ask.batches) <= samples
+        assert max(b for request in case.gpu.requests for b in request.batches) <= samples
 
 
-def test_a_data_set_just_below_the_edge_and_just_above_it() -> None:
-    edge = Card(SimulatedGpu(Net())).fit().max_batch
+def test_a_data_set_just_below_and_just_above_the_edge() -> None:
+    edge = LimitedGpu(SimulatedGpu(Net())).fit().max_batch
     assert edge
-    assert Card(SimulatedGpu(Net(), samples=edge - 3)).fit().max_batch == edge - 3
-    assert Card(SimulatedGpu(Net(), samples=edge + 30)).fit().max_batch == edge
+    assert LimitedGpu(SimulatedGpu(Net(), samples=edge - 3)).fit().max_batch == edge - 3
+    assert LimitedGpu(SimulatedGpu(Net(), samples=edge + 30)).fit().max_batch == edge
 
 
-# What is killed
+# Killed probes
 
 
-def answered(card: Card) -> Fit:
-    return answer_of(card.fit(), FitRequest(WORKLOAD))
+def result_of(case: LimitedGpu) -> FitResult:
+    return build_result(case.fit(), FitRequest(WORKLOAD))
 
 
-@pytest.mark.parametrize("part", [0.2, 0.5, 1.0])
-def test_one_kill_is_no_edge(part: float) -> None:
-    for card in both(Net()):
-        undisturbed = answered(card)
-        assert undisturbed.max_batch
-        tried = {batch for request in card.gpu.requests for batch in request.batches}
-        target = max(batch for batch in tried if batch <= part * undisturbed.max_batch.size)
-        card.gpu.kills = {target: 1}
-        found = answered(card)
-        assert card.gpu.kills == {target: 0}
+@pytest.mark.parametrize("share", [0.2, 0.5, 1.0])
+def test_one_kill_does_not_change_the_answer(share: float) -> None:
+    for case in both(Net()):
+        expected = result_of(case)
+        assert expected.max_batch
+        tried = {batch for request in case.gpu.requests for batch in request.batches}
+        target = max(batch for batch in tried if batch <= share * expected.max_batch.size)
+        case.gpu.kills = {target: 1}
+        found = result_of(case)
+        assert case.gpu.kills == {target: 0}
         assert (found.max_batch, found.recommended_batch, found.notes, found.curve) == (
-            undisturbed.max_batch,
-            undisturbed.recommended_batch,
+            expected.max_batch,
+            expected.recommended_batch,
             (),
-            undisturbed.curve,
+            expected.curve,
         )
-        assert found.effort == replace(undisturbed.effort, probes=undisturbed.effort.probes + 1)
+        assert found.cost == replace(expected.cost, probes=expected.cost.probes + 1)
 
 
-def test_a_batch_that_is_always_killed_bounds_the_answer_and_not_by_memory() -> None:
-    for card in both(Net()):
-        edge = card.fit().max_batch
+def test_a_batch_that_is_always_killed_limits_the_answer() -> None:
+    for case in both(Net()):
+        edge = case.fit().max_batch
         assert edge
-        card.gpu.kills = {edge: 99}
-        found = answered(card)
+        case.gpu.kills = {edge: 99}
+        found = result_of(case)
         assert found.max_batch and 0.98 * edge <= found.max_batch.size < edge
         above = found.max_batch.failure_above
         assert above and (above.batch, above.kind) == (edge, "killed")
-        assert found.notes == (Note(NoteKind.BATCH_FAILED, "it was killed", edge),)
+        assert found.notes == (Note(NoteKind.BATCH_FAILED, "the process was killed", edge),)
 
 
-def test_a_workload_that_is_killed_at_once_is_told_so() -> None:
-    for card in both(Net(), kills={2: 99}):
-        with pytest.raises(BadWorkload, match="batch of 2 failed in its process: it was killed"):
-            card.fit()
-        assert len(card.gpu.requests) == 2
+def test_a_workload_that_is_killed_immediately_raises() -> None:
+    for case in both(Net(), kills={2: 99}):
+        with pytest.raises(WorkloadError, match="Batch 2 fails: the process was killed"):
+            case.fit()
+        assert len(case.gpu.requests) == 2
 
 
-# What passes once, and what is slow
+# Flaky and slow batches
 
 
-def test_a_batch_that_passes_once_and_then_fails_is_no_answer() -> None:
-    for card in both(Net()):
-        edge = card.fit().max_batch
+def test_a_batch_that_passes_only_once_is_not_the_answer() -> None:
+    for case in both(Net()):
+        edge = case.fit().max_batch
         assert edge
-        card.gpu.flaky = {edge: [True] + [False] * 9}
-        card.gpu.requests.clear()
-        found = card.fit()
-        assert not card.gpu.flaky[edge][8:]  # it was asked twice at least
+        case.gpu.flaky = {edge: [True] + [False] * 9}
+        case.gpu.requests.clear()
+        found = case.fit()
+        assert not case.gpu.flaky[edge][8:]  # it was probed at least twice
         assert found.max_batch and 0.98 * edge <= found.max_batch < edge
         assert found.search.passed[edge] is False
         assert found.search.passes[found.max_batch] >= 1
 
 
-def rated(rate: Callable[[int, int], float]) -> tuple[SearchResult, int]:
-    """What is found where rates depend on the batch and the edge, and that edge."""
+def search_with(rate: Callable[[int, int], float]) -> tuple[SearchResult, int]:
+    """Search with a throughput that depends on the batch and the edge; return that edge too."""
     net, limit = random_net(3)
-    edge = Card(SimulatedGpu(net), limit).fit().recommended_batch
+    edge = LimitedGpu(SimulatedGpu(net), limit).fit().recommended_batch
     assert edge
-    return Card(SimulatedGpu(net, rate=lambda batch: rate(batch, edge)), limit).fit(), edge
+    return LimitedGpu(SimulatedGpu(net, rate=lambda batch: rate(batch, edge)), limit).fit(), edge
 
 
-def test_a_smaller_batch_that_is_faster_is_the_fast_one() -> None:
-    found, edge = rated(lambda batch, edge: 1000.0 if batch <= 0.8 * edge else 900.0)
+def test_a_faster_smaller_batch_is_recommended() -> None:
+    found, edge = search_with(lambda batch, edge: 1000.0 if batch <= 0.8 * edge else 900.0)
     assert (
         found.recommended_batch and 0.8 * 0.97 * edge - 1 <= found.recommended_batch <= 0.8 * edge
     )
@@ -442,92 +454,102 @@ def test_a_smaller_batch_that_is_faster_is_the_fast_one() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_rates_that_differ_by_little_do_not_matter(seed: int) -> None:
+def test_small_throughput_differences_are_ignored(seed: int) -> None:
     dice = random.Random(seed)
-    found, edge = rated(
+    found, edge = search_with(
         lambda batch, edge: dice.uniform(0.995, 1.005) * (1000 if batch < 0.9 * edge else 997)
     )
     assert found.recommended_batch == edge
 
 
-def test_rates_that_grow_with_the_batch_make_no_difference() -> None:
-    found, edge = rated(lambda batch, edge: 1000.0 * batch / (batch + 20))
+def test_throughput_that_grows_with_the_batch_changes_nothing() -> None:
+    found, edge = search_with(lambda batch, edge: 1000.0 * batch / (batch + 20))
     assert found.recommended_batch == edge
 
 
-def test_only_batches_that_were_alone_are_rated() -> None:
-    found = Card(SimulatedGpu(Net())).fit()
-    alone = {b for ask in found.search.probes.requests if ask.turn for b in ask.batches}  # type: ignore[attr-defined]
-    assert set(found.search.rates) <= alone and {found.max_batch, found.recommended_batch} <= alone
+def test_only_exclusive_probes_are_timed() -> None:
+    found = LimitedGpu(SimulatedGpu(Net())).fit()
+    alone = {
+        b for request in found.search.probes.requests if request.exclusive for b in request.batches
+    }  # type: ignore[attr-defined]
+    assert (
+        set(found.search.throughput) <= alone
+        and {found.max_batch, found.recommended_batch} <= alone
+    )
 
 
-# Holes
+# Failures below the max
 
 
 @dataclass
-class Holed(SimulatedGpu):
+class FailingRange(SimulatedGpu):
     """Some batches fail although larger ones pass."""
 
-    fails: range = range(0)
+    failing: range = range(0)
 
     def _result(self, batch: int, request: ProbeRequest) -> ProbeResult:
-        if batch in self.fails:
-            return ProbeResult(batch, "gpu_oom", "step 1", missing=MiB)
+        if batch in self.failing:
+            return ProbeResult(batch, "gpu_oom", "step 1", shortfall_bytes=MiB)
         return super()._result(batch, request)
 
 
-def test_beyond_a_hole_the_search_goes_on_and_the_hole_is_noted() -> None:
-    edge = Card(SimulatedGpu(Net(), 80 * GiB), 15 * GiB).fit().max_batch
+def test_the_search_continues_beyond_failures() -> None:
+    edge = LimitedGpu(SimulatedGpu(Net(), 80 * GiB), 15 * GiB).fit().max_batch
     assert edge
     for emulated in (True, False):
-        hole = range(int(0.99 * edge), int(0.995 * edge))
-        found = Card(Holed(Net(), fails=hole), 15 * GiB, emulated).fit()
+        failing = range(int(0.99 * edge), int(0.995 * edge))
+        found = LimitedGpu(FailingRange(Net(), failing=failing), 15 * GiB, emulated).fit()
         assert found.max_batch == edge
-        tried_within = [batch for batch in found.search.passed if batch in hole]
+        tried_within = [batch for batch in found.search.passed if batch in failing]
         assert all(not found.search.passed[batch] for batch in tried_within)
 
 
-# Proof
+# Verification
 
 
-def test_a_proof_runs_each_answer_three_times_more_and_for_longer() -> None:
-    for card in both(random_net(6)[0]):
-        found = card.fit(prove=True)
+def test_verification_runs_each_answer_three_times_with_more_steps() -> None:
+    for case in both(random_net(6)[0]):
+        found = case.fit(verify=True)
         assert (
             found.max_batch
             and found.recommended_batch
             and found.max_batch != found.recommended_batch
         )
-        assert sorted(told.batch for told in found.search.proof) == sorted(
+        assert sorted(result.batch for result in found.search.verification) == sorted(
             [found.recommended_batch] * 3 + [found.max_batch] * 3
         )
-        assert all(told.is_ok and len(told.step_s) == 20 for told in found.search.proof)
-        longer = [ask for ask in card.gpu.requests if ask.steps > 3]
-        assert len(longer) >= 6 and all(ask.turn and ask.cap == found.search.cap for ask in longer)
+        assert all(r.is_ok and len(r.step_s) == 20 for r in found.search.verification)
+        longer = [request for request in case.gpu.requests if request.steps > 3]
+        assert len(longer) >= 6 and all(
+            request.exclusive and request.cap == found.search.cap for request in longer
+        )
 
 
-def test_one_answer_that_is_both_is_proved_three_times() -> None:
-    found = Card(SimulatedGpu(Net())).fit(prove=True)
-    assert found.max_batch == found.recommended_batch and len(found.search.proof) == 3
+def test_a_batch_that_is_both_answers_is_verified_three_times() -> None:
+    found = LimitedGpu(SimulatedGpu(Net())).fit(verify=True)
+    assert found.max_batch == found.recommended_batch and len(found.search.verification) == 3
 
 
 @dataclass
 class LongRunsFail(SimulatedGpu):
-    """From some batch on, training fails after more steps than a probe takes."""
+    """Large batches fail after more steps than a short probe has."""
 
     from_batch: int = 1 << 30
 
     def _result(self, batch: int, request: ProbeRequest) -> ProbeResult:
         if request.steps > 3 and batch >= self.from_batch:
-            return ProbeResult(batch, "gpu_oom", "step 9", missing=MiB)
+            return ProbeResult(batch, "gpu_oom", "step 9", shortfall_bytes=MiB)
         return super()._result(batch, request)
 
 
-def test_a_proof_that_fails_lowers_the_answer() -> None:
+def test_a_failed_verification_lowers_the_answer() -> None:
     net, limit = random_net(6)
-    edge = Card(SimulatedGpu(net), limit).fit()
+    edge = LimitedGpu(SimulatedGpu(net), limit).fit()
     assert edge.max_batch and edge.recommended_batch
-    card = Card(LongRunsFail(net, from_batch=edge.max_batch - 2), limit)
-    found = card.fit(prove=True)
+    case = LimitedGpu(LongRunsFail(net, from_batch=edge.max_batch - 2), limit)
+    found = case.fit(verify=True)
     assert found.max_batch and 0.98 * edge.max_batch <= found.max_batch < edge.max_batch - 2
-    assert all(told.is_ok for told in found.search.proof) and len(found.search.proof) >= 3
+    assert (
+        all(result.is_ok for result in found.search.verification)
+        and len(found.search.verification) >= 3
+    )

@@ -1,4 +1,4 @@
-"""What a request refuses, and what it says of options that do nothing on the host."""
+"""Invalid requests, and options without effect on the host."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from simulated_gpu import GiB
-from stepscope.errors import CannotTry
-from stepscope.fit.request import FitRequest
+from stepscope.errors import TrialError, WorkloadError
+from stepscope.fit.request import FitRequest, fit_workload
 from stepscope.trials.limits.spec import Limits
 from stepscope.workloads.spec import make_workload
 
@@ -17,20 +17,43 @@ def request(device: str = "auto", **options: Any) -> FitRequest:
     return FitRequest(make_workload("cnn", {"device": device}), **options)
 
 
-def test_on_the_host_what_does_nothing_is_told() -> None:
-    for options, words in (
-        ({"prove": True}, ["--prove is for a GPU"]),
-        ({"estimate": True}, ["--estimate is for a GPU"]),
+def test_options_without_effect_on_the_host_are_reported() -> None:
+    for options, expected in (
+        ({"verify": True}, ["`--verify` has no effect on the host"]),
+        ({"estimate": True}, ["`--estimate` has no effect on the host"]),
         ({}, []),
     ):
-        told = request(**options).check_without_gpu()
-        assert [line.split(":")[0] for line in told] == words
+        notices = request(**options).check_without_gpu()
+        assert [notice.split(":")[0] for notice in notices] == expected
 
 
 @pytest.mark.parametrize(
-    "options", [{"limits": Limits(gpu_memory=GiB)}, {"cards": (GiB,)}, {"method": "linear2019"}]
+    "options",
+    [{"limits": Limits(gpu_memory=GiB)}, {"predict_for": (GiB,)}, {"method": "linear2019"}],
 )
-def test_a_gpu_that_is_left_out_is_not_said_to_be_missing(options: dict[str, Any]) -> None:
-    for device, words in (("cpu", "--device cpu leaves it out"), ("auto", "there is none")):
-        with pytest.raises(CannotTry, match=words):
+def test_gpu_options_without_a_gpu_are_rejected_with_the_reason(options: dict[str, Any]) -> None:
+    for device, reason in (
+        ("cpu", "needs a GPU, but `--device cpu` is set"),
+        ("auto", "needs a GPU, but no usable GPU was found"),
+    ):
+        with pytest.raises(TrialError, match=reason):
             request(device, **options).check_without_gpu()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        (
+            {"batch_size": 32},
+            "`fit` finds the batch size. Remove --batch-size, or use `stepscope trial` to train at "
+            "a given batch size",
+        ),
+        ({"epochs": 2}, "`fit` decides how long a probe trains. Remove --epochs"),
+        ({"steps": 2}, "`fit` decides how long a probe trains. Remove --steps"),
+        ({"seconds": 2.0}, "`fit` decides how long a probe trains. Remove --seconds"),
+    ],
+)
+def test_settings_that_fit_determines_are_rejected(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError) as raised:
+        fit_workload("cnn", settings)
+    assert str(raised.value) == message

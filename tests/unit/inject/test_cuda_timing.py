@@ -1,4 +1,4 @@
-"""Times of a device that is not here: a stand-in for `torch.cuda` says what it would say."""
+"""Step times of a CUDA device, with a fake `torch.cuda`."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from stepscope.runs.events import read_folder
 
 @dataclass
 class Cuda:
-    """A device with a queue: events happen once it is `done`, and calls of `breaks` raise."""
+    """A device with a queue: events complete when it is `done`; the call named `breaks` raises."""
 
     initialized: bool = True
     capturing: bool = False
     done: bool = True
-    took_ms: float = 12.5
+    elapsed_ms: float = 12.5
     breaks: str = ""
     events: list[Event] = field(default_factory=list)
 
@@ -52,7 +52,7 @@ class Event:
 
     def record(self) -> None:
         self.cuda.fail("record")
-        assert not self.cuda.capturing, "an event in a graph that is captured breaks it"
+        assert not self.cuda.capturing, "an event breaks a graph capture"
         self.recorded = True
         self.cuda.events.append(self)
 
@@ -63,17 +63,17 @@ class Event:
     def elapsed_time(self, end: Event) -> float:
         self.cuda.fail("elapsed_time")
         assert self.recorded and end.recorded and self.cuda.done
-        return self.cuda.took_ms
+        return self.cuda.elapsed_ms
 
 
 @pytest.fixture
 def cuda(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Cuda]:
-    """The stand-in, in a process that is watched."""
-    found = Cuda()
+    """The fake device, in a monitored process."""
+    fake = Cuda()
     finder.load_hook()
-    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=found))
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(cuda=fake))
     before = events.report_to(str(tmp_path))
-    yield found
+    yield fake
     events.report_with(before)
 
 
@@ -83,130 +83,122 @@ def timer(cuda: Cuda) -> Any:
 
 
 def step(timer: Any, seconds: float = 0.0) -> None:
-    """One step that is measured, whenever the last one was."""
+    """Measure one step, regardless of the interval."""
     timer.due = 0
-    timer.batch_is_here()
+    timer.batch_received()
     if seconds:
         time.sleep(seconds)
-    timer.step_is_queued()
+    timer.step_queued()
 
 
-def told(folder: Path) -> list[Any]:
+def device_steps(folder: Path) -> list[Any]:
     return [record for process in read_folder(folder) for record in process.of(events.DEVICE_STEP)]
 
 
-def test_the_device_s_time_and_the_time_to_queue_it_are_told(timer: Any, tmp_path: Path) -> None:
-    begun = time.monotonic_ns()
+def test_device_time_and_queueing_time(timer: Any, tmp_path: Path) -> None:
+    began = time.monotonic_ns()
     step(timer, 0.02)
-    took = time.monotonic_ns() - begun
-    (record,) = told(tmp_path)
+    elapsed = time.monotonic_ns() - began
+    (record,) = device_steps(tmp_path)
     assert record["a"] == 12_500_000
-    assert 20e6 <= record["b"] <= took
+    assert 20e6 <= record["b"] <= elapsed
     assert not record["flags"] & events.HOST_AHEAD
 
 
-def test_a_host_that_queued_all_before_the_device_began_is_ahead(
-    cuda: Cuda, timer: Any, tmp_path: Path
-) -> None:
+def test_host_ahead_of_the_device(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
     cuda.done = False
     step(timer)
-    assert not told(tmp_path), "nobody waits for the device"
+    assert not device_steps(tmp_path), "the device is not synchronized"
     cuda.done = True
     step(timer)
-    first, second = told(tmp_path)
+    first, second = device_steps(tmp_path)
     assert first["flags"] & events.HOST_AHEAD
     assert not second["flags"] & events.HOST_AHEAD
 
 
-def test_one_step_in_many_is_measured(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
+def test_only_some_steps_are_measured(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
     for _ in range(200):
-        timer.batch_is_here()
-        timer.step_is_queued()
-    assert len(told(tmp_path)) < 20
-    assert len(cuda.events) == 2 * len(told(tmp_path))
+        timer.batch_received()
+        timer.step_queued()
+    assert len(device_steps(tmp_path)) < 20
+    assert len(cuda.events) == 2 * len(device_steps(tmp_path))
 
 
-def test_without_cuda_nothing_happens(timer: Any, tmp_path: Path, monkeypatch: Any) -> None:
+def test_no_measurement_without_cuda(timer: Any, tmp_path: Path, monkeypatch: Any) -> None:
     for torch in (None, SimpleNamespace(), SimpleNamespace(cuda=Cuda(initialized=False))):
         monkeypatch.setitem(sys.modules, "torch", torch)
         step(timer)
-        assert timer.due > time.monotonic_ns() + 100_000_000, "and is not asked again at once"
-    assert not told(tmp_path)
+        assert timer.due > time.monotonic_ns() + 100_000_000, "the next attempt is delayed"
+    assert not device_steps(tmp_path)
 
 
-def test_a_stream_that_is_captured_is_left_alone(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
+def test_no_events_during_graph_capture(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
     cuda.capturing = True
     step(timer)
     assert cuda.events == []
     cuda.capturing = False
     timer.due = 0
-    timer.batch_is_here()
+    timer.batch_received()
     cuda.capturing = True
-    timer.step_is_queued()
+    timer.step_queued()
     assert len(cuda.events) == 1
     cuda.capturing = False
     step(timer)
-    assert len(told(tmp_path)) == 1
+    assert len(device_steps(tmp_path)) == 1
 
 
-def test_what_began_before_the_end_of_a_pass_is_forgotten(
-    cuda: Cuda, timer: Any, tmp_path: Path
-) -> None:
-    """An evaluation between the last batch and the next step belongs to neither."""
+def test_end_of_a_pass_discards_the_step(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
+    """An evaluation between the last batch and the next step does not belong to a step."""
     timer.due = 0
-    timer.batch_is_here()
-    timer.pass_is_over()
-    timer.step_is_queued()
-    assert not told(tmp_path)
+    timer.batch_received()
+    timer.pass_ended()
+    timer.step_queued()
+    assert not device_steps(tmp_path)
     step(timer)
-    assert len(told(tmp_path)) == 1
+    assert len(device_steps(tmp_path)) == 1
 
 
-def test_a_step_without_a_batch_is_not_measured(timer: Any, tmp_path: Path) -> None:
-    timer.step_is_queued()
-    assert not told(tmp_path)
+def test_step_without_a_batch_is_not_measured(timer: Any, tmp_path: Path) -> None:
+    timer.step_queued()
+    assert not device_steps(tmp_path)
 
 
-def test_with_several_batches_in_a_step_the_first_one_begins_it(
-    cuda: Cuda, timer: Any, tmp_path: Path
-) -> None:
+def test_first_of_several_batches_starts_the_step(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
     """Gradient accumulation."""
     timer.due = 0
-    timer.batch_is_here()
-    timer.batch_is_here()
-    timer.step_is_queued()
-    assert len(cuda.events) == 2 and len(told(tmp_path)) == 1
+    timer.batch_received()
+    timer.batch_received()
+    timer.step_queued()
+    assert len(cuda.events) == 2 and len(device_steps(tmp_path)) == 1
 
 
-def test_a_device_that_never_comes_back_is_not_waited_for(
-    cuda: Cuda, timer: Any, tmp_path: Path
-) -> None:
+def test_blocked_device_is_not_waited_for(cuda: Cuda, timer: Any, tmp_path: Path) -> None:
     cuda.done = False
     for _ in range(50):
         step(timer)
-    assert not told(tmp_path)
+    assert not device_steps(tmp_path)
     cuda.done = True
     step(timer)
-    assert len(told(tmp_path)) <= 18, "and what is kept for it is bounded"
+    assert len(device_steps(tmp_path)) <= 18, "the number of pending events is bounded"
 
 
 @pytest.mark.parametrize(
     "where",
     ["is_initialized", "is_current_stream_capturing", "Event", "record", "query", "elapsed_time"],
 )
-def test_whatever_breaks_stays_there_and_is_left_alone(
+def test_errors_are_contained_and_delay_the_next_attempt(
     cuda: Cuda, timer: Any, tmp_path: Path, where: str
 ) -> None:
     cuda.breaks = where
     step(timer)
-    assert not told(tmp_path)
+    assert not device_steps(tmp_path)
     assert timer.due > time.monotonic_ns() + 100_000_000
     cuda.breaks = ""
     step(timer)
-    assert len(told(tmp_path)) == 1
+    assert len(device_steps(tmp_path)) == 1
 
 
-def test_nothing_is_told_when_nobody_watches(timer: Any, tmp_path: Path) -> None:
+def test_nothing_is_reported_if_not_monitored(timer: Any, tmp_path: Path) -> None:
     events.report_to(None)
     step(timer)
-    assert not told(tmp_path)
+    assert not device_steps(tmp_path)

@@ -1,4 +1,4 @@
-"""The binary records: written by the standard library alone, read back by numpy."""
+"""Event records: written with the standard library, read with numpy."""
 
 from __future__ import annotations
 
@@ -22,37 +22,37 @@ marks = st.tuples(
 
 
 @given(st.lists(marks, max_size=20))
-def test_marks_come_back_as_they_were_given(tmp_path_factory: Any, given_marks: Any) -> None:
+def test_marks_round_trip(tmp_path_factory: Any, given_marks: Any) -> None:
     folder = tmp_path_factory.mktemp("events")
     writer = events.Writer(str(folder))
     for name, value in given_marks:
         writer.mark(events.MARK, name, value)
-    found = [
+    marks_read = [
         (process.name(record["a"]), process.value(record))
         for process in read_folder(folder)
         for record in process.of(events.MARK)
     ]
-    assert found == given_marks
+    assert marks_read == given_marks
 
 
 @given(st.binary(max_size=400))
-def test_any_bytes_can_be_read(tmp_path_factory: Any, data: bytes) -> None:
+def test_arbitrary_bytes_can_be_read(tmp_path_factory: Any, data: bytes) -> None:
     path = tmp_path_factory.mktemp("events") / "77.bin"
     path.write_bytes(data)
     for process in read_file(path):
         assert process.pid == 77
 
 
-def test_a_torn_or_zero_filled_tail_is_left_out(tmp_path: Path) -> None:
+def test_truncated_or_zero_filled_tail_is_dropped(tmp_path: Path) -> None:
     writer = events.Writer(str(tmp_path))
     for _ in range(3):
         writer.write(events.STEP, a=1)
     data = (tmp_path / f"{os.getpid()}.bin").read_bytes()
     for tail in (data[:31], bytes(64), b"\xff" * 32):
-        assert len(parse(data + tail)) == 4, "the start and three steps"
+        assert len(parse(data + tail)) == 4, "START and three steps"
 
 
-def test_after_a_fork_the_child_has_a_file_of_its_own(tmp_path: Path) -> None:
+def test_forked_child_has_its_own_file(tmp_path: Path) -> None:
     events.report_to(str(tmp_path))
     events.current.write(events.STEP, a=1)
     child = os.fork()
@@ -66,13 +66,13 @@ def test_after_a_fork_the_child_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert steps == {os.getpid(): 2, child: 1}
 
 
-def test_a_number_used_again_makes_two_processes(tmp_path: Path) -> None:
+def test_reused_pid_makes_two_processes(tmp_path: Path) -> None:
     for _ in range(2):
         events.Writer(str(tmp_path)).write(events.STEP, a=1)
     assert [len(p.of(events.STEP)) for p in read_folder(tmp_path)] == [1, 1]
 
 
-def test_nobody_watches_nothing_happens() -> None:
+def test_marks_do_nothing_if_not_monitored() -> None:
     events.report_to(None)
     mark("epoch", 1)
     with phase("eval"):
@@ -80,16 +80,16 @@ def test_nobody_watches_nothing_happens() -> None:
     assert events.current is None
 
 
-def test_a_folder_that_is_gone_never_raises(tmp_path: Path) -> None:
+def test_missing_folder_does_not_raise(tmp_path: Path) -> None:
     writer = events.Writer(str(tmp_path / "gone"))
     writer.mark(events.MARK, "epoch", 1)
     assert not (tmp_path / "gone").exists()
 
 
-def test_what_cannot_be_written_is_kept_and_what_cannot_be_kept_is_counted(
+def test_unwritable_records_are_buffered_and_then_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(events, "_MOST_KEPT", 4 * events.SIZE)
+    monkeypatch.setattr(events, "_MAX_BUFFERED", 4 * events.SIZE)
     folder = tmp_path / "later"
     writer = events.Writer(str(folder))
     for _ in range(9):
@@ -102,21 +102,21 @@ def test_what_cannot_be_written_is_kept_and_what_cannot_be_kept_is_counted(
 
 
 @pytest.mark.parametrize("variable", ["RANK", "SLURM_PROCID"])
-def test_the_rank_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+def test_rank_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     writer = events.Writer(str(tmp_path))
     writer.write(events.STEP, a=1)
     monkeypatch.setenv(variable, "3")
-    writer.learn_rank()
+    writer.update_rank()
     (process,) = read_folder(tmp_path)
     assert process.rank == 3
 
 
-def test_of_a_gpu_the_uuid_is_told_once_and_peaks_when_they_are_news(tmp_path: Path) -> None:
+def test_gpu_uuid_is_written_once_and_peaks_when_they_change(tmp_path: Path) -> None:
     writer = events.Writer(str(tmp_path))
     for held in (5, 6, 7):
         writer.gpu_memory(1, "GPU-abc", (held, 10), (7, 10), (0, 0))
     writer.gpu_memory(1, "GPU-abc", (8, 12), (8, 12), (1, 0))
-    writer.gpus_given_back()
+    writer.release_gpus()
     (process,) = read_folder(tmp_path)
     (gpu,) = process.of(events.GPU)
     assert (gpu["number"], process.name(gpu["a"])) == (1, "GPU-abc")

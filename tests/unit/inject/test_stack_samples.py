@@ -1,4 +1,4 @@
-"""Looks at a training thread, in processes of their own: the right lines, for next to nothing."""
+"""Stack samples of a training thread, in separate processes: correct lines at a low cost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import json, os, sys, threading, time
 from stepscope.inject import events, finder
 finder.load_hook()
 stack_samples = sys.modules["_stepscope_stack_samples"]
-stack_samples.TELL_S, most_cost, stack_samples.MOST_COST = 0.2, stack_samples.MOST_COST, 1.0
+stack_samples.REPORT_S, max_cost, stack_samples.MAX_COST = 0.2, stack_samples.MAX_COST, 1.0
 
 def timed(work, seconds):
     began = time.monotonic()
@@ -43,15 +43,15 @@ def busy(seconds):
 def deep(levels, seconds):
     return deep(levels - 1, seconds) if levels else time.sleep(seconds)
 """
-WATCHED = BEGIN + "events.report_to('events')\n"
-LOOKS = "stack_samples.begin(threading.get_ident())\n"
+MONITORED = BEGIN + "events.report_to('events')\n"
+SAMPLED = "stack_samples.begin(threading.get_ident())\n"
 
 Run = Callable[[str], Any]
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Run:
-    """Run a script as train.py; what it printed, as JSON."""
+    """Run a script as train.py, and return its output, parsed as JSON."""
 
     def start(script: str) -> Any:
         (tmp_path / "events").mkdir()
@@ -65,47 +65,47 @@ def run(tmp_path: Path) -> Run:
     return start
 
 
-def told(folder: Path) -> dict[StackLocation, float]:
-    """Seconds by place, of all processes."""
-    found: dict[StackLocation, float] = {}
+def sampled_seconds(folder: Path) -> dict[StackLocation, float]:
+    """Return the seconds at each location, over all processes."""
+    seconds: dict[StackLocation, float] = {}
     for process in read_folder(folder / "events"):
         for record in process.of(events.WHERE):
-            place = StackLocation(*process.name(record["a"]).split("\t"))
-            found[place] = found.get(place, 0.0) + record["b"] / 1e6
-    return found
+            location = StackLocation(*process.name(record["a"]).split("\t"))
+            seconds[location] = seconds.get(location, 0.0) + record["b"] / 1e6
+    return seconds
 
 
 def line(script: str, text: str) -> str:
-    """Where the last line with some text is."""
+    """Return the location of the last line with this text."""
     numbers = [n for n, each in enumerate(script.splitlines(), 1) if text in each]
     return f"train.py:{numbers[-1]}"
 
 
-def test_a_busy_loop_and_a_sleep_are_found_with_their_lines(run: Run, tmp_path: Path) -> None:
+def test_busy_loop_and_sleep_are_found_with_their_lines(run: Run, tmp_path: Path) -> None:
     script = (
-        WATCHED
-        + LOOKS
+        MONITORED
+        + SAMPLED
         + (
             "took = timed(busy, 0.8), timed(lambda seconds: time.sleep(seconds), 0.8)\n"
             "print(json.dumps(took))\ntime.sleep(0.6)\n"
         )
     )
     busy, slept = run(script)
-    found = told(tmp_path)
-    at_busy = {p: s for p, s in found.items() if p.where == line(script, "sum(range")}
-    at_sleep = {p: s for p, s in found.items() if "time.sleep(seconds)" in p.code}
+    seconds = sampled_seconds(tmp_path)
+    at_busy = {p: s for p, s in seconds.items() if p.where == line(script, "sum(range")}
+    at_sleep = {p: s for p, s in seconds.items() if "time.sleep(seconds)" in p.code}
     assert sum(at_busy.values()) == pytest.approx(busy, abs=0.3)
     assert sum(at_sleep.values()) == pytest.approx(slept, abs=0.3)
     assert {place.code for place in at_sleep} == {"time.sleep(seconds)"}
     assert {place.where for place in at_sleep} == {line(script, "timed(busy")}
     assert any("sum(range(2000))" in place.code for place in at_busy)
-    assert sum(found.values()) > busy + slept - 0.3, "all of the time is accounted for"
+    assert sum(seconds.values()) > busy + slept - 0.3, "the whole time is covered"
 
 
-def test_code_that_holds_the_interpreter_is_found_when_it_lets_go(run: Run, tmp_path: Path) -> None:
+def test_code_that_holds_the_gil_is_found(run: Run, tmp_path: Path) -> None:
     script = (
-        WATCHED
-        + LOOKS
+        MONITORED
+        + SAMPLED
         + "big = list(range(3_000_000))[::-1]\n"
         + (
             "end = time.monotonic() + 0.8\nwhile time.monotonic() < end:\n    big.sort()\n"
@@ -113,35 +113,33 @@ def test_code_that_holds_the_interpreter_is_found_when_it_lets_go(run: Run, tmp_
         )
     )
     run(script)
-    held = sum(s for place, s in told(tmp_path).items() if "big" in place.code)
+    held = sum(s for place, s in sampled_seconds(tmp_path).items() if "big" in place.code)
     assert held > 0.4
 
 
-def test_of_a_library_the_users_own_line_is_told_and_the_innermost_function(
-    run: Run, tmp_path: Path
-) -> None:
+def test_library_code_is_reported_with_the_users_line(run: Run, tmp_path: Path) -> None:
     script = (
-        WATCHED
-        + LOOKS
+        MONITORED
+        + SAMPLED
         + "import queue\nbatches = queue.Queue()\ntry:\n"
         + ("    batches.get(timeout=0.9)\nexcept queue.Empty:\n    pass\n")
     )
     run(script)
-    (place,) = {p for p in told(tmp_path) if "batches.get" in p.code}
+    (place,) = {p for p in sampled_seconds(tmp_path) if "batches.get" in p.code}
     assert place.where == line(script, "batches.get")
     assert place.inner.startswith("threading.py:wait")
 
 
-def test_nothing_is_told_when_nobody_watches(run: Run, tmp_path: Path) -> None:
-    run(BEGIN + LOOKS + "time.sleep(0.7)\n")
+def test_nothing_is_reported_if_not_monitored(run: Run, tmp_path: Path) -> None:
+    run(BEGIN + SAMPLED + "time.sleep(0.7)\n")
     assert list((tmp_path / "events").iterdir()) == []
 
 
-def test_the_script_does_not_see_the_thread(run: Run) -> None:
+def test_thread_is_invisible_to_the_script(run: Run) -> None:
     script = (
-        WATCHED
-        + LOOKS
-        + LOOKS
+        MONITORED
+        + SAMPLED
+        + SAMPLED
         + (
             "wait_for_tasks(2)\n"
             "print(json.dumps([threading.active_count(), len(threading.enumerate()), tasks()]))\n"
@@ -150,10 +148,10 @@ def test_the_script_does_not_see_the_thread(run: Run) -> None:
     assert run(script) == [1, 1, 2], "one thread for the script, two for the kernel"
 
 
-def test_a_forked_child_is_not_looked_at_until_it_trains(run: Run, tmp_path: Path) -> None:
+def test_forked_child_is_sampled_only_when_it_trains(run: Run, tmp_path: Path) -> None:
     script = (
-        WATCHED
-        + LOOKS
+        MONITORED
+        + SAMPLED
         + """
 wait_for_tasks(2)
 read, write = os.pipe()
@@ -175,13 +173,13 @@ print(json.dumps({"parent": tasks(), "child": json.loads(os.read(read, 99)), "pi
     assert "time.sleep(0.6)" in child.name(child.of(events.WHERE)["a"][0])
 
 
-def test_looking_costs_less_than_a_hundredth_of_a_cpu(run: Run) -> None:
-    """By the clock of its own thread, and in the best of some tries: others only add to it."""
+def test_sampling_takes_less_than_one_percent_of_a_cpu(run: Run) -> None:
+    """Measured as CPU time of the thread, the best of several attempts: load only adds to it."""
     script = (
-        WATCHED
-        + LOOKS
+        MONITORED
+        + SAMPLED
         + """
-stack_samples.TELL_S, stack_samples.MOST_COST = 0.5, most_cost
+stack_samples.REPORT_S, stack_samples.MAX_COST = 0.5, max_cost
 wait_for_tasks(2)
 (sampling,) = set(os.listdir("/proc/self/task")) - {str(os.getpid())}
 
@@ -199,31 +197,31 @@ print(json.dumps([cost() for _ in range(4)]))
     assert 0 < min(run(script)) < 0.01
 
 
-def test_looks_that_cost_much_become_rare(run: Run) -> None:
-    """Fifty in this time otherwise; a busy machine has fewer of them in any case."""
+def test_expensive_samples_become_rare(run: Run) -> None:
+    """Otherwise there are fifty in this time, or fewer on a busy machine."""
     script = (
-        WATCHED
+        MONITORED
         + """
-look, looks = stack_samples._place, []
+locate, calls = stack_samples._location, []
 
-def costly_look(frame):
-    looks.append(time.thread_time())
-    while time.thread_time() < looks[-1] + 0.004:
+def costly_locate(frame):
+    calls.append(time.thread_time())
+    while time.thread_time() < calls[-1] + 0.004:
         pass
-    return look(frame)
+    return locate(frame)
 
-stack_samples._place, stack_samples.MOST_COST = costly_look, most_cost
+stack_samples._location, stack_samples.MAX_COST = costly_locate, max_cost
 stack_samples.begin(threading.get_ident())
 time.sleep(2.5)
-print(json.dumps(len(looks)))
+print(json.dumps(len(calls)))
 """
     )
     assert 2 <= run(script) < 20
 
 
-def test_it_ends_with_the_thread_that_it_looks_at(run: Run) -> None:
+def test_sampling_ends_with_the_sampled_thread(run: Run) -> None:
     script = (
-        WATCHED
+        MONITORED
         + """
 def train():
     stack_samples.begin(threading.get_ident())
@@ -239,11 +237,9 @@ print(json.dumps(tasks()))
     assert run(script) == 1
 
 
-def test_a_second_training_in_a_thread_of_its_own_is_looked_at_too(
-    run: Run, tmp_path: Path
-) -> None:
+def test_second_training_thread_is_sampled_too(run: Run, tmp_path: Path) -> None:
     script = (
-        WATCHED
+        MONITORED
         + """
 def train(seconds):
     stack_samples.begin(threading.get_ident())
@@ -257,7 +253,7 @@ for seconds in (0.4, 0.9):
 """
     )
     run(script)
-    assert sum(told(tmp_path).values()) > 0.8
+    assert sum(sampled_seconds(tmp_path).values()) > 0.8
 
 
 @pytest.fixture
@@ -278,7 +274,7 @@ def stack_samples() -> Any:
         ("/somewhere/else/train.py", "train.py"),
     ],
 )
-def test_paths_are_as_a_user_would_write_them(stack_samples: Any, path: str, shown: str) -> None:
+def test_short_path(stack_samples: Any, path: str, shown: str) -> None:
     assert stack_samples.short_path(path) == shown
 
 
@@ -293,18 +289,16 @@ def test_paths_are_as_a_user_would_write_them(stack_samples: Any, path: str, sho
         ("/home/user/train.py", False),
     ],
 )
-def test_what_is_the_users_own_is_told_from_libraries(
-    stack_samples: Any, path: str, library: bool
-) -> None:
+def test_is_library(stack_samples: Any, path: str, library: bool) -> None:
     assert stack_samples.is_library(path) is library
 
 
-def test_the_line_of_a_caller_is_outside_of_libraries(stack_samples: Any) -> None:
+def test_line_of_caller_is_outside_of_libraries(stack_samples: Any) -> None:
     where, _, code = stack_samples.line_of_caller(1).partition("\t")
     assert where.endswith(f"test_stack_samples.py:{sys._getframe().f_lineno - 1}")
     assert code.startswith("where, _, code = stack_samples.line_of_caller(1)")
 
 
-def test_a_source_that_is_gone_is_no_line(stack_samples: Any) -> None:
+def test_missing_source_has_no_code(stack_samples: Any) -> None:
     code = compile("x = 1", "/nowhere/gone.py", "exec")
     assert stack_samples.code_at((code, 0, 1)) == ""

@@ -1,4 +1,4 @@
-"""Records become JSON and come back."""
+"""Records are converted to JSON and back."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ class Whole:
 WHOLE = Whole(Outcome.GPU_OOM, (Part("a", 0.5), Part("b")), Path("/x"), {0: Part("c")}, 3)
 
 
-def test_a_record_comes_back_as_it_was() -> None:
+def test_record_round_trip() -> None:
     assert loads(Whole, dumps(WHOLE)) == WHOLE
     assert from_json(Whole, to_json(WHOLE)) == WHOLE
     assert isinstance(from_json(Part, {"name": "a", "share": 1}).share, float)
 
 
-def test_a_finding_comes_back_as_it_was() -> None:
+def test_finding_round_trip() -> None:
     finding = Finding(
         cause="input.workers",
         confidence="high",
@@ -53,10 +53,10 @@ def test_a_finding_comes_back_as_it_was() -> None:
     assert loads(Finding, dumps(finding)) == finding
 
 
-def test_what_json_does_not_know_becomes_something_that_it_knows() -> None:
+def test_types_that_json_lacks_are_converted() -> None:
     odd = {
         "nan": math.nan,
-        "endless": np.float64("inf"),
+        "infinity": np.float64("inf"),
         "number": np.int64(3),
         "array": np.array([1.0, math.nan]),
         "flag": np.bool_(True),
@@ -67,7 +67,7 @@ def test_what_json_does_not_know_becomes_something_that_it_knows() -> None:
     }
     assert json.loads(dumps(odd)) == {
         "nan": None,
-        "endless": None,
+        "infinity": None,
         "number": 3,
         "array": [1.0, None],
         "flag": True,
@@ -78,11 +78,11 @@ def test_what_json_does_not_know_becomes_something_that_it_knows() -> None:
     }
 
 
-def test_what_a_later_version_adds_is_ignored() -> None:
+def test_unknown_keys_are_ignored() -> None:
     assert from_json(Part, {"name": "a", "color": "red"}) == Part("a")
 
 
-def test_what_is_wrong_is_named() -> None:
+def test_error_names_the_invalid_field() -> None:
     with pytest.raises(ValueError, match=r"\$\.parts\[0\]\.share"):
         from_json(Whole, {"outcome": "ok", "parts": [{"name": "a", "share": "much"}]})
     with pytest.raises(ValueError, match="outcome"):
@@ -91,12 +91,12 @@ def test_what_is_wrong_is_named() -> None:
         loads(Whole, "{")
 
 
-def test_defaults_can_be_left_out() -> None:
-    told = to_json(Whole(Outcome.OK, (Part("a"),)), omit_defaults=True)
-    assert told == {"outcome": "ok", "parts": [{"name": "a"}]}
-    assert from_json(Whole, told) == Whole(Outcome.OK, (Part("a"),))
+def test_omit_defaults() -> None:
+    plain = to_json(Whole(Outcome.OK, (Part("a"),)), omit_defaults=True)
+    assert plain == {"outcome": "ok", "parts": [{"name": "a"}]}
+    assert from_json(Whole, plain) == Whole(Outcome.OK, (Part("a"),))
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=20))
-def test_any_text_survives_also_names_that_are_not_utf8(text: str) -> None:
+def test_any_text_round_trips_including_surrogates(text: str) -> None:
     assert loads(Part, dumps(Part(text))) == Part(text)

@@ -1,4 +1,4 @@
-"""Whether the monitor of a run still lives, told from its facts and its folder."""
+"""Whether the monitor of a run is still running."""
 
 from __future__ import annotations
 
@@ -11,27 +11,25 @@ import pytest
 from stepscope.records.facts import ProcessIdentity
 from stepscope.runs.facts import identity_of_self, is_alive
 
-NOBODY = 2**22 + 1
-"""A number that no process has."""
+UNUSED_PID = 2**22 + 1
+"""A pid above the maximum."""
 
 
-def test_a_process_of_this_namespace_is_looked_up(tmp_path: Path) -> None:
+def test_process_of_this_namespace(tmp_path: Path) -> None:
     me = identity_of_self()
     assert is_alive(me, tmp_path)
     assert is_alive(replace(me, pid_namespace=None), tmp_path), "a folder of an older version"
-    assert not is_alive(replace(me, pid=NOBODY), tmp_path)
+    assert not is_alive(replace(me, pid=UNUSED_PID), tmp_path)
     assert not is_alive(replace(me, started_ticks=1), tmp_path)
 
 
 @pytest.mark.parametrize("elsewhere", [{"pid_namespace": "pid:[1]"}, {"boot_id": "another"}])
-def test_of_another_container_or_machine_only_the_streams_tell(
-    tmp_path: Path, elsewhere: dict[str, str]
-) -> None:
-    monitor: ProcessIdentity = replace(identity_of_self(), pid=NOBODY, **elsewhere)
+def test_process_of_another_container_or_machine(tmp_path: Path, elsewhere: dict[str, str]) -> None:
+    monitor: ProcessIdentity = replace(identity_of_self(), pid=UNUSED_PID, **elsewhere)
     assert not is_alive(monitor, tmp_path)
     stream = tmp_path / "process.arrows"
     stream.touch()
-    (tmp_path / "process.0.arrows").symlink_to("packed meanwhile")
+    (tmp_path / "process.0.arrows").symlink_to("packed in the meantime")
     assert is_alive(monitor, tmp_path)
     os.utime(stream, (0, 0))
     assert not is_alive(monitor, tmp_path)

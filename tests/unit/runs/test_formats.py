@@ -1,4 +1,4 @@
-"""Old formats stay readable: one folder of each is kept in tests/data/runs, never written again."""
+"""Old formats stay readable: tests/data/runs has one folder of each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ RUNS = Path(__file__).parents[2] / "data" / "runs"
 def test_format_1(tmp_path: Path) -> None:
     run = open_run(shutil.copytree(RUNS / "format1", tmp_path / "run"))
     summary = run.summary()
-    assert run.ending.outcome == "ok"
+    assert run.exit_status.outcome == "ok"
     assert [row.steps for row in summary.epochs] == [20, 20]
     assert [row.samples for row in summary.epochs] == [2560, 2560]
     assert {"main", "worker"} <= set(summary.roles)
@@ -26,8 +26,8 @@ def test_format_1(tmp_path: Path) -> None:
 def test_format_1_cut_off(tmp_path: Path) -> None:
     folder = shutil.copytree(RUNS / "format1-cut", tmp_path / "run")
     for stream in folder.glob("*.arrows"):
-        os.utime(stream, (0, 0))  # a checkout is new, the run is old
+        os.utime(stream, (0, 0))  # the checkout is newer than the run
     run = open_run(folder)
-    assert run.ending.outcome == "lost"
+    assert run.exit_status.outcome == "lost"
     assert 0 < run.summary().steps < 40
     assert run.samples("process").num_rows > 0

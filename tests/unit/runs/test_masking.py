@@ -1,4 +1,4 @@
-"""What must never be written, and what must stay readable."""
+"""Credentials are masked, and common options of training commands stay readable."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ HARMLESS = [
     ["KeyError: 'x'"],
 ]
 
-SHAPES = [
+TOKENS = [
     "hf_" + "aB3" * 11 + "x",
     "ghp_" + "a1B2" * 9,
     "github_pat_" + "a1B2_" * 8,
@@ -124,7 +124,7 @@ SHAPES = [
 secrets = st.text(string.ascii_letters + string.digits + "+/_.~!#%^*", min_size=6, max_size=40).map(
     lambda text: f"Q{text}Z"
 )
-"""Begins and ends with letters, so that no switch, number or mask comes out."""
+"""Starts and ends with letters, so that it is not a boolean, a number or a mask."""
 names = st.sampled_from(SECRET_NAMES)
 
 
@@ -136,17 +136,17 @@ def test_secret_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("command", HARMLESS, ids=" ".join)
-def test_what_training_commands_are_full_of_stays_readable(command: list[str]) -> None:
+def test_harmless_commands_stay_readable(command: list[str]) -> None:
     assert mask_command(command) == command
     for word in command:
         assert mask_text(word) == word
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("token", TOKENS)
 @pytest.mark.parametrize("frame", ["{}", "--x={}", "x_{}", "login('{}')", "see {}, then", "a:{}/b"])
-def test_tokens_are_known_by_their_shape(shape: str, frame: str) -> None:
-    assert shape not in mask_text(frame.format(shape))
-    assert mask_text(frame.format(shape)).startswith(frame.partition("{")[0])
+def test_tokens_of_known_formats_are_masked(token: str, frame: str) -> None:
+    assert token not in mask_text(frame.format(token))
+    assert mask_text(frame.format(token)).startswith(frame.partition("{")[0])
 
 
 @pytest.mark.parametrize(
@@ -201,7 +201,7 @@ def test_texts(text: str, masked: str) -> None:
 
 
 @given(names, secrets)
-def test_no_form_of_a_named_secret_survives(name: str, secret: str) -> None:
+def test_named_secrets_are_masked_in_every_form(name: str, secret: str) -> None:
     for text in (
         f"{name}={secret}",
         f"{name}: {secret}",
@@ -219,14 +219,14 @@ def test_no_form_of_a_named_secret_survives(name: str, secret: str) -> None:
 
 
 @given(secrets.filter(lambda secret: "/" not in secret), st.sampled_from(["https", "git+ssh"]))
-def test_no_password_of_a_url_survives(secret: str, scheme: str) -> None:
+def test_passwords_of_urls_are_masked(secret: str, scheme: str) -> None:
     masked = mask_text(f"clone {scheme}://me:{secret}@host.example/a/b.git now")
     assert secret not in masked
     assert masked.endswith("@host.example/a/b.git now")
 
 
 @given(st.text())
-def test_masking_twice_changes_nothing_more(text: str) -> None:
+def test_masking_is_idempotent(text: str) -> None:
     assert mask_text(mask_text(text)) == mask_text(text)
 
 
@@ -236,12 +236,12 @@ pieces = st.sampled_from(
 
 
 @given(st.lists(pieces, max_size=12).map("".join))
-def test_masking_twice_changes_nothing_more_in_what_looks_like_secrets(text: str) -> None:
+def test_masking_is_idempotent_for_texts_like_secrets(text: str) -> None:
     assert mask_text(mask_text(text)) == mask_text(text)
 
 
 @given(st.lists(st.text(), max_size=6))
-def test_a_command_keeps_its_number_of_words(command: list[str]) -> None:
+def test_command_keeps_its_number_of_words(command: list[str]) -> None:
     assert len(mask_command(command)) == len(command)
 
 
@@ -254,10 +254,10 @@ def test_counts_stay_readable(name: str, count: int) -> None:
 @pytest.mark.parametrize(
     "unit", ["a", "a.", "eyJ-", "sk-", "token", "token=", "https://", "a-", '"', "\\"]
 )
-def test_long_texts_take_no_long_time(unit: str) -> None:
+def test_long_texts_are_masked_quickly(unit: str) -> None:
     def seconds() -> float:
         begin = time.process_time()
         mask_text(unit * (50_000 // len(unit)))
         return time.process_time() - begin
 
-    assert any(seconds() < 1.0 for _ in range(3)), "0.5 s at most; a busy machine adds to it"
+    assert any(seconds() < 1.0 for _ in range(3)), "0.5 s at most on an idle machine"

@@ -1,4 +1,4 @@
-"""How a run is named: by its folder, a file in it, or a folder of runs."""
+"""A run is found by its folder, a file in it, or a folder of runs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepscope.runs.reader import find_run
 @pytest.mark.parametrize(
     "file", ["run.json", "derived/summary.json", "events/4000.bin", "trial/rank0.json"]
 )
-def test_a_run_is_named_by_any_file_in_it(tmp_path: Path, file: str) -> None:
+def test_run_is_found_by_any_of_its_files(tmp_path: Path, file: str) -> None:
     folder = tmp_path / "runs" / "x"
     (folder / file).parent.mkdir(parents=True)
     (folder / "run.json").touch()

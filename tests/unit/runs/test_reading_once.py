@@ -1,4 +1,4 @@
-"""Samples are what takes time to read of a run: each command reads every segment of them once."""
+"""Reading samples is slow, so each command reads every segment only once."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from synthetic_trials import Trial, even_steps, write_trial
 
 @pytest.fixture
 def readings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each segment was read."""
-    found: Counter[str] = Counter()
+    """The number of reads of each segment."""
+    counts: Counter[str] = Counter()
     read = streams.read_segment
 
     def counted(path: Path, *args: object, **options: object) -> object:
-        found[f"{path.parent.name}/{path.name}"] += 1
+        counts[f"{path.parent.name}/{path.name}"] += 1
         return read(path, *args, **options)  # type: ignore[arg-type]
 
     monkeypatch.setattr(streams, "read_segment", counted)
-    return found
+    return counts
 
 
 @pytest.mark.parametrize("command", ["report", "explain"])
 @pytest.mark.parametrize("write", [write_run, write_cut_off_run, write_trial])
-def test_a_command_reads_each_segment_once(
+def test_command_reads_each_segment_once(
     command: str, write: Callable[[Path], object], tmp_path: Path, readings: Counter[str]
 ) -> None:
     write(tmp_path / "run")
@@ -42,9 +42,7 @@ def test_a_command_reads_each_segment_once(
     assert len(readings) >= 2 and set(readings.values()) == {1}
 
 
-def test_what_follows_trials_reads_each_segment_once(
-    tmp_path: Path, readings: Counter[str]
-) -> None:
+def test_summary_of_trials_reads_each_segment_once(tmp_path: Path, readings: Counter[str]) -> None:
     folders = [write_trial(tmp_path / name, Trial(steps=even_steps(40))).folder for name in "ab"]
     views = [trial_view(folder) for folder in folders]
     _show(views, quiet=True, as_json=True)

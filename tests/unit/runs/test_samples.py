@@ -1,4 +1,4 @@
-"""Samples as series: the same however they are stored, and whatever else is not read."""
+"""Series do not depend on how samples are stored, or on which other metrics are read."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ segment = st.tuples(st.booleans(), st.lists(st.lists(row, min_size=1, max_size=6
 
 
 def write_segments(folder: Path, segments: list[tuple[bool, list[list[Any]]]]) -> Rows:
-    """A run without an ending, with these samples; the last segment is the live stream."""
+    """Write a running run with these samples. The last segment is the live stream."""
     paths = RunPaths(folder)
     paths.events.mkdir(parents=True)
-    write_json(paths.run_json, facts_of(Plan(ending=RUNNING)))
+    write_json(paths.run_json, facts_of(Plan(exit_status=RUNNING)))
     writer = StreamWriter(paths, "process")
     written: Rows = []
     time = BEGIN_NS
@@ -63,13 +63,13 @@ def write_segments(folder: Path, segments: list[tuple[bool, list[list[Any]]]]) -
 
 
 def expected(rows: Rows) -> Points:
-    """Row by row, as anybody would do it who had the time."""
-    found: Points = {}
+    """The straightforward implementation, row by row."""
+    series: Points = {}
     for t, window, entity, given_values in rows:
         for metric, value in given_values.items():
             if entity.pid is None and value is not None:
-                found.setdefault((metric, entity.name), []).append((t, window or 0.0, value))
-    return found
+                series.setdefault((metric, entity.name), []).append((t, window or 0.0, value))
+    return series
 
 
 def points(series: dict[tuple[str, str], Any]) -> Points:
@@ -80,27 +80,27 @@ def points(series: dict[tuple[str, str], Any]) -> Points:
 
 
 def stored(run: Run) -> Points:
-    return {key: found for key, found in points(load(run).series).items() if key[0] != "memory"}
+    return {key: series for key, series in points(load(run).series).items() if key[0] != "memory"}
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 @given(segments=st.lists(segment, min_size=1, max_size=4), wanted=st.sets(st.sampled_from(METRICS)))
-def test_series_are_what_was_written(tmp_path_factory, segments, wanted) -> None:  # type: ignore[no-untyped-def]
+def test_series_round_trip(tmp_path_factory, segments, wanted) -> None:  # type: ignore[no-untyped-def]
     folder = tmp_path_factory.mktemp("run")
     rows = write_segments(folder, segments)
     everything = expected(rows)
     run = open_run(folder)
     assert stored(run) == everything
     assert points(load(open_run(folder), wanted).series) == {
-        key: found for key, found in everything.items() if key[0] in wanted
+        key: series for key, series in everything.items() if key[0] in wanted
     }
     assert load(run, set()).end_ns == load(run).end_ns == (rows[-1][0] if rows else BEGIN_NS)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(batches=st.lists(st.lists(row, min_size=1, max_size=8), min_size=1, max_size=3))
-def test_pieces_of_a_table_are_read_where_they_lie(tmp_path_factory, batches) -> None:  # type: ignore[no-untyped-def]
-    """Parquet may come in row groups, and a table may be a part of another."""
+def test_row_groups_and_slices(tmp_path_factory, batches) -> None:  # type: ignore[no-untyped-def]
+    """Parquet files may have several row groups, and a table may be a slice of another."""
     folder = tmp_path_factory.mktemp("run")
     rows = write_segments(folder, [(True, batches)])
     table = open_run(folder).samples()
@@ -112,7 +112,7 @@ def test_pieces_of_a_table_are_read_where_they_lie(tmp_path_factory, batches) ->
         assert points(series_of(segments)) == expected(rows)
 
 
-def test_entities_come_as_they_appear_and_metrics_as_in_the_table(tmp_path: Path) -> None:
+def test_order_of_entities_and_metrics(tmp_path: Path) -> None:
     first = [
         (1, 0.1, "worker", 7, {"cpu": 1.0}),
         (1, 0.1, "main", None, {"threads": 1.0}),
@@ -129,19 +129,27 @@ def test_entities_come_as_they_appear_and_metrics_as_in_the_table(tmp_path: Path
 
 
 @pytest.mark.parametrize("write", [write_run, write_cut_off_run])
-def test_of_a_run_with_gpus_only_what_is_asked_for_is_read(
-    tmp_path: Path, write: Callable[..., RunPaths]
-) -> None:
+def test_only_requested_metrics_are_read(tmp_path: Path, write: Callable[..., RunPaths]) -> None:
     plan = Plan(seconds=20, gpus=1, idle_gpus=1)
     folder = write(tmp_path / "run", plan).folder
     everything, wanted = load(open_run(folder)), {"cpu", "host_cpu", "gpu_power", "memory"}
-    lean = load(open_run(folder), wanted)
-    told = {metric for metric, _ in everything.series if metric.startswith(("gpu_al", "gpu_res"))}
-    assert {metric for metric, _ in lean.series} == {*wanted, "rss", "processes", "pss", *told}
-    assert points(dict(lean.series)) == {
-        key: found for key, found in points(dict(everything.series)).items() if key in lean.series
+    partial = load(open_run(folder), wanted)
+    allocator = {
+        metric for metric, _ in everything.series if metric.startswith(("gpu_al", "gpu_res"))
     }
-    assert (lean.begin_ns, lean.end_ns, lean.gpus) == (
+    assert {metric for metric, _ in partial.series} == {
+        *wanted,
+        "rss",
+        "processes",
+        "pss",
+        *allocator,
+    }
+    assert points(dict(partial.series)) == {
+        key: series
+        for key, series in points(dict(everything.series)).items()
+        if key in partial.series
+    }
+    assert (partial.begin_ns, partial.end_ns, partial.gpus) == (
         everything.begin_ns,
         everything.end_ns,
         everything.gpus,
@@ -149,7 +157,7 @@ def test_of_a_run_with_gpus_only_what_is_asked_for_is_read(
     assert load(open_run(folder), set()).end_ns == everything.end_ns, "without reading the samples"
 
 
-def test_metrics_that_were_read_together_share_their_times(tmp_path: Path) -> None:
+def test_metrics_that_are_read_together_share_their_times(tmp_path: Path) -> None:
     series = load(open_run(write_run(tmp_path / "run", Plan(seconds=10)).folder)).series
     assert series["cpu", "tree"].t is series["rss", "tree"].t
     assert series["cpu", "tree"].window is series["read", "tree"].window
@@ -160,7 +168,7 @@ def test_metrics_that_were_read_together_share_their_times(tmp_path: Path) -> No
 def test_no_samples_give_no_series(tmp_path: Path, kind: str) -> None:
     paths = RunPaths(tmp_path / "run")
     paths.events.mkdir(parents=True)
-    write_json(paths.run_json, facts_of(Plan(ending=RUNNING)))
+    write_json(paths.run_json, facts_of(Plan(exit_status=RUNNING)))
     for scope in SCOPES if kind != "nothing" else ():
         writer = StreamWriter(paths, scope)
         if kind == "packed":
@@ -174,7 +182,7 @@ def test_no_samples_give_no_series(tmp_path: Path, kind: str) -> None:
     assert data.gpus == ()
 
 
-def test_columns_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
+def test_columns_of_a_newer_version_are_ignored(tmp_path: Path) -> None:
     write_segments(tmp_path / "run", [(True, [[(1, 0.1, "tree", None, {"cpu": 2.0})]])])
     path = tmp_path / "run" / "process.0000.parquet"
     table = parquet.read_table(path)
@@ -183,7 +191,7 @@ def test_columns_of_a_newer_version_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_reading_does_not_import_pandas(tmp_path: Path) -> None:
-    """It takes longer to import than a day of samples takes to read."""
+    """Importing it takes longer than reading the samples of a day."""
     folder = write_cut_off_run(tmp_path / "run", Plan(gpus=1)).folder
     program = f"""
 import sys
@@ -196,13 +204,13 @@ print(len(load(open_run({str(folder)!r})).series) > 20, "pandas" in sys.modules)
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-def test_what_every_row_has_is_enough(tmp_path: Path, scope: Scope) -> None:
-    """A scope of which no metric is asked for is not read; one of which none was read is empty."""
+def test_rows_without_metrics(tmp_path: Path, scope: Scope) -> None:
+    """A scope without requested metrics is not read; a scope without values is empty."""
     writer = StreamWriter(RunPaths(tmp_path), scope)
     writer.append(1, None, Entity("tree"), {})
     writer.flush()
     writer.close()
-    write_json(RunPaths(tmp_path).run_json, facts_of(Plan(ending=RUNNING)))
+    write_json(RunPaths(tmp_path).run_json, facts_of(Plan(exit_status=RUNNING)))
     run = open_run(tmp_path)
     assert load(run).series == {}
     assert load(run, set()).series == {}

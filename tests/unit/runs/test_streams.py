@@ -1,4 +1,4 @@
-"""Streams are readable wherever they are cut."""
+"""Streams are readable wherever they are truncated."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ rows = st.tuples(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
 @given(batches=st.lists(st.lists(rows, min_size=1, max_size=12), min_size=1, max_size=4))
-def test_what_is_written_is_read(tmp_path_factory, batches) -> None:  # type: ignore[no-untyped-def]
+def test_round_trip(tmp_path_factory, batches) -> None:  # type: ignore[no-untyped-def]
     paths = RunPaths(tmp_path_factory.mktemp("run"))
     writer = StreamWriter(paths, "process")
     expected, time = [], 0
@@ -50,7 +50,7 @@ def test_what_is_written_is_read(tmp_path_factory, batches) -> None:  # type: ig
 
 
 def two_batches(folder: Path) -> tuple[Path, int]:
-    """A stream of two batches, and where the second begins."""
+    """Write a stream of two batches, and return the offset of the second."""
     paths = RunPaths(folder)
     writer = StreamWriter(paths, "host")
     sizes = []
@@ -63,7 +63,7 @@ def two_batches(folder: Path) -> tuple[Path, int]:
     return paths.live_stream("host"), sizes[0]
 
 
-def test_cut_anywhere_it_reads_to_the_last_whole_batch(tmp_path: Path) -> None:
+def test_truncated_stream_is_read_to_the_last_complete_batch(tmp_path: Path) -> None:
     path, first = two_batches(tmp_path)
     data = path.read_bytes()
     edges = (
@@ -76,7 +76,7 @@ def test_cut_anywhere_it_reads_to_the_last_whole_batch(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", [["t_ns"], ["host_cpu", "entity"]])
-def test_of_some_columns_no_more_is_read_than_of_all(tmp_path: Path, columns: list[str]) -> None:
+def test_truncated_stream_with_some_columns(tmp_path: Path, columns: list[str]) -> None:
     path, first = two_batches(tmp_path)
     data = path.read_bytes()
     for cut in (*range(0, len(data), 97), first - 1, first, len(data) - 1, len(data)):
@@ -90,9 +90,7 @@ def test_of_some_columns_no_more_is_read_than_of_all(tmp_path: Path, columns: li
 
 @pytest.mark.parametrize("columns", [None, ["t_ns"], ["host_cpu"]])
 @pytest.mark.parametrize("zeros", [1, 8, 100, 4096, 100_000])
-def test_a_tail_of_zeros_is_no_sample(
-    tmp_path: Path, zeros: int, columns: list[str] | None
-) -> None:
+def test_tail_of_zeros_is_dropped(tmp_path: Path, zeros: int, columns: list[str] | None) -> None:
     path, _ = two_batches(tmp_path)
     path.write_bytes(path.read_bytes() + bytes(zeros))
     table = read_segment(path, columns)
@@ -100,8 +98,8 @@ def test_a_tail_of_zeros_is_no_sample(
 
 
 @pytest.mark.parametrize("columns", [None, ["t_ns"], ["host_cpu"]])
-def test_a_batch_of_zeros_is_no_sample(tmp_path: Path, columns: list[str] | None) -> None:
-    """The power went when the length of the file was on the disk, and its end was not."""
+def test_batch_of_zeros_is_dropped(tmp_path: Path, columns: list[str] | None) -> None:
+    """A power failure after the length of the file was written, but not its end."""
     path, first = two_batches(tmp_path)
     data = path.read_bytes()
     body = first + 8 + int.from_bytes(data[first + 4 : first + 8], "little")
@@ -109,7 +107,7 @@ def test_a_batch_of_zeros_is_no_sample(tmp_path: Path, columns: list[str] | None
     assert read_segment(path, columns).num_rows == 10
 
 
-def test_columns_come_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
+def test_columns_have_the_requested_order(tmp_path: Path) -> None:
     path, _ = two_batches(tmp_path)
     columns = ["host_cpu", "t_ns", "not_there", "entity"]
     stream = read_segment(path, columns)
@@ -122,7 +120,7 @@ def test_columns_come_in_the_order_that_was_asked_for(tmp_path: Path) -> None:
 
 
 def test_streams_of_many_batches(tmp_path: Path) -> None:
-    """They are put together some at a time."""
+    """Batches are combined in blocks."""
     paths = RunPaths(tmp_path)
     writer = StreamWriter(paths, "host")
     for time in range(1, 151):
@@ -151,8 +149,8 @@ def test_rolled_segments_read_in_order(tmp_path: Path) -> None:
     assert [t for table in rolled for t in table.column("t_ns").to_pylist()] == list(range(1, 31))
 
 
-def test_a_failed_write_leaves_whole_batches_and_keeps_the_rows(tmp_path: Path) -> None:
-    """/dev/full refuses every write, as a full disk does."""
+def test_failed_write_leaves_complete_batches_and_keeps_the_rows(tmp_path: Path) -> None:
+    """/dev/full rejects every write, like a full disk."""
     import os
 
     paths = RunPaths(tmp_path)
@@ -170,10 +168,10 @@ def test_a_failed_write_leaves_whole_batches_and_keeps_the_rows(tmp_path: Path) 
     assert read_segment(paths.live_stream("host")).column("t_ns").to_pylist() == [1, 2, 3]
 
 
-def test_batches_that_are_kept_are_encoded_once_and_the_oldest_dropped(
+def test_kept_batches_are_encoded_once_and_the_oldest_dropped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A disk may be full for hours, and the next sample is due in a tenth of a second."""
+    """A disk may be full for hours, and samples are taken every tenth of a second."""
     encoded: list[int] = []
     batch_of = StreamWriter._batch
 
@@ -182,7 +180,7 @@ def test_batches_that_are_kept_are_encoded_once_and_the_oldest_dropped(
         return batch_of(writer)
 
     monkeypatch.setattr(StreamWriter, "_batch", counted)
-    monkeypatch.setattr(streams, "MOST_ROWS_KEPT", 4)
+    monkeypatch.setattr(streams, "MAX_ROWS_KEPT", 4)
     paths = RunPaths(tmp_path)
     writer = StreamWriter(paths, "host")
     with monkeypatch.context() as full:
@@ -200,7 +198,7 @@ def test_batches_that_are_kept_are_encoded_once_and_the_oldest_dropped(
     assert stored.column("host_cpu").to_pylist() == [1.0, None, 1.0, None]
 
 
-def test_no_room_for_a_new_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_at_a_new_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     paths = RunPaths(tmp_path)
     writer = StreamWriter(paths, "host")
     writer.append(1, None, Entity("host"), {"host_cpu": 1.0})
@@ -216,7 +214,7 @@ def test_no_room_for_a_new_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 
 def test_writing_does_not_import_pandas(tmp_path: Path) -> None:
-    """Half a second in which a watcher would not sample."""
+    """It would block the monitor for half a second."""
     program = f"""
 import sys
 from pathlib import Path
@@ -236,11 +234,11 @@ print("pandas" in sys.modules)
 @pytest.mark.parametrize(
     ("columns", "words"),
     [
-        ({"entity": ["tree"], "window_s": [1.0], "pid": [None]}, "it has no column t_ns"),
+        ({"entity": ["tree"], "window_s": [1.0], "pid": [None]}, "column t_ns is missing"),
         ({"t_ns": ["now"], "window_s": [1.0], "entity": ["tree"], "pid": [1]}, "column t_ns has"),
     ],
 )
-def test_a_table_of_something_else_is_a_damaged_folder(
+def test_table_with_wrong_columns_is_an_error(
     tmp_path: Path, columns: dict[str, list[object]], words: str
 ) -> None:
     parquet.write_table(pa.table(columns), tmp_path / "host.0000.parquet")

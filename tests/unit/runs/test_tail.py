@@ -1,4 +1,4 @@
-"""Following a run sees the rows and records that reading it as a whole sees, each once."""
+"""Following a run returns each row and record that reading the whole run returns, once."""
 
 from __future__ import annotations
 
@@ -27,11 +27,13 @@ from synthetic import RUNNING, Plan, write_run
 SECOND = 10**9
 LONG = 10**6
 
-any_cuts = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40)
+many_examples = settings(
+    suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40
+)
 
 
 def append(writer: StreamWriter, *seconds: int) -> None:
-    """A batch with a row at each of these seconds."""
+    """Append a batch with a row at each of these seconds."""
     for second in seconds:
         writer.append(second * SECOND, 1.0, Entity("host"), {"host_cpu": float(second)})
     writer.flush()
@@ -52,8 +54,8 @@ def paths(tmp_path: Path) -> RunPaths:
 
 @pytest.fixture(scope="module")
 def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stream of several batches, some of many rows."""
-    paths = RunPaths(tmp_path_factory.mktemp("whole"))
+    """A stream of several batches, some with many rows."""
+    paths = RunPaths(tmp_path_factory.mktemp("complete"))
     writer = StreamWriter(paths, "host")
     for begin, count in ((1, 1), (2, 30), (40, 3), (50, 1), (60, 12)):
         append(writer, *range(begin, begin + count))
@@ -61,24 +63,24 @@ def stream(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return paths.live_stream("host")
 
 
-@any_cuts
+@many_examples
 @given(cuts=st.lists(st.floats(0, 1), max_size=12))
-def test_any_split_of_what_is_appended_gives_the_same_rows(
+def test_any_split_of_the_stream_gives_the_same_rows(
     stream: Path, tmp_path_factory: pytest.TempPathFactory, cuts: list[float]
 ) -> None:
     paths = RunPaths(tmp_path_factory.mktemp("split"))
     data = stream.read_bytes()
     edges = [0, *sorted(int(cut * len(data)) for cut in cuts), len(data)]
     tail = StreamTail(paths, "host", LONG)
-    found = []
+    batches = []
     for begin, end in zip(edges, edges[1:], strict=False):
         with paths.live_stream("host").open("ab") as file:
             file.write(data[begin:end])
-        found += tail.poll()
-    assert rows_of(found) == read_segment(stream).to_pylist()
+        batches += tail.poll()
+    assert rows_of(batches) == read_segment(stream).to_pylist()
 
 
-def test_of_a_long_stream_only_the_end_is_decoded(paths: RunPaths) -> None:
+def test_only_the_end_of_a_long_stream_is_decoded(paths: RunPaths) -> None:
     writer = StreamWriter(paths, "host")
     for second in range(1, 501):
         append(writer, second)
@@ -88,7 +90,7 @@ def test_of_a_long_stream_only_the_end_is_decoded(paths: RunPaths) -> None:
     assert seconds_of(tail.poll()) == [501]
 
 
-def test_a_stream_that_is_not_there_yet(paths: RunPaths) -> None:
+def test_missing_stream(paths: RunPaths) -> None:
     tail = StreamTail(paths, "host", 10)
     assert tail.poll() == []
     append(StreamWriter(paths, "host"), 1)
@@ -97,11 +99,11 @@ def test_a_stream_that_is_not_there_yet(paths: RunPaths) -> None:
 
 
 @pytest.mark.parametrize("packed", [False, True])
-def test_rolled_while_it_is_followed(paths: RunPaths, packed: bool) -> None:
+def test_stream_is_rolled_while_it_is_followed(paths: RunPaths, packed: bool) -> None:
     writer, tail = StreamWriter(paths, "host"), StreamTail(paths, "host", LONG)
     append(writer, 1)
     assert seconds_of(tail.poll()) == [1]
-    append(writer, 2)  # not seen before the file gets another name
+    append(writer, 2)  # not read before the file is renamed
     closed = writer.roll(at_least=1)
     assert closed is not None
     if packed:
@@ -112,7 +114,7 @@ def test_rolled_while_it_is_followed(paths: RunPaths, packed: bool) -> None:
     assert seconds_of(tail.poll()) == [4]
 
 
-def test_packed_at_the_end(paths: RunPaths) -> None:
+def test_stream_is_packed_at_the_end(paths: RunPaths) -> None:
     writer, tail = StreamWriter(paths, "host"), StreamTail(paths, "host", LONG)
     append(writer, 1)
     tail.poll()
@@ -122,7 +124,7 @@ def test_packed_at_the_end(paths: RunPaths) -> None:
     assert tail.poll() == []
 
 
-def test_a_first_look_goes_back_over_segments_as_far_as_it_needs(paths: RunPaths) -> None:
+def test_first_poll_reads_only_the_segments_it_needs(paths: RunPaths) -> None:
     writer = StreamWriter(paths, "host")
     for begin in (1, 101, 201):
         append(writer, *range(begin, begin + 100))
@@ -131,35 +133,35 @@ def test_a_first_look_goes_back_over_segments_as_far_as_it_needs(paths: RunPaths
         if begin == 101:
             pack(closed)
     append(writer, 301, 302)
-    paths.closed_stream("host", 0).write_bytes(b"never looked at")
+    paths.closed_stream("host", 0).write_bytes(b"never read")
     assert seconds_of(StreamTail(paths, "host", 150).poll()) == list(range(151, 303))
 
 
-def test_a_run_that_has_ended(paths: RunPaths) -> None:
+def test_finished_run(paths: RunPaths) -> None:
     writer = StreamWriter(paths, "host")
     append(writer, *range(1, 100))
     pack(writer.finish())
     assert seconds_of(StreamTail(paths, "host", 10).poll()) == list(range(88, 100))
 
 
-def test_what_a_full_disk_took_back_is_read_when_it_is_written_again(paths: RunPaths) -> None:
+def test_batch_that_is_truncated_and_written_again(paths: RunPaths) -> None:
     writer, tail = StreamWriter(paths, "host"), StreamTail(paths, "host", LONG)
     live = paths.live_stream("host")
     append(writer, 1)
     tail.poll()
-    whole = live.stat().st_size
+    complete = live.stat().st_size
     append(writer, 2)
-    second = live.read_bytes()[whole:]
-    os.truncate(live, whole + 100)
+    second = live.read_bytes()[complete:]
+    os.truncate(live, complete + 100)
     assert tail.poll() == []
-    os.truncate(live, whole)
+    os.truncate(live, complete)
     assert tail.poll() == []
     with live.open("ab") as file:
         file.write(second)
     assert seconds_of(tail.poll()) == [2]
 
 
-def test_a_file_that_is_copied_anew_tells_only_what_is_new(paths: RunPaths) -> None:
+def test_replaced_file_returns_only_new_rows(paths: RunPaths) -> None:
     writer, tail = StreamWriter(paths, "host"), StreamTail(paths, "host", LONG)
     append(writer, 1)
     append(writer, 2)
@@ -174,7 +176,7 @@ def test_a_file_that_is_copied_anew_tells_only_what_is_new(paths: RunPaths) -> N
 
 
 @pytest.mark.parametrize("zeros", [1, 8, 100, 4096, 100_000])
-def test_a_tail_of_zeros_is_no_sample(paths: RunPaths, stream: Path, zeros: int) -> None:
+def test_tail_of_zeros_is_dropped(paths: RunPaths, stream: Path, zeros: int) -> None:
     data = stream.read_bytes()
     paths.live_stream("host").write_bytes(data + bytes(zeros))
     assert rows_of(StreamTail(paths, "host", LONG).poll()) == read_segment(stream).to_pylist()
@@ -182,23 +184,23 @@ def test_a_tail_of_zeros_is_no_sample(paths: RunPaths, stream: Path, zeros: int)
     assert max(seconds_of(StreamTail(paths, "host", LONG).poll())) < 72
 
 
-def test_the_last_seconds_of_each_metric_are_kept(paths: RunPaths) -> None:
+def test_recent_keeps_the_last_seconds_of_each_metric(paths: RunPaths) -> None:
     writer, tail, recent = StreamWriter(paths, "host"), StreamTail(paths, "host", 10), Recent(10)
     writer.append(SECOND, None, Entity("shm"), {"shm_used": 7.0})
     for second in range(1, 41):
         append(writer, second)
         for batch in tail.poll():
             recent.add(batch)
-        if second == 20:  # nobody need ask in between
+        if second == 20:  # reading in between is optional
             assert recent.series("host_cpu", "host").value.tolist() == list(range(10, 21))
     assert recent.series("host_cpu", "host").value.tolist() == list(range(30, 41))
     assert recent.series("host_cpu", "host").window.tolist() == [1.0] * 11
     assert recent.series("shm_used", "shm").value.tolist() == [7.0]
-    assert len(recent.series("host_cpu", "nobody")) == 0
+    assert len(recent.series("host_cpu", "missing")) == 0
     assert set(recent.all_series()) == {("host_cpu", "host"), ("shm_used", "shm")}
 
 
-def test_rows_of_single_processes_are_not_those_of_their_role(paths: RunPaths) -> None:
+def test_rows_of_single_processes_are_dropped(paths: RunPaths) -> None:
     writer, recent = StreamWriter(paths, "process"), Recent(10)
     writer.append(SECOND, 0.1, Entity("main"), {"cpu": 2.0, "rss": None})
     writer.append(SECOND, 0.1, Entity("main", 77), {"cpu": 1.0, "rss": 5.0})
@@ -230,7 +232,7 @@ def event(second: float, kind: int, **fields: int) -> bytes:
     return record
 
 
-@any_cuts
+@many_examples
 @given(cuts=st.lists(st.integers(0, 500), max_size=8))
 def test_any_split_of_events_gives_the_same_records(
     tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
@@ -250,7 +252,7 @@ def test_any_split_of_events_gives_the_same_records(
     assert not tail.poll()
 
 
-def test_events_of_the_last_seconds_are_kept_but_never_too_few(tmp_path: Path) -> None:
+def test_events_of_the_last_seconds_with_a_minimum(tmp_path: Path) -> None:
     tail = EventsTail(tmp_path, 10)
     path = tmp_path / "5.bin"
     path.write_bytes(b"".join(event(1 + n / 100, events.STEP) for n in range(40_000)))
@@ -262,10 +264,10 @@ def test_events_of_the_last_seconds_are_kept_but_never_too_few(tmp_path: Path) -
     assert len(tail.recent[5]) == 256
 
 
-def test_a_process_number_that_is_used_again(tmp_path: Path) -> None:
+def test_reused_pid(tmp_path: Path) -> None:
     tail = EventsTail(tmp_path, LONG)
     (tmp_path / "5.bin").write_bytes(event(1, events.START) + event(2, events.STEP))
-    (tmp_path / "hello.bin").write_bytes(event(1, events.START))
+    (tmp_path / "interpreters.bin").write_bytes(event(1, events.START))
     tail.poll()
     assert len(tail.recent[5]) == 2
     with (tmp_path / "5.bin").open("ab") as file:
@@ -275,30 +277,32 @@ def test_a_process_number_that_is_used_again(tmp_path: Path) -> None:
     assert list(tail.recent) == [5]
 
 
-def test_how_a_run_ends_is_seen_when_it_is_written(tmp_path: Path) -> None:
-    paths = write_run(tmp_path / "run", Plan(ending=RUNNING, facts={"watcher": identity_of_self()}))
+def test_exit_status_is_read_when_it_is_written(tmp_path: Path) -> None:
+    paths = write_run(
+        tmp_path / "run", Plan(exit_status=RUNNING, facts={"monitor": identity_of_self()})
+    )
     tail = RunTail(paths.folder, LONG)
     tail.poll()
-    assert tail.ending.outcome is Outcome.RUNNING
+    assert tail.exit_status.outcome is Outcome.RUNNING
     assert abs(tail.now_ns - time.monotonic_ns()) < 5 * SECOND
     facts = read_run_json(paths.folder)
     end_ns = tail.begin_ns + 7 * SECOND
-    ending = {"outcome": "crashed", "reason": "so", "monotonic_ns": end_ns}
-    write_json(paths.run_json, {**facts, "ending": ending})
+    exit_status = {"outcome": "crashed", "reason": "exit code 1", "monotonic_ns": end_ns}
+    write_json(paths.run_json, {**facts, "exit_status": exit_status})
     tail.poll()
-    assert (tail.ending.outcome, tail.ending.reason) == (Outcome.CRASHED, "so")
+    assert (tail.exit_status.outcome, tail.exit_status.reason) == (Outcome.CRASHED, "exit code 1")
     assert tail.now_ns == end_ns
     assert tail.data().of("rss").t[-1] <= end_ns < tail.recent.last_ns
 
 
-def test_a_watcher_that_dies_leaves_a_run_that_is_lost(tmp_path: Path) -> None:
-    watcher = subprocess.Popen(["sleep", "60"])
-    plan = Plan(seconds=20, ending=RUNNING, facts={"watcher": identity(watcher.pid)})
+def test_run_is_lost_if_its_monitor_is_killed(tmp_path: Path) -> None:
+    monitor = subprocess.Popen(["sleep", "60"])
+    plan = Plan(seconds=20, exit_status=RUNNING, facts={"monitor": identity(monitor.pid)})
     tail = RunTail(write_run(tmp_path / "run", plan).folder, 10)
     tail.poll()
-    assert tail.ending.outcome is Outcome.RUNNING
-    watcher.kill()
-    watcher.wait()
+    assert tail.exit_status.outcome is Outcome.RUNNING
+    monitor.kill()
+    monitor.wait()
     tail.poll()
-    assert tail.ending.outcome is Outcome.LOST
-    assert tail.now_ns == tail.begin_ns + 20 * SECOND  # the last that is known of it
+    assert tail.exit_status.outcome is Outcome.LOST
+    assert tail.now_ns == tail.begin_ns + 20 * SECOND  # the time of the last data

@@ -1,4 +1,4 @@
-"""What is stored as what the analysis takes: allocators' figures and GPUs."""
+"""Stored events as input of the analysis: allocator series and GPUs."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ Record = tuple[int, int, int, int, int]
 
 def process(pid: int, devices: dict[int, str], *records: Record) -> ProcessEvents:
     names = {events.name_id(uuid): uuid for uuid in devices.values()}
-    told = [(1, events.GPU, number, events.name_id(uuid), 0) for number, uuid in devices.items()]
-    found = np.zeros(len(told) + len(records), RECORD)
-    for record, (t, kind, number, a, b) in zip(found, [*told, *records], strict=True):
+    gpus = [(1, events.GPU, number, events.name_id(uuid), 0) for number, uuid in devices.items()]
+    table = np.zeros(len(gpus) + len(records), RECORD)
+    for record, (t, kind, number, a, b) in zip(table, [*gpus, *records], strict=True):
         record["t"], record["kind"], record["number"] = t, kind, number
         record["a"], record["b"] = a, b
-    return ProcessEvents(pid, None, found, names)
+    return ProcessEvents(pid, None, table, names)
 
 
 def memory(t: int, allocated: int, reserved: int, number: int = 0) -> Record:
     return (t, events.GPU_MEMORY, number, allocated, reserved)
 
 
-def points(found: dict, metric: str, uuid: str = A) -> list[tuple[int, float]]:  # type: ignore[type-arg]
-    series = found[metric, uuid]
+def points(by_key: dict, metric: str, uuid: str = A) -> list[tuple[int, float]]:  # type: ignore[type-arg]
+    series = by_key[metric, uuid]
     return list(zip(series.t.tolist(), series.value.tolist(), strict=True))
 
 
-def test_one_process_tells_its_own_values() -> None:
+def test_allocator_series_of_one_process() -> None:
     one = process(
         1,
         {0: A, 1: B},
@@ -57,56 +57,56 @@ def test_one_process_tells_its_own_values() -> None:
         (13, events.GPU_RETRIES, 0, 2, 1),
         memory(20, 4, 6),
     )
-    found = allocator_series([one])
-    assert points(found, "gpu_allocated") == [(10, 3), (20, 4)]
-    assert points(found, "gpu_reserved") == [(10, 5), (20, 6)]
-    assert points(found, "gpu_reserved", B) == [(11, 50)]
-    assert points(found, "gpu_allocated_peak") == [(12, 7)]
-    assert points(found, "gpu_reserved_peak") == [(12, 8)]
-    assert points(found, "gpu_alloc_retries") == [(13, 2)]
-    assert points(found, "gpu_alloc_ooms") == [(13, 1)]
+    by_key = allocator_series([one])
+    assert points(by_key, "gpu_allocated") == [(10, 3), (20, 4)]
+    assert points(by_key, "gpu_reserved") == [(10, 5), (20, 6)]
+    assert points(by_key, "gpu_reserved", B) == [(11, 50)]
+    assert points(by_key, "gpu_allocated_peak") == [(12, 7)]
+    assert points(by_key, "gpu_reserved_peak") == [(12, 8)]
+    assert points(by_key, "gpu_alloc_retries") == [(13, 2)]
+    assert points(by_key, "gpu_alloc_ooms") == [(13, 1)]
 
 
-def test_processes_on_one_gpu_are_added_up_whatever_number_they_have_for_it() -> None:
-    """With CUDA_VISIBLE_DEVICES every process calls its GPU 0."""
+def test_processes_on_one_gpu_are_summed_by_uuid() -> None:
+    """With CUDA_VISIBLE_DEVICES every process numbers its GPUs from 0."""
     first = process(1, {0: A}, memory(10, 0, 5), memory(30, 0, 7))
     second = process(2, {1: A}, memory(20, 0, 100, number=1), memory(40, 0, 90, number=1))
-    found = allocator_series([first, second])
-    assert points(found, "gpu_reserved") == [(10, 5), (20, 105), (30, 107), (40, 97)]
+    by_key = allocator_series([first, second])
+    assert points(by_key, "gpu_reserved") == [(10, 5), (20, 105), (30, 107), (40, 97)]
 
 
-def test_a_process_that_begins_when_another_has_ended_takes_its_place() -> None:
+def test_process_that_starts_after_another_replaces_it() -> None:
     first = process(1, {0: A}, memory(10, 0, 5), (11, events.GPU_RETRIES, 0, 3, 0))
     second = process(2, {0: A}, memory(20, 0, 4), (21, events.GPU_RETRIES, 0, 2, 0))
-    found = allocator_series([first, second])
-    assert points(found, "gpu_reserved") == [(10, 5), (20, 4)]
-    assert points(found, "gpu_alloc_retries") == [(11, 3), (21, 5)], "what happened stays"
+    by_key = allocator_series([first, second])
+    assert points(by_key, "gpu_reserved") == [(10, 5), (20, 4)]
+    assert points(by_key, "gpu_alloc_retries") == [(11, 3), (21, 5)], "counts are kept"
 
 
-def test_a_process_that_still_steps_still_holds() -> None:
+def test_running_process_keeps_its_memory() -> None:
     first = process(1, {0: A}, memory(10, 0, 5), (50, events.STEP, 1, 1, 0))
     second = process(2, {0: A}, memory(20, 0, 4))
     assert points(allocator_series([first, second]), "gpu_reserved") == [(10, 5), (20, 9)]
 
 
-def test_a_slice_is_found_by_its_number() -> None:
-    """CUDA writes GPU- before the number of a MIG slice, NVML writes MIG-."""
-    told = process(1, {0: "GPU-cccccccc-3333"}, memory(10, 0, 5))
-    found = allocator_series([told], known=["GPU-parent", "MIG-cccccccc-3333"])
-    assert {uuid for _, uuid in found} == {"MIG-cccccccc-3333"}
+def test_mig_slice_is_found_without_its_prefix() -> None:
+    """CUDA writes the UUID of a MIG slice with GPU-, NVML with MIG-."""
+    reporting = process(1, {0: "GPU-cccccccc-3333"}, memory(10, 0, 5))
+    by_key = allocator_series([reporting], known=["GPU-parent", "MIG-cccccccc-3333"])
+    assert {uuid for _, uuid in by_key} == {"MIG-cccccccc-3333"}
 
 
-def test_an_old_pytorch_means_the_only_gpu_there_is() -> None:
-    told = process(1, {0: "cuda:0"}, memory(10, 0, 5))
-    assert {uuid for _, uuid in allocator_series([told], known=[A])} == {A}
-    assert {uuid for _, uuid in allocator_series([told], known=[A, B])} == {"cuda:0"}
+def test_old_pytorch_without_uuids() -> None:
+    reporting = process(1, {0: "cuda:0"}, memory(10, 0, 5))
+    assert {uuid for _, uuid in allocator_series([reporting], known=[A])} == {A}
+    assert {uuid for _, uuid in allocator_series([reporting], known=[A, B])} == {"cuda:0"}
 
 
-def test_a_device_that_nobody_named_is_left_out() -> None:
+def test_device_without_a_name_is_dropped() -> None:
     assert allocator_series([process(1, {}, memory(10, 1, 1))]) == {}
 
 
-def test_gpus_of_the_facts_come_first_and_what_was_only_seen_gets_a_name() -> None:
+def test_gpus_of_the_facts_precede_gpus_of_the_samples() -> None:
     facts = {
         "environment": {
             "gpus": [
@@ -121,8 +121,8 @@ def test_gpus_of_the_facts_come_first_and_what_was_only_seen_gets_a_name() -> No
             ]
         }
     }
-    told, seen = gpus_of(facts_from(facts), [A, B])
-    assert (told.label, told.model, told.memory_bytes) == ("GPU 2 slice 1", "NVIDIA H200", 18e9)
+    known, seen = gpus_of(facts_from(facts), [A, B])
+    assert (known.label, known.model, known.memory_bytes) == ("GPU 2 slice 1", "NVIDIA H200", 18e9)
     assert (seen.uuid, seen.label, seen.model, seen.memory_bytes) == (B, "GPU-bbbbbbbb", "", None)
 
 
@@ -131,7 +131,7 @@ def test_facts_without_gpus(environment: object) -> None:
     assert gpus_of(facts_from({"environment": environment}), ()) == ()
 
 
-def test_facts_that_are_damaged_are_named() -> None:
+def test_damaged_facts_are_named() -> None:
     with pytest.raises(RunFolderError, match=r"environment\.gpus\[0\]"):
         facts_from({"environment": {"gpus": ["?"]}})
 
@@ -154,7 +154,7 @@ def test_gpus_of_an_old_run(tmp_path: Path) -> None:
     assert data.used_gpus == ()
 
 
-def test_a_run_has_the_samples_and_the_allocators_of_its_gpus(tmp_path: Path) -> None:
+def test_run_has_samples_and_allocators_of_its_gpus(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run", Plan(seconds=10, gpus=1, idle_gpus=1)).folder)
     recorded = load(run)
     assert [gpu.label for gpu in recorded.gpus] == ["GPU 0", "GPU 1"]
@@ -165,14 +165,14 @@ def test_a_run_has_the_samples_and_the_allocators_of_its_gpus(tmp_path: Path) ->
     assert ("gpu_reserved", gpu_uuid(1)) not in series
 
 
-def test_a_gpu_without_facts_is_known_by_its_samples(tmp_path: Path) -> None:
+def test_gpu_without_facts_is_known_by_its_samples(tmp_path: Path) -> None:
     facts = {"environment": {"cpu": {"allowed": 4.0}}}
     plan = Plan(seconds=5, gpus=1, facts=facts)
     run = open_run(write_run(tmp_path / "run", plan).folder)
     assert [gpu.label for gpu in load(run).gpus] == ["GPU-74f7346c"]
 
 
-def test_allocators_of_a_file_that_was_cut_off(tmp_path: Path) -> None:
+def test_allocators_of_a_truncated_file(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", Plan(seconds=10, gpus=1))
     (path,) = paths.events.glob("*.bin")
     path.write_bytes(path.read_bytes()[:-5000])

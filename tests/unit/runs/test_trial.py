@@ -1,4 +1,4 @@
-"""What a trial left is read, also where it was killed at any moment."""
+"""Reading the files of a trial, which may have been killed at any time."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ def write(path: Path, parts: list[tuple[int, ...]]) -> list[Step]:
 
 @settings(max_examples=50)
 @given(parts=STEPS, cut=st.integers(0, 2 * RECORD.size), zeros=st.integers(0, 3 * RECORD.size))
-def test_whole_steps_are_read_back(
+def test_steps_round_trip(
     tmp_path_factory: pytest.TempPathFactory, parts: list[tuple[int, ...]], cut: int, zeros: int
 ) -> None:
-    """Whatever is torn off, and however many zeros a lost disk cache leaves in its place."""
+    """With any truncation, and with any number of zeros after a power failure."""
     path = tmp_path_factory.getbasetemp() / "steps.bin"
     steps = write(path, parts)
     whole = max(0, len(steps) * RECORD.size - cut) // RECORD.size * RECORD.size
@@ -54,26 +54,26 @@ def test_whole_steps_are_read_back(
     assert [Step(*each.tolist()) for each in read] == steps[: whole // RECORD.size]
 
 
-def test_a_record_torn_in_the_middle(path: Path) -> None:
+def test_truncated_record_is_dropped(path: Path) -> None:
     steps = write(path, [(1, 2, 3, 4)] * 5)
     path.write_bytes(path.read_bytes()[:-7])
     assert len(read_steps(path)) == len(steps) - 1
 
 
 @pytest.mark.parametrize("bad", [Step(1500, 9, 0), Step(0, 9, 0), Step(-5, 9, 0), Step(9000, 1, 0)])
-def test_what_does_not_go_on_is_dropped_with_all_after_it(path: Path, bad: Step) -> None:
+def test_invalid_record_and_later_records_are_dropped(path: Path, bad: Step) -> None:
     write(path, [(0, 0, 0, 0)] * 3)
     path.write_bytes(path.read_bytes() + RECORD.pack(*bad) + RECORD.pack(*Step(9999, 99, 0)))
     assert read_steps(path)["step"].tolist() == [0, 1, 2]
 
 
-def test_no_file_no_steps(tmp_path: Path) -> None:
+def test_missing_file_has_no_steps(tmp_path: Path) -> None:
     assert len(read_steps(tmp_path / "nothing.bin")) == 0
     assert len(read_steps(tmp_path)) == 0
 
 
-def test_a_whole_trial(tmp_path: Path) -> None:
-    trial = Trial(Workload("cnn", ranks=2), even_steps(20), limits={"cpus": {"asked": 2}})
+def test_complete_trial(tmp_path: Path) -> None:
+    trial = Trial(Workload("cnn", ranks=2), even_steps(20), limits={"cpus": {"requested": 2}})
     record = read_trial(open_run(write_trial(tmp_path / "run", trial).folder))
     assert record.workload["model"] == "cnn" and record.limits == LimitFacts(CpuLimit(2))
     assert [rank.rank for rank in record.ranks] == [0, 1]
@@ -82,11 +82,11 @@ def test_a_whole_trial(tmp_path: Path) -> None:
     assert record.noise == ProcessNoise(0.08, 4, "assumed")
 
 
-def test_damaged_and_missing_files_are_left_out(tmp_path: Path) -> None:
+def test_damaged_and_missing_files_are_ignored(tmp_path: Path) -> None:
     paths = write_trial(tmp_path / "run", Trial(Workload("cnn", ranks=3), even_steps(20)))
     paths.trial_rank(0).write_text('{"rank": 0, "pi')
     paths.trial_rank(1).write_text("[1, 2]")
-    paths.trial_steps(1).write_bytes(b"torn")
+    paths.trial_steps(1).write_bytes(b"trunc")
     paths.trial_rank(2).unlink()
     paths.trial_steps(2).unlink()
     record = read_trial(open_run(paths.folder))
@@ -95,7 +95,7 @@ def test_damaged_and_missing_files_are_left_out(tmp_path: Path) -> None:
     assert record.first == RankFacts()
 
 
-def test_a_trial_that_was_killed_before_it_had_a_folder_of_its_own(tmp_path: Path) -> None:
+def test_trial_that_was_killed_before_its_folder_was_created(tmp_path: Path) -> None:
     paths = write_trial(tmp_path / "run")
     for file in paths.trial.iterdir():
         file.unlink()
@@ -108,20 +108,20 @@ def test_a_trial_that_was_killed_before_it_had_a_folder_of_its_own(tmp_path: Pat
     assert record.trial == TrialFacts() and record.noise is None
 
 
-@pytest.mark.parametrize("spread", [None, {}, "x", {"cv": None}, {"cv": -1, "dof": 3}, {"cv": 0.1}])
-def test_a_spread_that_is_none(tmp_path: Path, spread: dict[str, float] | None) -> None:
-    paths = write_trial(tmp_path / "run", Trial(steps=even_steps(5), spread=spread))
+@pytest.mark.parametrize("noise", [None, {}, "x", {"cv": None}, {"cv": -1, "dof": 3}, {"cv": 0.1}])
+def test_invalid_noise_is_ignored(tmp_path: Path, noise: dict[str, float] | None) -> None:
+    paths = write_trial(tmp_path / "run", Trial(steps=even_steps(5), noise=noise))
     assert read_trial(open_run(paths.folder)).noise is None
 
 
-def test_another_run_is_no_trial(tmp_path: Path) -> None:
+def test_run_that_is_not_a_trial(tmp_path: Path) -> None:
     run = open_run(write_run(tmp_path / "run").folder)
     assert not is_trial(run)
     with pytest.raises(RunFolderError, match="stepscope report"):
         read_trial(run)
 
 
-def test_the_record_is_that_of_the_log() -> None:
+def test_dtype_matches_the_step_log() -> None:
     assert STEP.itemsize == RECORD.size
     assert np.dtype(STEP).names == FIELDS
 
@@ -140,7 +140,7 @@ PROFILE: dict[str, Any] = {
 }
 
 
-def test_a_rank_that_was_not_profiled_or_cannot_be_read_is_told(tmp_path: Path) -> None:
+def test_missing_and_invalid_profiles_are_reported(tmp_path: Path) -> None:
     paths = write_trial(tmp_path, Trial(workload=Workload("cnn", ranks=5)))
     assert read_profile(open_run(tmp_path)) is None
     cut = {name: value for name, value in PROFILE.items() if name != "trace"}
@@ -153,8 +153,8 @@ def test_a_rank_that_was_not_profiled_or_cannot_be_read_is_told(tmp_path: Path) 
     assert set(profile.failed) == {1, 2, 3}
 
 
-def test_a_profile_of_an_older_version_is_read(tmp_path: Path) -> None:
-    """It had bytes of copies and the number of events, from the trace, and the length of epochs."""
+def test_profile_of_an_older_version(tmp_path: Path) -> None:
+    """It had the bytes of copies, the number of events in the trace, and the length of epochs."""
     copies = {"to_device": {"calls": 4, "bytes": 4096, "us": 40.0, "pageable_bytes": 0}}
     old = {**PROFILE, "copies": copies, "steps_per_epoch": 100}
     old["trace"] = {**PROFILE["trace"], "events": 5}

@@ -1,4 +1,4 @@
-"""Control groups: version 1, version 2, hybrid and seen from a container, made up and real."""
+"""Control groups: version 1, version 2, hybrid and in a container, synthetic and real."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ UNLIMITED_V1 = 9223372036854771712
 
 
 class FakeMachine:
-    """A made-up /proc and made-up cgroup mounts below one folder."""
+    """Synthetic /proc and cgroup mounts in one folder."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -47,7 +47,7 @@ class FakeMachine:
 
 
 def fill(group: Path, **files: str | int) -> Path:
-    """Write files of a group; `_` stands for the dot: memory_max is memory.max."""
+    """Write files of a group; the first `_` becomes a dot: memory_max is memory.max."""
     group.mkdir(parents=True, exist_ok=True)
     for name, content in files.items():
         (group / name.replace("_", ".", 1)).write_text(f"{content}\n")
@@ -97,7 +97,7 @@ USED = {
 }
 
 
-def test_v2_reads_its_group_and_the_tightest_limits(machine: FakeMachine) -> None:
+def test_v2_reads_its_group_and_the_lowest_limits(machine: FakeMachine) -> None:
     point = v2(machine)
     fill(point / "user/job", **V2_FILES, memory_max="max", cpu_max="max 100000")
     fill(point / "user", memory_max=4 * GIB, cpu_max="150000 100000")
@@ -113,7 +113,7 @@ def test_v2_reads_its_group_and_the_tightest_limits(machine: FakeMachine) -> Non
     assert reading.values == USED | {"cgroup_memory_limit": 4 * GIB}
 
 
-def test_v2_root_counts_no_memory_and_says_so(machine: FakeMachine) -> None:
+def test_v2_root_group_has_reasons_for_missing_memory(machine: FakeMachine) -> None:
     point = v2(machine, "/")
     fill(point, cpu_stat="usage_usec 2500000")
     sensor = CgroupSensor(machine.find())
@@ -142,7 +142,7 @@ def test_v1_reads_each_hierarchy(machine: FakeMachine) -> None:
     assert reading.values == USED | {"cgroup_memory_limit": 2 * GIB}
 
 
-def test_v1_without_limits_has_none(machine: FakeMachine) -> None:
+def test_v1_without_limits(machine: FakeMachine) -> None:
     cpu, memory = v1(machine, "/")
     fill(cpu, **V1_CPU)
     fill(memory, **V1_MEMORY)
@@ -153,10 +153,10 @@ def test_v1_without_limits_has_none(machine: FakeMachine) -> None:
     [reading] = sensor.read()
     sensor.close()
     assert reading.values["cgroup_memory_limit"] is None
-    assert sensor.missing == {"cgroup_memory_limit": "no limit is set"}
+    assert sensor.missing == {"cgroup_memory_limit": "no memory limit is set"}
 
 
-def test_v1_knows_the_limit_of_an_ancestor_that_a_container_hides(machine: FakeMachine) -> None:
+def test_v1_reads_limits_of_ancestors_hidden_in_a_container(machine: FakeMachine) -> None:
     _, memory = v1(machine, "/docker/abc", root="/docker/abc")
     fill(memory, **V1_MEMORY, memory_stat=f"cache 1\nhierarchical_memory_limit {GIB}")
     assert machine.find().memory_limit() == GIB
@@ -189,9 +189,9 @@ def test_hybrid_with_memory_in_v2(machine: FakeMachine) -> None:
         ("/docker/abc", "/docker/abc", ""),  # a container without a cgroup namespace
         ("/docker/abc/job", "/docker/abc", "job"),
         ("/", "/", ""),  # a container with one
-        ("/../other", "/", ""),  # a process outside of our cgroup namespace
-        ("/docker/abcdef", "/docker/abc", ""),  # a namesake, not a descendant
-        ("/kubepods/pod1/gone", "/", ""),  # the path of another namespace: nothing is there
+        ("/../other", "/", ""),  # a process outside our cgroup namespace
+        ("/docker/abcdef", "/docker/abc", ""),  # same prefix, not a descendant
+        ("/kubepods/pod1/gone", "/", ""),  # a path in another namespace that does not exist here
         ("/../other/job", "/../other", "job"),
     ],
 )
@@ -201,43 +201,43 @@ def test_containers(machine: FakeMachine, path: str, root: str, expected: str) -
     assert machine.find().paths["memory"] == str(point / expected)
 
 
-def test_the_mount_that_shows_the_group_is_taken(machine: FakeMachine) -> None:
+def test_the_mount_that_contains_the_group_is_used(machine: FakeMachine) -> None:
     machine.mount("elsewhere", "cgroup2", "rw", root="/other")
     job = fill(v2(machine) / "user/job", **V2_FILES)
     assert machine.find().paths["cpu"] == str(job)
 
 
-def test_blanks_in_a_mount_point(tmp_path: Path) -> None:
+def test_mount_point_with_blanks(tmp_path: Path) -> None:
     machine = FakeMachine(tmp_path / "a b")
     job = fill(v2(machine) / "user/job", **V2_FILES)
     assert machine.find().paths["cpu"] == str(job)
 
 
-def test_no_process_and_no_mount_have_reasons(tmp_path: Path) -> None:
+def test_missing_process_and_missing_mount_have_reasons(tmp_path: Path) -> None:
     nothing = find_cgroup(PID, str(tmp_path))
     assert nothing.version == "none"
     assert "No such file" in nothing.reason
     unmounted = FakeMachine(tmp_path)
     unmounted.belongs("", "/")
     cgroup = unmounted.find()
-    assert cgroup.reason == "no cgroup file system is mounted here"
+    assert cgroup.reason == "no cgroup file system is mounted"
     assert cgroup.describe().memory_limit_bytes is None
     sensor = CgroupSensor(cgroup)
     assert sensor.read() == []
     assert sensor.missing.keys() == set(sensor.metrics)
 
 
-def test_the_limit_is_looked_up_again(machine: FakeMachine) -> None:
+def test_the_limit_is_read_again(machine: FakeMachine) -> None:
     job = fill(v2(machine) / "user/job", **V2_FILES, memory_max=GIB)
     sensor = CgroupSensor(machine.find())
     assert sensor.read()[0].values["cgroup_memory_limit"] == GIB
     fill(job, memory_max=2 * GIB)
-    seen = [sensor.read()[0].values["cgroup_memory_limit"] for _ in range(sensor.LIMIT_EVERY)]
+    limits = [sensor.read()[0].values["cgroup_memory_limit"] for _ in range(sensor.LIMIT_EVERY)]
     sensor.close()
-    assert seen[-1] == 2 * GIB
+    assert limits[-1] == 2 * GIB
 
 
-def test_an_old_kernel_counts_no_kills(machine: FakeMachine) -> None:
+def test_old_kernel_without_oom_kill_counter(machine: FakeMachine) -> None:
     cpu, memory = v1(machine, "/")
     fill(cpu, **V1_CPU)
     fill(memory, **V1_MEMORY | {"memory_oom_control": "oom_kill_disable 0\nunder_oom 0"})
@@ -247,7 +247,7 @@ def test_an_old_kernel_counts_no_kills(machine: FakeMachine) -> None:
     sensor.close()
     assert cgroup.oom_kills() is None
     assert reading.values["cgroup_oom_kills"] is None
-    assert "does not tell" in sensor.missing["cgroup_oom_kills"]
+    assert "does not contain" in sensor.missing["cgroup_oom_kills"]
 
 
 def test_allowed_cpus_is_the_lower_of_affinity_and_quota(machine: FakeMachine) -> None:
@@ -262,19 +262,19 @@ def test_allowed_cpus_is_the_lower_of_affinity_and_quota(machine: FakeMachine) -
 
 @pytest.fixture
 def real_group() -> Iterator[Path]:
-    """A memory group of our own beside the others, where that is allowed."""
+    """A new memory group next to our own, if that is permitted."""
     try:
         own = find_cgroup(os.getpid()).groups["memory"]
         group = own.top / f"stepscope-test-{os.getpid()}"
         group.mkdir()
     except (KeyError, OSError) as error:
-        pytest.skip(f"no memory cgroup can be made here: {error}")
+        pytest.skip(f"cannot create a memory cgroup: {error}")
     file = "memory.max" if own.version == 2 else "memory.limit_in_bytes"
     try:
         (group / file).write_text(str(64 << 20))
     except OSError as error:
         group.rmdir()
-        pytest.skip(f"no memory limit can be set here: {error}")
+        pytest.skip(f"cannot set a memory limit: {error}")
     yield group
     if group.is_dir():
         group.rmdir()
@@ -285,7 +285,7 @@ EAT = "data = []\nwhile True: data.append(b'x' * (4 << 20))"
 
 
 def start_in(group: Path, code: str) -> subprocess.Popen[str]:
-    """A child that is in the group before its program begins."""
+    """Start a child that enters the group before it runs its code."""
     entering = f"import os; open({str(group / 'cgroup.procs')!r}, 'w').write(str(os.getpid()))\n"
     return subprocess.Popen(
         [sys.executable, "-c", entering + code],
@@ -295,7 +295,7 @@ def start_in(group: Path, code: str) -> subprocess.Popen[str]:
     )
 
 
-def test_a_real_group_is_found_and_may_vanish(real_group: Path) -> None:
+def test_real_group_is_found_and_may_be_removed(real_group: Path) -> None:
     with start_in(real_group, HOLD) as child:
         assert child.stdout is not None and child.stdin is not None
         assert child.stdout.readline() == "ready\n"
@@ -307,14 +307,14 @@ def test_a_real_group_is_found_and_may_vanish(real_group: Path) -> None:
     assert cgroup.memory_limit() == 64 << 20
     assert (reading.values["cgroup_memory"] or 0) > 16 << 20
     real_group.rmdir()
-    [gone] = sensor.read()
+    [removed] = sensor.read()
     sensor.close()
-    assert gone.values["cgroup_memory"] is None
+    assert removed.values["cgroup_memory"] is None
     assert sensor.missing["cgroup_memory"]
     assert cgroup.oom_kills() is None
 
 
-def test_a_real_kill_is_counted(real_group: Path) -> None:
+def test_real_oom_kill_is_counted(real_group: Path) -> None:
     with start_in(real_group, "import sys; sys.stdin.readline()\n" + EAT) as child:
         cgroup = find_cgroup(child.pid)
         while cgroup.paths["memory"] != str(real_group):

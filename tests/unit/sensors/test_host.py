@@ -1,4 +1,4 @@
-"""The machine's files, made up and real."""
+"""The host sensor, with synthetic and real files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def proc(tmp_path: Path) -> str:
     return write(tmp_path, files)
 
 
-def test_reads_a_made_up_machine(proc: str) -> None:
+def test_reads_a_synthetic_machine(proc: str) -> None:
     sensor = HostSensor(proc)
     [reading] = sensor.read()
     sensor.close()
@@ -65,7 +65,7 @@ def test_reads_a_made_up_machine(proc: str) -> None:
         "host_memory": (24684100 - 24200292) * 1024,
         "host_available": 24200292 * 1024,
         "page_cache": (717900 + 16076 - 12772) * 1024,
-        "dirty": 2512 * 1024,
+        "dirty_pages": 2512 * 1024,
         "host_swap": 600 * 1024,
         "pressure_cpu": 2.5,
         "pressure_memory": 2.5,
@@ -76,7 +76,7 @@ def test_reads_a_made_up_machine(proc: str) -> None:
     assert sensor.missing == {}
 
 
-def test_io_wait_does_not_run_backwards(proc: str) -> None:
+def test_io_wait_does_not_decrease(proc: str) -> None:
     sensor = HostSensor(proc)
     [before] = sensor.read()
     Path(proc, "stat").write_text(stat(iowait=400))
@@ -85,7 +85,7 @@ def test_io_wait_does_not_run_backwards(proc: str) -> None:
     assert after.values["host_iowait"] == before.values["host_iowait"]
 
 
-def test_a_kernel_without_pressure_says_so(proc: str) -> None:
+def test_kernel_without_pressure_has_a_reason(proc: str) -> None:
     for resource in ("cpu", "memory", "io"):
         Path(proc, "pressure", resource).unlink()
     sensor = HostSensor(proc)
@@ -96,15 +96,15 @@ def test_a_kernel_without_pressure_says_so(proc: str) -> None:
     assert reading.values["host_cpu"] is not None
 
 
-def test_pressure_switched_off_at_boot_says_so(proc: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pressure_disabled_at_boot_has_a_reason(proc: str, monkeypatch: pytest.MonkeyPatch) -> None:
     read = os.pread
 
-    def refuse(descriptor: int, size: int, offset: int) -> bytes:
+    def fail(descriptor: int, size: int, offset: int) -> bytes:
         if "pressure" in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.EOPNOTSUPP, os.strerror(errno.EOPNOTSUPP))
         return read(descriptor, size, offset)
 
-    monkeypatch.setattr(os, "pread", refuse)
+    monkeypatch.setattr(os, "pread", fail)
     sensor = HostSensor(proc)
     [reading] = sensor.read()
     sensor.close()
@@ -113,7 +113,7 @@ def test_pressure_switched_off_at_boot_says_so(proc: str, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("text", ["", "garbage\n", "cpu 1 2\n", "cpu a b c d e f g h\n"])
-def test_odd_content_is_missing_not_an_error(proc: str, text: str) -> None:
+def test_unexpected_contents_are_missing_values(proc: str, text: str) -> None:
     Path(proc, "stat").write_text(text)
     sensor = HostSensor(proc)
     [reading] = sensor.read()
@@ -123,13 +123,13 @@ def test_odd_content_is_missing_not_an_error(proc: str, text: str) -> None:
     assert reading.values["host_memory"] is not None
 
 
-def test_an_old_kernel_has_no_available_memory() -> None:
+def test_old_kernel_without_available_memory() -> None:
     memory = procfs.parse_meminfo(MEMINFO.replace(b"MemAvailable", b"MemSomething"))
     assert (memory.available, memory.used) == (None, None)
-    assert None not in (memory.page_cache, memory.dirty, memory.swap_used)
+    assert None not in (memory.page_cache, memory.dirty_pages, memory.swap_used)
 
 
-def test_real_busy_time_is_seen() -> None:
+def test_real_cpu_time_is_measured() -> None:
     text = Path("/proc/stat").read_bytes()
     before = procfs.parse_cpu_times(text).busy
     assert before == pytest.approx(sum(map(int, (w := text.split())[1:4] + w[6:8])) / TICKS)

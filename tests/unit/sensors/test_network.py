@@ -27,7 +27,7 @@ def write(proc: Path, pid: int, text: str) -> None:
     (proc / f"{pid}/net/dev").write_text(text)
 
 
-def test_sums_all_interfaces_but_loopback(tmp_path: Path) -> None:
+def test_sums_all_interfaces_except_loopback(tmp_path: Path) -> None:
     write(tmp_path, 7, net_dev(lo=(50, 50), eth0=(1000, 10), ib0=(200, 2)))
     sensor = NetworkSensor(lambda: {4026531840: 7}, str(tmp_path))
     [reading] = sensor.read()
@@ -35,7 +35,7 @@ def test_sums_all_interfaces_but_loopback(tmp_path: Path) -> None:
     assert reading.values == {"net_received": 1200, "net_sent": 12, "loopback": 50}
 
 
-def test_an_interface_that_goes_or_restarts_takes_nothing_away(tmp_path: Path) -> None:
+def test_totals_survive_removed_and_reset_interfaces(tmp_path: Path) -> None:
     sensor = NetworkSensor(lambda: {1: 7}, str(tmp_path))
     for traffic, expected in (
         ({"eth0": (1000, 10), "veth1": (500, 5)}, (1500, 15)),
@@ -47,7 +47,7 @@ def test_an_interface_that_goes_or_restarts_takes_nothing_away(tmp_path: Path) -
         assert (reading.values["net_received"], reading.values["net_sent"]) == expected
 
 
-def test_a_dead_process_is_skipped_and_another_speaks_for_its_namespace(tmp_path: Path) -> None:
+def test_exited_process_is_replaced_by_another_of_its_namespace(tmp_path: Path) -> None:
     write(tmp_path, 7, net_dev(eth0=(1000, 10)))
     namespaces = {1: 7, 2: 8}
     sensor = NetworkSensor(lambda: namespaces, str(tmp_path))
@@ -61,10 +61,10 @@ def test_a_dead_process_is_skipped_and_another_speaks_for_its_namespace(tmp_path
     assert reading.values["net_received"] == 1500
 
 
-def test_no_process_has_a_reason() -> None:
+def test_without_a_process_there_is_a_reason() -> None:
     sensor = NetworkSensor(dict)
     assert sensor.read() == []
-    assert "no watched process" in sensor.missing["loopback"]
+    assert "no monitored process" in sensor.missing["loopback"]
 
 
 def test_many_interfaces_exceed_a_page(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_many_interfaces_exceed_a_page(tmp_path: Path) -> None:
     assert reading.values["net_sent"] == 1000
 
 
-def test_odd_names() -> None:
+def test_unusual_interface_names() -> None:
     text = net_dev(**{"eth0:1": (5, 6), "wlan": (7, 8)}) + "broken line\n  short: 1 2\n"
     assert procfs.parse_interfaces(text.encode()) == {"eth0:1": (5, 6), "wlan": (7, 8)}
     assert procfs.parse_interfaces(b"") == {}
 
 
-def test_real_loopback_traffic_is_seen() -> None:
+def test_real_loopback_traffic_is_counted() -> None:
     inode = os.stat("/proc/self/ns/net").st_ino
     sensor = NetworkSensor(lambda: {inode: os.getpid()})
     [before] = sensor.read()

@@ -1,4 +1,4 @@
-"""Shared memory."""
+"""The /dev/shm sensor."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import pytest
 from stepscope.sensors.host import ShmSensor
 
 
-def test_a_file_in_shared_memory_is_seen() -> None:
+def test_file_in_shared_memory_is_counted() -> None:
     path = Path(f"/dev/shm/stepscope-test-{os.getpid()}")
     if not os.access(path.parent, os.W_OK):
-        pytest.skip("/dev/shm cannot be written")
+        pytest.skip("/dev/shm is not writable")
     sensor = ShmSensor()
     [before] = sensor.read()
     try:
@@ -28,7 +28,7 @@ def test_a_file_in_shared_memory_is_seen() -> None:
     assert after.values["shm_size"] == before.values["shm_size"]
 
 
-def test_no_shared_memory_has_a_reason(tmp_path: Path) -> None:
+def test_missing_shared_memory_has_a_reason(tmp_path: Path) -> None:
     sensor = ShmSensor(str(tmp_path / "shm"))
     assert sensor.read() == []
     assert "No such file" in sensor.missing["shm_used"]

@@ -1,4 +1,4 @@
-"""What is counted thread by thread: on real processes that fight for one CPU."""
+"""Per-thread counters, on real processes that compete for one CPU."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from stepscope.sensors import procfs
 from stepscope.sensors.process import SwitchesSensor, UsageSensor
 from stepscope.sensors.tree import MAIN, TREE, ProcessTree
 
-FIGHT = """
+COMPETE = """
 import os
 os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
 os.fork()
 while True:
     pass
 """
-"""Two processes that never wait, on one CPU."""
+"""Two processes that are always runnable, on one CPU."""
 
 
 @pytest.fixture
-def fighters() -> Iterator[ProcessTree]:
-    with subprocess.Popen([sys.executable, "-c", FIGHT], start_new_session=True) as process:
+def competitors() -> Iterator[ProcessTree]:
+    with subprocess.Popen([sys.executable, "-c", COMPETE], start_new_session=True) as process:
         tree = ProcessTree(process.pid)
         while len(tree.processes) < 2:
             tree.refresh(thorough=True)
@@ -62,8 +62,8 @@ def number(value: float | None) -> float:
     return value
 
 
-def test_who_never_sleeps_has_a_cpu_or_waits_for_one(fighters: ProcessTree) -> None:
-    usage, switches = UsageSensor(fighters), SwitchesSensor(fighters)
+def test_runnable_time_is_cpu_time_plus_wait(competitors: ProcessTree) -> None:
+    usage, switches = UsageSensor(competitors), SwitchesSensor(competitors)
     used, waited, at = of_tree(usage)["cpu"], of_tree(switches)["cpu_wait"], time.monotonic()
     time.sleep(1.0)
     seconds = time.monotonic() - at
@@ -73,41 +73,41 @@ def test_who_never_sleeps_has_a_cpu_or_waits_for_one(fighters: ProcessTree) -> N
     assert waits > 0.8 * seconds
 
 
-def test_roles_add_up_to_the_tree(fighters: ProcessTree) -> None:
-    readings = {r.entity.name: r.values for r in SwitchesSensor(fighters).read()}
+def test_roles_add_up_to_the_tree(competitors: ProcessTree) -> None:
+    readings = {r.entity.name: r.values for r in SwitchesSensor(competitors).read()}
     whole = readings.pop(TREE)
     assert MAIN in readings
     for metric in SwitchesSensor.metrics:
         assert whole[metric] == pytest.approx(sum(number(v[metric]) for v in readings.values()))
 
 
-def test_what_was_before_the_watching_does_not_count(fighters: ProcessTree) -> None:
+def test_counts_before_monitoring_are_excluded(competitors: ProcessTree) -> None:
     time.sleep(0.5)
-    born_here, found_here = SwitchesSensor(fighters), SwitchesSensor(fighters, born_here=False)
-    assert number(of_tree(found_here)["cpu_wait"]) < 0.5 * number(of_tree(born_here)["cpu_wait"])
+    started, attached = SwitchesSensor(competitors), SwitchesSensor(competitors, started_here=False)
+    assert number(of_tree(attached)["cpu_wait"]) < 0.5 * number(of_tree(started)["cpu_wait"])
 
 
-def test_who_sleeps_does_not_wait_for_a_cpu(sleeper: ProcessTree) -> None:
-    sensor = SwitchesSensor(sleeper, born_here=False)
+def test_sleeping_process_does_not_wait_for_a_cpu(sleeper: ProcessTree) -> None:
+    sensor = SwitchesSensor(sleeper, started_here=False)
     time.sleep(0.3)
     assert number(of_tree(sensor)["cpu_wait"]) < 0.05
 
 
-def test_a_kernel_without_the_file_still_tells_switches(
+def test_kernel_without_schedstat_still_counts_switches(
     sleeper: ProcessTree, tmp_path: Path
 ) -> None:
     thread = tmp_path / f"{sleeper.root}" / "task" / f"{sleeper.root}"
     thread.mkdir(parents=True)
     shutil.copy("/proc/self/status", thread / "status")
     sensor = SwitchesSensor(sleeper, proc=str(tmp_path))
-    found = of_tree(sensor)
-    assert number(found["switches_voluntary"]) > 0
-    assert found["cpu_wait"] is None
+    values = of_tree(sensor)
+    assert number(values["switches_voluntary"]) > 0
+    assert values["cpu_wait"] is None
     assert "schedstat" in sensor.missing["cpu_wait"]
     assert sensor.missing.keys() == {"cpu_wait"}
 
 
-def test_a_kernel_that_does_not_count_says_so(sleeper: ProcessTree, tmp_path: Path) -> None:
+def test_kernel_without_delay_accounting_has_a_reason(sleeper: ProcessTree, tmp_path: Path) -> None:
     (tmp_path / "self").mkdir()
     (tmp_path / "self" / "schedstat").write_text("0 0 0\n")
     sensor = SwitchesSensor(sleeper, proc=str(tmp_path))

@@ -1,4 +1,4 @@
-"""The processes of a tree, by real ones that are seen at awkward moments."""
+"""The process tree, with real processes that are read at inconvenient moments."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _BURN_S = 0.3
 
 @contextmanager
 def late_worker() -> Iterator[tuple[int, int]]:
-    """A process that takes the name of a loader worker once it is told to, and then works; its
-    pid, and where to tell it."""
-    heard, told = os.pipe()
+    """A process that renames itself to a loader worker on request and then uses CPU time. Yields
+    its pid and the descriptor to write the request to."""
+    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        os.read(heard, 1)
+        os.read(reader, 1)
         Path("/proc/self/comm").write_text("pt_data_worker")
         end = time.process_time() + _BURN_S
         while time.process_time() < end:
@@ -30,21 +30,21 @@ def late_worker() -> Iterator[tuple[int, int]]:
         time.sleep(60)
         os._exit(0)
     try:
-        yield child, told
+        yield child, writer
     finally:
         os.kill(child, 9)
         os.waitpid(child, 0)
-        os.close(heard)
-        os.close(told)
+        os.close(reader)
+        os.close(writer)
 
 
-def test_a_process_seen_before_it_takes_its_name_gets_its_role_with_the_next_look() -> None:
+def test_role_follows_a_later_rename() -> None:
     tree = ProcessTree(os.getpid())
-    sensor = UsageSensor(tree, born_here=False)
-    with late_worker() as (child, told):
+    sensor = UsageSensor(tree, started_here=False)
+    with late_worker() as (child, writer):
         sensor.account(thorough=True)
         assert tree.processes[child].role == "other"
-        os.write(told, b"!")
+        os.write(writer, b"!")
         while procfs.name(child) != "pt_data_worker":
             time.sleep(0.01)
         sensor.account()

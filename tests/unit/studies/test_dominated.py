@@ -1,4 +1,4 @@
-"""What may be concluded from memory that ran out, and what not."""
+"""Which trials are dominated by one that ran out of memory."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepscope.records import Outcome
-from stepscope.studies.dominated import Dominance, observed
+from stepscope.studies.dominated import Dominance, find_dominance
 from stepscope.studies.results import Result
 from stepscope.studies.trial_spec import TrialSpec, make_spec
 
@@ -23,8 +23,8 @@ def spec(**settings: Any) -> TrialSpec:
     return make_spec({"model": "cnn", **settings})
 
 
-def over(it: TrialSpec, outcome: Outcome = Outcome.OK) -> Result:
-    return Result(it.key, it.settings, "trial", 1, 1, 1, outcome)
+def result(spec: TrialSpec, outcome: Outcome = Outcome.OK) -> Result:
+    return Result(spec.key, spec.settings, "trial", 1, 1, 1, outcome)
 
 
 def dominance(
@@ -36,8 +36,8 @@ def dominance(
 ) -> Dominance:
     ran_out, trained = list(ran_out), list(trained)
     specs = {each.key: each for each in [*ran_out, *trained]}
-    results = [over(each, outcome) for each in ran_out] + [over(each) for each in trained]
-    return observed(results, specs, share, seed)
+    results = [result(each, outcome) for each in ran_out] + [result(each) for each in trained]
+    return find_dominance(results, specs, share, seed)
 
 
 def dominates(least: TrialSpec, other: TrialSpec, outcome: Outcome) -> bool:
@@ -56,7 +56,7 @@ SPECS = st.builds(
 
 
 @given(SPECS, SPECS, SPECS, st.sampled_from(OOMS))
-def test_it_is_transitive_and_nothing_dominates_itself(
+def test_dominance_is_transitive_and_irreflexive(
     first: TrialSpec, second: TrialSpec, third: TrialSpec, outcome: Outcome
 ) -> None:
     assert not dominates(first, first, outcome)
@@ -65,7 +65,7 @@ def test_it_is_transitive_and_nothing_dominates_itself(
 
 
 @given(SPECS, SPECS, st.sampled_from(OOMS))
-def test_nothing_smaller_and_nothing_with_more_room_is_skipped(
+def test_smaller_trials_and_higher_limits_are_not_skipped(
     least: TrialSpec, other: TrialSpec, outcome: Outcome
 ) -> None:
     if not dominates(least, other, outcome):
@@ -84,17 +84,17 @@ def test_nothing_smaller_and_nothing_with_more_room_is_skipped(
 
 
 @given(st.lists(SPECS, max_size=8), SPECS, st.sampled_from(OOMS))
-def test_many_teach_what_each_of_them_teaches(
+def test_many_results_dominate_what_each_of_them_dominates(
     ran_out: list[TrialSpec], other: TrialSpec, outcome: Outcome
 ) -> None:
-    """But for one that has its own answer: it need not be concluded from another."""
-    found = dominance(ran_out, outcome=outcome).reason(other)
+    """Except for a trial that has its own result."""
+    reason = dominance(ran_out, outcome=outcome).reason(other)
     each = any(dominates(least, other, outcome) for least in ran_out)
-    assert bool(found) == each or other.key in {one.key for one in ran_out}
+    assert bool(reason) == each or other.key in {one.key for one in ran_out}
 
 
 @pytest.mark.parametrize(
-    ("least", "other", "outcome", "said"),
+    ("least", "other", "outcome", "expected"),
     [
         ({"batch_size": 8}, {"batch_size": 16}, Outcome.GPU_OOM, "batch_size 8"),
         ({"workers": 1}, {"workers": 4}, Outcome.SHM_FULL, "workers 1"),
@@ -103,11 +103,11 @@ def test_many_teach_what_each_of_them_teaches(
         ({"frames": 8, "lr": 0.2}, {"frames": 16}, Outcome.GPU_OOM, "frames 8, lr 0.2"),
     ],
 )
-def test_the_reason_says_what_was_seen(
-    least: dict[str, Any], other: dict[str, Any], outcome: Outcome, said: str
+def test_the_reason_names_the_smaller_trial(
+    least: dict[str, Any], other: dict[str, Any], outcome: Outcome, expected: str
 ) -> None:
     reason = dominance([spec(**least)], outcome=outcome).reason(spec(**other))
-    assert reason == f"{outcome.value} already with {said}"
+    assert reason == f"{outcome.value} already with {expected}"
 
 
 @pytest.mark.parametrize(
@@ -121,23 +121,23 @@ def test_the_reason_says_what_was_seen(
         ({"batch_size": 8, "model": "mlp"}, {"batch_size": 16}, Outcome.GPU_OOM),
     ],
 )
-def test_what_does_not_follow(
+def test_trials_that_are_not_dominated(
     least: dict[str, Any], other: dict[str, Any], outcome: Outcome
 ) -> None:
     assert not dominates(spec(**least), spec(**other), outcome)
 
 
-def test_an_oom_that_is_no_answer_teaches_nothing() -> None:
+def test_an_oom_of_the_infrastructure_does_not_count() -> None:
     least, other = spec(batch_size=8), spec(batch_size=16)
-    around = Result(
+    external = Result(
         least.key, least.settings, "trial", 1, 1, 1, Outcome.HOST_OOM, infrastructure=True
     )
     specs = {least.key: least, other.key: other}
-    assert observed([around], specs, 0.0, 0).reason(other) == ""
+    assert find_dominance([external], specs, 0.0, 0).reason(other) == ""
 
 
 @given(SPECS, st.floats(0, 1), st.integers())
-def test_who_is_tested_is_the_same_every_time(other: TrialSpec, share: float, seed: int) -> None:
+def test_the_tested_share_is_deterministic(other: TrialSpec, share: float, seed: int) -> None:
     tested = [Dominance({}, share, seed).is_tested(other) for _ in range(2)]
     assert tested[0] == tested[1]
     assert not Dominance({}, 0.0, seed).is_tested(other)
@@ -147,26 +147,28 @@ def test_who_is_tested_is_the_same_every_time(other: TrialSpec, share: float, se
 @pytest.mark.parametrize("share", [0.1, 0.5])
 def test_a_share_is_tested(share: float) -> None:
     found = dominance([spec(batch_size=1)], share=share)
-    tried = [batch for batch in range(2, 1002) if not found.reason(spec(batch_size=batch))]
-    assert len(tried) == pytest.approx(1000 * share, abs=40)
+    tested = [batch for batch in range(2, 1002) if not found.reason(spec(batch_size=batch))]
+    assert len(tested) == pytest.approx(1000 * share, abs=40)
 
 
-def test_one_that_trained_refutes_them_all() -> None:
+def test_a_dominated_trial_that_trained_ends_the_skipping() -> None:
     small, middle, large = (spec(batch_size=batch) for batch in (8, 16, 32))
     assert dominance([small]).reason(large)
     assert not dominance([small], [middle]).reason(large)
-    assert dominance([middle], [small]).reason(large), "less that trained refutes nothing"
+    assert dominance([middle], [small]).reason(large), (
+        "a smaller trial that trained changes nothing"
+    )
 
 
-def test_thousands_that_ran_out_take_no_time() -> None:
+def test_thousands_of_results_are_fast() -> None:
     every = [spec(batch_size=b, workers=w) for b in range(1, 61) for w in range(50)]
     ran_out = [s for s in every if s.workload.batch_size * s.workload.workers > 400]
     trained = [s for s in every if s.workload.batch_size * s.workload.workers <= 400]
 
     def seconds() -> float:
-        began = time.process_time()
+        started = time.process_time()
         found = dominance(ran_out, trained)
         assert sum(bool(found.reason(each)) for each in every) > 1000
-        return time.process_time() - began
+        return time.process_time() - started
 
-    assert any(seconds() < 3 for _ in range(3)), "a busy machine adds to it"
+    assert any(seconds() < 3 for _ in range(3)), "slower on a busy machine"

@@ -1,4 +1,4 @@
-"""What can be had on a machine, and how that is said where it cannot."""
+"""Which trials are available on a machine, and the reasons why others are not."""
 
 from __future__ import annotations
 
@@ -19,34 +19,42 @@ FOUR = MachineInfo(
 )
 
 
-def lacks(here: MachineInfo, **settings: Any) -> str:
-    return here.lacks(make_spec({"model": "cnn", **settings}))
+def reason(machine: MachineInfo, **settings: Any) -> str:
+    return machine.unavailable_reason(make_spec({"model": "cnn", **settings}))
 
 
 @pytest.mark.parametrize(
-    ("here", "settings", "said"),
+    ("machine", "settings", "expected"),
     [
-        (BARE, {"cpus": 4}, "4 CPUs cannot be had here: there are 2"),
-        (BARE, {"memory": "16GiB"}, "16 GiB of memory cannot be had here: there are 8 GiB"),
-        (BARE, {"gpus": 4}, "4 GPUs cannot be had here: there is none"),
-        (BARE, {"gpus": 1}, "1 GPU cannot be had here: there is none"),
-        (BARE, {"device": "cuda"}, "device cuda cannot be had here: there is none"),
-        (ONE, {"gpus": 2}, "2 GPUs cannot be had here: there is one"),
-        (FOUR, {"gpus": 8}, "8 GPUs cannot be had here: there are 4"),
+        (BARE, {"cpus": 4}, "4 CPUs requested, but only 2 are available"),
+        (BARE, {"memory": "16GiB"}, "16 GiB of memory requested, but only 8 GiB is available"),
+        (BARE, {"gpus": 4}, "4 GPUs requested, but none is available"),
+        (BARE, {"gpus": 1}, "1 GPU requested, but none is available"),
+        (
+            BARE,
+            {"device": "cuda"},
+            "device cuda is not available on this machine: it has no GPU",
+        ),
+        (ONE, {"gpus": 2}, "2 GPUs requested, but only 1 is available"),
+        (FOUR, {"gpus": 8}, "8 GPUs requested, but only 4 are available"),
         (
             ONE,
             {"gpu_memory": "24GiB"},
-            "24 GiB of GPU memory cannot be had here: the GPU has 16 GiB",
+            "24 GiB of GPU memory requested, but the GPU has 16 GiB",
         ),
-        (BARE, {"gpu_memory": "1GiB"}, "1 GiB of GPU memory cannot be had here: there is none"),
+        (
+            BARE,
+            {"gpu_memory": "1GiB"},
+            "1 GiB of GPU memory requested, but this machine has no GPU",
+        ),
     ],
 )
-def test_what_cannot_be_had(here: MachineInfo, settings: dict[str, Any], said: str) -> None:
-    assert lacks(here, **settings) == said
+def test_unavailable_trials(machine: MachineInfo, settings: dict[str, Any], expected: str) -> None:
+    assert reason(machine, **settings) == expected
 
 
 @pytest.mark.parametrize(
-    ("here", "settings"),
+    ("machine", "settings"),
     [
         (BARE, {}),
         (BARE, {"cpus": 2, "memory": "8GiB", "gpus": 0}),
@@ -55,11 +63,11 @@ def test_what_cannot_be_had(here: MachineInfo, settings: dict[str, Any], said: s
         (FOUR, {"gpus": 4, "cpus": 64}),
     ],
 )
-def test_what_can(here: MachineInfo, settings: dict[str, Any]) -> None:
-    assert lacks(here, **settings) == ""
+def test_available_trials(machine: MachineInfo, settings: dict[str, Any]) -> None:
+    assert reason(machine, **settings) == ""
 
 
-def test_so_many_gpus_are_the_first_ones_by_their_names() -> None:
+def test_a_number_of_gpus_selects_the_first_ones() -> None:
     spec = make_spec({"model": "cnn", "gpus": 2, "cpus": 3})
     limits = FOUR.limits(spec.limits, 2)
     assert (limits.gpus, limits.cpus) == (("GPU-a", "GPU-b"), 3)
@@ -69,9 +77,10 @@ def test_so_many_gpus_are_the_first_ones_by_their_names() -> None:
     assert FOUR.limits(make_spec({"model": "cnn", "gpus": 0}).limits, 0).gpus == ()
 
 
-def test_this_machine_has_a_name_and_room() -> None:
-    here = MachineInfo.look()
-    assert here == MachineInfo.look()
-    assert f"{os.cpu_count()} × " in here.machine
-    assert lacks(here, cpus=here.resources.cpus, memory=here.resources.memory) == ""
-    assert lacks(here, cpus=here.resources.cpus + 1)
+def test_this_machine() -> None:
+    machine = MachineInfo.detect()
+    assert machine == MachineInfo.detect()
+    assert f"{os.cpu_count()} × " in machine.machine
+    resources = machine.resources
+    assert reason(machine, cpus=resources.cpus, memory=resources.memory) == ""
+    assert reason(machine, cpus=resources.cpus + 1)

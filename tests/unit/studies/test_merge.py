@@ -1,4 +1,4 @@
-"""Studies of several machines become one, and stay whole."""
+"""Merging the studies of several machines."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import pytest
 
 from stepscope.errors import RunFolderError, StepscopeError
 from stepscope.report.study.read import read_view
-from stepscope.studies.folder import StudyPaths, alone
+from stepscope.studies.folder import StudyPaths, exclusive_run
 from stepscope.studies.merge import merge_studies, parts_of
 from stepscope.studies.results import MACHINE
 from studies import design, planted_environment, study
 
-DESIGN = "factors: {batch_size: [16, 64]}\nblocks: {reruns: 0, sentinel: none}\n"
+DESIGN = "factors: {batch_size: [16, 64]}\nblocks: {reruns: 0, reference: none}\n"
 LONG = "64 × Some Very Long Processor Name @ 2.50GHz"
 
 
@@ -31,10 +31,10 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def of_machine(done: Path, folder: Path, **facts: Any) -> Path:
-    """The same study as another machine has it."""
+    """Copy a study as if another machine had run it."""
     shutil.copytree(done, folder)
-    told = json.loads((folder / "study.json").read_text())
-    (folder / "study.json").write_text(json.dumps({**told, **facts}))
+    before = json.loads((folder / "study.json").read_text())
+    (folder / "study.json").write_text(json.dumps({**before, **facts}))
     return folder
 
 
@@ -52,10 +52,10 @@ def test_the_machine_becomes_a_factor(done: Path, tmp_path: Path) -> None:
         ("8 × Fast", 16),
         ("8 × Fast", 64),
     ]
-    assert (view.planned, view.pending, view.running) == (4, 0, None)
+    assert (view.planned, view.remaining, view.running) == (4, 0, None)
 
 
-def test_the_sources_stay_as_they_were(done: Path, tmp_path: Path) -> None:
+def test_the_sources_are_unchanged(done: Path, tmp_path: Path) -> None:
     a = of_machine(done, tmp_path / "a", machine="8 × Fast")
     b = of_machine(done, tmp_path / "b", machine="2 × Slow")
     before = {p: p.read_bytes() for p in tmp_path.rglob("*") if p.is_file()}
@@ -73,7 +73,7 @@ def test_the_sources_stay_as_they_were(done: Path, tmp_path: Path) -> None:
         ({"machine": "", "host": "a"}, {"machine": None, "host": "b"}),
     ],
 )
-def test_machines_that_look_the_same_are_told_apart(
+def test_machines_with_similar_names_are_distinguished(
     done: Path, tmp_path: Path, first: dict[str, Any], second: dict[str, Any]
 ) -> None:
     a, b = of_machine(done, tmp_path / "a", **first), of_machine(done, tmp_path / "b", **second)
@@ -84,12 +84,12 @@ def test_machines_that_look_the_same_are_told_apart(
     assert len({part.paths.folder for _, part in parts}) == 2
 
 
-def test_two_studies_of_one_host_are_of_one_machine(done: Path, tmp_path: Path) -> None:
+def test_two_studies_of_one_host_have_one_machine(done: Path, tmp_path: Path) -> None:
     a, b = (of_machine(done, tmp_path / n, machine=LONG, host="a") for n in ("a", "b"))
     assert merge_studies([a, b], tmp_path / "both") == {LONG: 4}
 
 
-def test_what_cannot_be_merged_is_said_and_nothing_is_left(done: Path, tmp_path: Path) -> None:
+def test_errors_leave_no_files(done: Path, tmp_path: Path) -> None:
     a = of_machine(done, tmp_path / "a", machine="A")
     b = of_machine(done, tmp_path / "b", machine="B")
     other = of_machine(done, tmp_path / "other", machine="C")
@@ -100,31 +100,31 @@ def test_what_cannot_be_merged_is_said_and_nothing_is_left(done: Path, tmp_path:
     merge_studies([a, b], tmp_path / "both")
     before = sorted(tmp_path.rglob("*"))
     cases = [
-        ([a], "out", "nothing to merge"),
-        ([a, tmp_path / "b" / ".." / "a"], "out", "given twice"),
-        ([a, b], "there", "is there already"),
-        ([a, b], "a/out", "is inside of"),
-        ([a, b], "b/deep/er/out", "is inside of"),
-        ([a, b], "file/out", "cannot be joined"),
+        ([a], "out", "at least two studies"),
+        ([a, tmp_path / "b" / ".." / "a"], "out", "passed twice"),
+        ([a, b], "there", "already exists"),
+        ([a, b], "a/out", "is inside"),
+        ([a, b], "b/deep/er/out", "is inside"),
+        ([a, b], "file/out", "Cannot write the merged study"),
         ([a, tmp_path / "there"], "out", "is not a study"),
         ([a, tmp_path / "nowhere"], "out", "is not a study"),
-        ([a, tmp_path / "both"], "out", "was merged of several"),
+        ([a, tmp_path / "both"], "out", "is a merged study"),
         ([a, other], "out", "no factor in common"),
     ]
-    for folders, out, said in cases:
-        with pytest.raises(StepscopeError, match=said):
+    for folders, out, expected in cases:
+        with pytest.raises(StepscopeError, match=expected):
             merge_studies(folders, tmp_path / out)
-        assert sorted(tmp_path.rglob("*")) == before, said
+        assert sorted(tmp_path.rglob("*")) == before, expected
 
 
-def test_a_study_that_runs_is_not_merged(done: Path, tmp_path: Path) -> None:
+def test_a_running_study_is_not_merged(done: Path, tmp_path: Path) -> None:
     a = of_machine(done, tmp_path / "a", machine="A")
     b = of_machine(done, tmp_path / "b", machine="B")
-    with alone(StudyPaths(b)), pytest.raises(RunFolderError, match="is being run now"):
+    with exclusive_run(StudyPaths(b)), pytest.raises(RunFolderError, match="is running"):
         merge_studies([a, b], tmp_path / "out")
 
 
-def test_where_links_cannot_be_made_files_are_copied(
+def test_files_are_copied_if_hard_links_are_not_possible(
     done: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a = of_machine(done, tmp_path / "a", machine="A")

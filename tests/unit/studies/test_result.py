@@ -1,4 +1,4 @@
-"""A line of the ledger is read as it was written."""
+"""Ledger lines are read as they were written."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ RESULT = st.builds(
     Result,
     key=st.text("0123456789abcdef", min_size=12, max_size=12),
     settings=st.dictionaries(st.text(), _LEVELS),
-    role=st.sampled_from(["trial", "sentinel"]),
+    role=st.sampled_from(["trial", "reference"]),
     repeat=st.integers(1),
     attempt=st.integers(1),
     block=st.integers(0),
     outcome=st.sampled_from(Outcome),
     reason=st.text(),
     infrastructure=st.booleans(),
-    began=_NUMBERS,
+    started=_NUMBERS,
     seconds=_NUMBERS,
     values=st.dictionaries(st.text(), _NUMBERS),
     low=st.none() | _NUMBERS,
     high=st.none() | _NUMBERS,
     steady=st.booleans(),
-    noise=st.lists(_REASONS).map(tuple),
+    interference=st.lists(_REASONS).map(tuple),
     cause=st.text(),
     machine=st.text(),
 )
@@ -41,7 +41,7 @@ RESULT = st.builds(
 
 @given(RESULT)
 @example(Result("0" * 12, {}, "trial", 1, 1, 1, Outcome.OK, low=0.0, high=0.0))
-def test_it_comes_back_as_it_was(result: Result) -> None:
+def test_round_trip(result: Result) -> None:
     line = dumps(result, omit_defaults=True)
     assert "\n" not in line
     back = loads(Result, line)
@@ -52,19 +52,19 @@ def test_it_comes_back_as_it_was(result: Result) -> None:
 
 
 @given(st.recursive(_LEVELS, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner)))
-def test_what_is_no_result_is_told_so(told: Any) -> None:
+def test_other_json_is_a_value_error(plain: Any) -> None:
     with pytest.raises(ValueError):
-        from_json(Result, told)
+        from_json(Result, plain)
 
 
-def test_only_what_the_trial_itself_said_is_an_answer() -> None:
+def test_failures_of_the_infrastructure_are_not_results() -> None:
     for outcome in Outcome:
         blank = Result("0" * 12, {}, "trial", 1, 1, 1, outcome)
         assert blank.is_result == (outcome in RESULTS)
-        around = Result("0" * 12, {}, "trial", 1, 1, 1, outcome, infrastructure=True)
-        assert not around.is_result
+        external = Result("0" * 12, {}, "trial", 1, 1, 1, outcome, infrastructure=True)
+        assert not external.is_result
 
 
-def test_its_place_is_its_own() -> None:
+def test_places_of_attempts() -> None:
     assert Attempt("ab", "trial", 2, 1).place == "ab/r2a1"
-    assert Attempt("ab", "sentinel", 2, 11).place == "ab/s2a11"
+    assert Attempt("ab", "reference", 2, 11).place == "ab/s2a11"

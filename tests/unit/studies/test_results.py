@@ -1,4 +1,4 @@
-"""Which answers count, which are asked for again, and when it is given up."""
+"""Which results count, and which trials are retried."""
 
 from __future__ import annotations
 
@@ -15,138 +15,139 @@ from stepscope.records.trial import InterferenceReason
 from stepscope.studies.results import RESULTS, RETRIES, Attempt, Result, Results
 
 KEY = "0123456789ab"
-NOISE = (InterferenceReason("cpu", 1.5, 2.0),)
+INTERFERENCE = (InterferenceReason("cpu", 1.5, 2.0),)
 NEVER_COUNT = (Outcome.LOST, Outcome.INTERRUPTED)
 
 
 def result(attempt: int = 1, block: int = 1, **others: Any) -> Result:
-    told = {"outcome": Outcome.OK, "values": {"samples_per_second": 100.0}, **others}
-    role, repeat = told.pop("role", "trial"), told.pop("repeat", 1)
-    return Result(KEY, {"model": "cnn"}, role, repeat, attempt, block, **told)
+    fields = {"outcome": Outcome.OK, "values": {"samples_per_second": 100.0}, **others}
+    role, repeat = fields.pop("role", "trial"), fields.pop("repeat", 1)
+    return Result(KEY, {"model": "cnn"}, role, repeat, attempt, block, **fields)
 
 
 def failed(attempt: int) -> Result:
     return result(attempt, outcome=Outcome.CRASHED, infrastructure=True, values={})
 
 
-def known(*results: Result, reruns: int = 1) -> Results:
-    it = Results(reruns)
-    for each in results:
-        it.add(each)
-    return it
+def results_of(*added: Result, reruns: int = 1) -> Results:
+    results = Results(reruns)
+    for each in added:
+        results.add(each)
+    return results
 
 
-def test_nothing_is_no_answer() -> None:
-    assert known().answer(KEY, 1) is None
-    assert known(result(repeat=2)).answer(KEY, 1) is None
-    assert known(result(role="sentinel")).answer(KEY, 1) is None
+def test_without_results_there_is_no_answer() -> None:
+    assert results_of().answer(KEY, 1) is None
+    assert results_of(result(repeat=2)).answer(KEY, 1) is None
+    assert results_of(result(role="reference")).answer(KEY, 1) is None
 
 
 @pytest.mark.parametrize("outcome", sorted(RESULTS))
-def test_what_answers_in_a_calm_block_counts(outcome: Outcome) -> None:
+def test_results_of_a_clean_block_count(outcome: Outcome) -> None:
     only = result(outcome=outcome)
-    assert known(only).answer(KEY, 1) == only
+    assert results_of(only).answer(KEY, 1) == only
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OK, Outcome.TIMEOUT])
 @pytest.mark.parametrize("reruns", [0, 1, 2])
-def test_a_disturbed_one_is_asked_for_again_until_reruns_are_used_up(
+def test_a_trial_with_interference_is_rerun_until_the_reruns_are_used_up(
     outcome: Outcome, reruns: int
 ) -> None:
-    it = known(reruns=reruns)
+    results = results_of(reruns=reruns)
     for attempt in range(1, reruns + 1):
-        it.add(result(attempt, attempt, outcome=outcome, noise=NOISE))
-        assert it.answer(KEY, 1) is None
-        assert len(it.tries(KEY, 1)) == attempt
-        shown = it.best_known(KEY, 1)
+        results.add(result(attempt, attempt, outcome=outcome, interference=INTERFERENCE))
+        assert results.answer(KEY, 1) is None
+        assert len(results.attempts(KEY, 1)) == attempt
+        shown = results.best_known(KEY, 1)
         assert shown is not None and shown.attempt == attempt
-    last = result(reruns + 1, reruns + 1, outcome=outcome, noise=NOISE)
-    it.add(last)
-    assert it.answer(KEY, 1) == last
+    last = result(reruns + 1, reruns + 1, outcome=outcome, interference=INTERFERENCE)
+    results.add(last)
+    assert results.answer(KEY, 1) == last
 
 
-def test_a_calm_answer_counts_whatever_came_before_or_after() -> None:
-    calm, disturbed = result(1, 1), result(2, 2, noise=NOISE)
-    assert known(calm, disturbed).answer(KEY, 1) == calm
-    assert known(disturbed, calm).answer(KEY, 1) == calm
+def test_a_clean_result_counts_in_any_order() -> None:
+    clean, with_interference = result(1, 1), result(2, 2, interference=INTERFERENCE)
+    assert results_of(clean, with_interference).answer(KEY, 1) == clean
+    assert results_of(with_interference, clean).answer(KEY, 1) == clean
 
 
 @pytest.mark.parametrize("outcome", [Outcome.GPU_OOM, Outcome.HOST_OOM, Outcome.SHM_FULL])
-def test_memory_that_ran_out_beside_a_neighbour_is_asked_for_again(outcome: Outcome) -> None:
-    """It may have been the neighbour's."""
-    out = result(outcome=outcome, noise=NOISE, values={})
-    it = known(out)
-    assert it.judged[1].flagged and it.answer(KEY, 1) is None
+def test_an_oom_with_interference_is_rerun(outcome: Outcome) -> None:
+    """Other processes may have used the memory."""
+    oom = result(outcome=outcome, interference=INTERFERENCE, values={})
+    results = results_of(oom)
+    assert results.judged[1].flagged and results.answer(KEY, 1) is None
     alone = result(2, 2, outcome=outcome, values={})
-    it.add(alone)
-    assert it.answer(KEY, 1) == alone
+    results.add(alone)
+    assert results.answer(KEY, 1) == alone
 
 
-def test_what_crashed_is_asked_for_again_once_the_code_was_mended() -> None:
-    it = known(result(1, outcome=Outcome.CRASHED, values={}))
-    it.retry_failed()
-    assert it.answer(KEY, 1) is not None
-    it.retry_failed(crashed=True)
-    assert it.answer(KEY, 1) is None
-    it.add(result(2))
-    assert it.answer(KEY, 1) == it.results[-1]
+def test_crashed_trials_are_retried_on_request() -> None:
+    results = results_of(result(1, outcome=Outcome.CRASHED, values={}))
+    results.retry_failed()
+    assert results.answer(KEY, 1) is not None
+    results.retry_failed(crashed=True)
+    assert results.answer(KEY, 1) is None
+    results.add(result(2))
+    assert results.answer(KEY, 1) == results.results[-1]
 
 
-def test_a_neighbour_of_one_trial_is_one_of_the_whole_block() -> None:
-    mine, other = result(block=1), result(block=1, repeat=2, noise=NOISE)
-    it = known(mine, other)
-    assert it.is_disturbed(mine) and it.answer(KEY, 1) is None
-    assert known(mine, result(block=2, repeat=2, noise=NOISE)).answer(KEY, 1) == mine
+def test_interference_with_one_trial_flags_its_block() -> None:
+    clean, other = result(block=1), result(block=1, repeat=2, interference=INTERFERENCE)
+    results = results_of(clean, other)
+    assert results.has_interference(clean) and results.answer(KEY, 1) is None
+    elsewhere = result(block=2, repeat=2, interference=INTERFERENCE)
+    assert results_of(clean, elsewhere).answer(KEY, 1) == clean
 
 
-def test_a_sentinel_out_of_line_flags_its_block() -> None:
+def test_an_outlying_reference_trial_flags_its_block() -> None:
     rates = [100.0, 101.0, 99.0, 40.0, 100.5]
-    it = known()
+    results = results_of()
     for number, rate in enumerate(rates, 1):
         values = {"samples_per_second": rate}
-        it.add(result(block=number, role="sentinel", repeat=number, values=values))
-        it.add(result(block=number, repeat=number))
-    assert [number for number in range(1, 6) if it.judged[number].flagged] == [4]
-    assert [repeat for repeat in range(1, 6) if it.answer(KEY, repeat) is None] == [4]
-    assert it.references == 5 and it.last_block == 5
+        results.add(result(block=number, role="reference", repeat=number, values=values))
+        results.add(result(block=number, repeat=number))
+    assert [number for number in range(1, 6) if results.judged[number].flagged] == [4]
+    assert [repeat for repeat in range(1, 6) if results.answer(KEY, repeat) is None] == [4]
+    assert results.references == 5 and results.last_block == 5
 
 
-def test_three_failures_around_a_trial_and_it_is_given_up() -> None:
-    it = known()
+def test_three_failures_of_the_infrastructure_are_final() -> None:
+    results = results_of()
     for attempt in range(1, RETRIES + 1):
-        it.add(failed(attempt))
-        assert it.answer(KEY, 1) is None and len(it.tries(KEY, 1)) == attempt
-    it.add(failed(RETRIES + 1))
-    assert it.answer(KEY, 1) == failed(RETRIES + 1)
+        results.add(failed(attempt))
+        assert results.answer(KEY, 1) is None and len(results.attempts(KEY, 1)) == attempt
+    results.add(failed(RETRIES + 1))
+    assert results.answer(KEY, 1) == failed(RETRIES + 1)
 
 
-def test_an_answer_beats_any_number_of_failures() -> None:
+def test_a_result_replaces_any_number_of_failures() -> None:
     answered = result(5)
-    assert known(*map(failed, range(1, 5)), answered).answer(KEY, 1) == answered
+    assert results_of(*map(failed, range(1, 5)), answered).answer(KEY, 1) == answered
 
 
-def test_a_rerun_that_fails_for_ever_leaves_the_disturbed_answer() -> None:
-    disturbed = result(1, noise=NOISE)
-    it = known(disturbed, *(failed(attempt) for attempt in range(2, RETRIES + 2)))
-    assert it.answer(KEY, 1) is None
-    it.add(failed(RETRIES + 2))
-    assert it.answer(KEY, 1) == disturbed
+def test_the_result_with_interference_counts_if_its_rerun_keeps_failing() -> None:
+    with_interference = result(1, interference=INTERFERENCE)
+    results = results_of(with_interference, *(failed(attempt) for attempt in range(2, RETRIES + 2)))
+    assert results.answer(KEY, 1) is None
+    results.add(failed(RETRIES + 2))
+    assert results.answer(KEY, 1) == with_interference
 
 
 @pytest.mark.parametrize("outcome", NEVER_COUNT)
-def test_who_died_or_was_interrupted_never_counts(outcome: Outcome) -> None:
-    it = known(*(result(attempt, outcome=outcome, values={}) for attempt in range(1, 20)))
-    assert it.answer(KEY, 1) is None and it.best_known(KEY, 1) is None
-    assert [each.outcome for each in it.tries(KEY, 1)] == [outcome] * 19
+def test_lost_and_interrupted_trials_never_count(outcome: Outcome) -> None:
+    results = results_of(*(result(attempt, outcome=outcome, values={}) for attempt in range(1, 20)))
+    assert results.answer(KEY, 1) is None and results.best_known(KEY, 1) is None
+    assert [each.outcome for each in results.attempts(KEY, 1)] == [outcome] * 19
 
 
-def test_the_number_of_an_attempt_is_never_used_twice() -> None:
-    it = known()
-    assert it.next_attempt(KEY, "trial", 1) == 1
-    it.begun(Attempt(KEY, "trial", 1, 3))
-    it.add(result(1))
-    assert it.next_attempt(KEY, "trial", 1) == 4
-    assert it.next_attempt(KEY, "trial", 2) == it.next_attempt(KEY, "sentinel", 1) == 1
+def test_attempt_numbers_are_never_reused() -> None:
+    results = results_of()
+    assert results.next_attempt(KEY, "trial", 1) == 1
+    results.add_attempt(Attempt(KEY, "trial", 1, 3))
+    results.add(result(1))
+    assert results.next_attempt(KEY, "trial", 1) == 4
+    assert results.next_attempt(KEY, "trial", 2) == results.next_attempt(KEY, "reference", 1) == 1
 
 
 _RESULTS = st.lists(
@@ -156,69 +157,69 @@ _RESULTS = st.lists(
         block=st.integers(0, 4),
         outcome=st.sampled_from([o for o in Outcome if o is not Outcome.RUNNING]),
         infrastructure=st.booleans(),
-        noise=st.sampled_from([(), NOISE]),
+        interference=st.sampled_from([(), INTERFERENCE]),
     )
 )
 
 
 @given(_RESULTS, st.integers(0, 3))
-def test_what_an_answer_is(results: list[Result], reruns: int) -> None:
-    it = known(*results, reruns=reruns)
-    answer = it.answer(KEY, 1)
-    answers = [each for each in results if each.is_result]
+def test_properties_of_answers(added: list[Result], reruns: int) -> None:
+    results = results_of(*added, reruns=reruns)
+    answer = results.answer(KEY, 1)
+    answers = [each for each in added if each.is_result]
     if answer is None:
-        assert len(answers) <= reruns and sum(e.infrastructure for e in results) <= RETRIES
+        assert len(answers) <= reruns and sum(e.infrastructure for e in added) <= RETRIES
     else:
-        assert answer in results
+        assert answer in added
         assert answer.outcome not in NEVER_COUNT or answer.infrastructure
-        assert it.best_known(KEY, 1) == answer
-    if any(not it.is_disturbed(each) for each in answers):
-        assert answer is not None and not it.is_disturbed(answer) and answer.is_result
+        assert results.best_known(KEY, 1) == answer
+    if any(not results.has_interference(each) for each in answers):
+        assert answer is not None and not results.has_interference(answer) and answer.is_result
 
 
-def test_of_two_disturbed_answers_the_one_that_was_calm_itself_counts() -> None:
-    """Its block was disturbed, but not it."""
-    calmer, noisier = result(1, 1), result(2, 2, noise=NOISE)
-    neighbour = result(1, 1, repeat=2, noise=NOISE)
-    it = known(calmer, neighbour, noisier)
-    assert it.judged[1].flagged and it.judged[2].flagged
-    assert it.answer(KEY, 1) == calmer
+def test_of_two_flagged_results_the_one_without_interference_counts() -> None:
+    """Its block has interference, but the trial itself has none."""
+    clean, with_interference = result(1, 1), result(2, 2, interference=INTERFERENCE)
+    other = result(1, 1, repeat=2, interference=INTERFERENCE)
+    results = results_of(clean, other, with_interference)
+    assert results.judged[1].flagged and results.judged[2].flagged
+    assert results.answer(KEY, 1) == clean
 
 
-def test_blocks_with_another_sentinel_are_not_compared() -> None:
-    """A design that was edited may have another one, with a rate of its own."""
+def test_blocks_with_different_reference_trials_are_not_compared() -> None:
+    """An edited design may have another reference trial with another throughput."""
     slow = [
-        replace(result(block=b, role="sentinel", repeat=b), key="aa", values={THROUGHPUT: 100.0})
+        replace(result(block=b, role="reference", repeat=b), key="aa", values={THROUGHPUT: 100.0})
         for b in range(1, 5)
     ]
     fast = [
-        replace(result(block=b, role="sentinel", repeat=b), key="bb", values={THROUGHPUT: 900.0})
+        replace(result(block=b, role="reference", repeat=b), key="bb", values={THROUGHPUT: 900.0})
         for b in range(5, 9)
     ]
-    assert not any(judged.flagged for judged in known(*slow, *fast).judged.values())
+    assert not any(judged.flagged for judged in results_of(*slow, *fast).judged.values())
     off = replace(fast[0], repeat=9, block=9, values={THROUGHPUT: 100.0})
-    judged = known(*slow, *fast, off).judged
+    judged = results_of(*slow, *fast, off).judged
     assert [number for number, each in judged.items() if each.flagged] == [9]
 
 
-def test_run_again_what_failed_before_has_a_new_chance() -> None:
-    it = known(*map(failed, range(1, RETRIES + 2)))
-    assert it.answer(KEY, 1) is not None
-    it.retry_failed()
-    assert it.answer(KEY, 1) is None
+def test_a_new_run_retries_failures_of_the_infrastructure() -> None:
+    results = results_of(*map(failed, range(1, RETRIES + 2)))
+    assert results.answer(KEY, 1) is not None
+    results.retry_failed()
+    assert results.answer(KEY, 1) is None
     for attempt in range(RETRIES + 2, 2 * RETRIES + 3):
-        assert it.answer(KEY, 1) is None
-        it.add(failed(attempt))
-    assert it.answer(KEY, 1) is not None
+        assert results.answer(KEY, 1) is None
+        results.add(failed(attempt))
+    assert results.answer(KEY, 1) is not None
 
 
 def test_drift_is_judged_on_each_machine() -> None:
-    """Machine b trains at a third of the speed of a; one block of a was slow."""
-    it = known()
+    """Machine b is three times slower than a; one block of a is slow."""
+    results = results_of()
     for number in range(1, 13):
         machine = "ab"[number % 2]
         rate = {"a": 900.0, "b": 300.0}[machine] * (0.5 if number == 6 else 1.0)
-        reference = result(block=number, role="sentinel", repeat=number, values={THROUGHPUT: rate})
-        it.add(replace(reference, machine=machine))
-    assert [number for number, judged in it.judged.items() if judged.flagged] == [6]
-    assert it.judged[6].relative == pytest.approx(0.5)
+        reference = result(block=number, role="reference", repeat=number, values={THROUGHPUT: rate})
+        results.add(replace(reference, machine=machine))
+    assert [number for number, judged in results.judged.items() if judged.flagged] == [6]
+    assert results.judged[6].relative == pytest.approx(0.5)

@@ -1,4 +1,4 @@
-"""The heartbeat tells how far a trial is, and reads its files no more often than they change."""
+"""The heartbeat reports progress and reads files only after they change."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stepscope.trials.heartbeat import Heartbeat
 from synthetic_trials import CNN, write_trial
 
 
-def test_what_ranks_say_is_read_only_when_it_changed(
+def test_rank_files_are_read_only_after_a_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = write_trial(tmp_path / "run")

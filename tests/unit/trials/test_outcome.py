@@ -1,4 +1,4 @@
-"""How a trial ended, from what is known of it: what is more telling wins."""
+"""The outcome of a trial from its evidence, in order of precedence."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DONE = RankFacts(done=True)
 
 def error(kind: str, message: str, at: int = 0, rank: int = 0) -> RankFacts:
     summary = f"RuntimeError: {message}"
-    said = RankError(kind, "RuntimeError", message, summary, monotonic_ns=at)
-    return RankFacts(rank, 31 + rank, error=said)
+    rank_error = RankError(kind, "RuntimeError", message, summary, monotonic_ns=at)
+    return RankFacts(rank, 31 + rank, error=rank_error)
 
 
 GOOD = TrialEvidence(0, [DONE], 1)
@@ -27,16 +27,19 @@ GOOD = TrialEvidence(0, [DONE], 1)
 
 def test_done() -> None:
     assert judge_trial(GOOD).outcome is Outcome.OK
-    assert judge_trial(replace(GOOD, kills=1)).outcome is Outcome.OK, "it came to its end"
+    assert judge_trial(replace(GOOD, kills=1)).outcome is Outcome.OK, "trained to the end"
 
 
-def test_a_rank_that_is_missing_is_not_done() -> None:
+def test_missing_rank_is_a_crash() -> None:
     assert judge_trial(replace(GOOD, expected_ranks=2)).outcome is Outcome.CRASHED
 
 
-def test_leaving_with_0_before_the_end_is_a_crash() -> None:
-    ending = judge_trial(TrialEvidence(0, [RankFacts()], 1))
-    assert ending.outcome is Outcome.CRASHED and "before its training was done" in ending.reason
+def test_early_exit_with_code_0_is_a_crash() -> None:
+    exit_status = judge_trial(TrialEvidence(0, [RankFacts()], 1))
+    assert (
+        exit_status.outcome is Outcome.CRASHED
+        and "before the training was done" in exit_status.reason
+    )
 
 
 @pytest.mark.parametrize(
@@ -50,43 +53,47 @@ def test_leaving_with_0_before_the_end_is_a_crash() -> None:
         "[Errno 28] No space left on device: '/dev/shm/psm_1'",
     ],
 )
-def test_shared_memory_in_all_its_words(message: str) -> None:
-    ending = judge_trial(TrialEvidence(FAILED, [error("error", f"Caught it.\n{message}")], 1))
-    assert ending.outcome is Outcome.SHM_FULL
+def test_shared_memory_errors(message: str) -> None:
+    exit_status = judge_trial(
+        TrialEvidence(FAILED, [error("error", f"Caught RuntimeError.\n{message}")], 1)
+    )
+    assert exit_status.outcome is Outcome.SHM_FULL
 
 
-def test_a_full_disk_is_not_shared_memory() -> None:
-    said = error("error", "[Errno 28] No space left on device: '/data/checkpoint.pt'")
-    assert judge_trial(TrialEvidence(FAILED, [said], 1)).outcome is Outcome.CRASHED
+def test_full_disk_is_not_full_shared_memory() -> None:
+    rank = error("error", "[Errno 28] No space left on device: '/data/checkpoint.pt'")
+    assert judge_trial(TrialEvidence(FAILED, [rank], 1)).outcome is Outcome.CRASHED
 
 
-def test_memory_comes_before_what_it_looks_like() -> None:
+def test_out_of_memory_takes_precedence() -> None:
     killed = TrialEvidence(FAILED, [error("error", "worker killed by signal: Killed")], 1, kills=1)
     assert judge_trial(killed).outcome is Outcome.HOST_OOM
-    hung = replace(killed, stopped=Stopped(Outcome.TIMEOUT, "no step"))
-    assert judge_trial(hung).outcome is Outcome.HOST_OOM
+    stalled = replace(killed, stopped=Stopped(Outcome.TIMEOUT, "no step"))
+    assert judge_trial(stalled).outcome is Outcome.HOST_OOM
     interrupted = replace(killed, stopped=Stopped(Outcome.INTERRUPTED, "Ctrl-C"))
     assert judge_trial(interrupted).outcome is Outcome.INTERRUPTED
 
 
-def test_a_kill_in_our_own_group_without_a_limit_of_ours() -> None:
+def test_oom_kill_in_our_own_cgroup() -> None:
     status = signal.SIGKILL.value
     seen = TrialEvidence(
         status, [], 1, before=KernelEvidence(3, None), after=KernelEvidence(4, None)
     )
     assert judge_trial(seen).outcome is Outcome.HOST_OOM
-    nobodys = replace(seen, after=KernelEvidence(3, None))
-    assert judge_trial(nobodys).outcome is Outcome.CRASHED
+    uncounted = replace(seen, after=KernelEvidence(3, None))
+    assert judge_trial(uncounted).outcome is Outcome.CRASHED
 
 
-def test_gpu_memory_with_the_allocators_words() -> None:
+def test_gpu_oom_has_the_message_of_the_allocator() -> None:
     message = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total of 4 GiB"
-    ending = judge_trial(TrialEvidence(FAILED, [error("gpu_oom", message)], 1, stderr="a\n\nb\n"))
-    assert ending.outcome is Outcome.GPU_OOM and ending.reason == "CUDA out of memory"
-    assert ending.evidence == {"message": message, "stderr": ["a", "b"]}
+    exit_status = judge_trial(
+        TrialEvidence(FAILED, [error("gpu_oom", message)], 1, stderr="a\n\nb\n")
+    )
+    assert exit_status.outcome is Outcome.GPU_OOM and exit_status.reason == "CUDA out of memory"
+    assert exit_status.evidence == {"message": message, "stderr": ["a", "b"]}
 
 
-def test_the_first_rank_to_fail_tells_why() -> None:
+def test_first_failed_rank_is_the_reason() -> None:
     ranks = [
         error("error", "Connection closed by peer", at=9),
         error("error", "mine", at=5, rank=1),
@@ -94,12 +101,12 @@ def test_the_first_rank_to_fail_tells_why() -> None:
     assert judge_trial(TrialEvidence(FAILED, ranks, 2)).reason == "RuntimeError: mine"
 
 
-def test_a_rank_that_was_killed_says_nothing_and_is_named() -> None:
+def test_killed_rank_is_named() -> None:
     ranks = [RankFacts(0), error("error", "closed by peer", rank=1)]
     seen = TrialEvidence(FAILED, ranks, 2)
-    assert judge_trial(seen).reason == "rank 0 ended without a word"
-    said = "[0]:\n  time : now\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 31)\n"
-    assert judge_trial(replace(seen, stderr=said)).reason == "rank 0 was killed by SIGKILL"
+    assert judge_trial(seen).reason == "rank 0 exited without an error message"
+    log = "[0]:\n  time : now\n  rank      : 0 (local_rank: 0)\n  exitcode  : -9 (pid: 31)\n"
+    assert judge_trial(replace(seen, stderr=log)).reason == "rank 0 was killed by SIGKILL"
 
 
 LAUNCHER = """W api.py:1028] Sending process 31 closing signal SIGTERM
@@ -114,8 +121,8 @@ Root Cause (first observed failure):
 """
 
 
-def test_a_rank_that_the_launcher_ended_is_not_the_cause() -> None:
-    """It may be ended before it could complain of the one that failed."""
+def test_rank_ended_by_the_launcher_is_not_the_cause() -> None:
+    """The launcher may end it before it reports an error."""
     ended = RankFacts(0, 31)
     failed = error("error", "mine", rank=1)
     seen = TrialEvidence(FAILED, [ended, failed], 2, stderr=LAUNCHER.format(code=1))
@@ -127,22 +134,22 @@ def test_a_rank_that_the_launcher_ended_is_not_the_cause() -> None:
     assert judge_trial(abort).reason == "rank 1 was killed by SIGABRT"
 
 
-def test_memory_that_is_refused() -> None:
-    said = error("host_oom", "[enforce fail] DefaultCPUAllocator: can't allocate memory")
-    assert judge_trial(TrialEvidence(FAILED, [said], 1)).outcome is Outcome.HOST_OOM
+def test_failed_host_allocation() -> None:
+    rank = error("host_oom", "[enforce fail] DefaultCPUAllocator: can't allocate memory")
+    assert judge_trial(TrialEvidence(FAILED, [rank], 1)).outcome is Outcome.HOST_OOM
 
 
-def test_a_full_disk_under_the_run_folder_is_named() -> None:
-    """Nothing else could be written down; but where a rank did tell, that counts."""
+def test_full_disk_of_the_run_folder_is_named() -> None:
+    """An error that a rank has written takes precedence."""
     full = TrialEvidence(FAILED, [RankFacts()], 1, disk_is_full=True)
-    assert "the disk of its run folder is full" in judge_trial(full).reason
-    told = replace(full, ranks=[error("error", "mine")])
-    assert judge_trial(told).reason == "RuntimeError: mine"
+    assert "the disk of the run folder is full" in judge_trial(full).reason
+    reported = replace(full, ranks=[error("error", "mine")])
+    assert judge_trial(reported).reason == "RuntimeError: mine"
 
 
 def test_native_crash() -> None:
-    ending = judge_trial(TrialEvidence(signal.SIGSEGV.value, [], 1))
-    assert ending.outcome is Outcome.CRASHED and ending.signal == "SIGSEGV"
+    exit_status = judge_trial(TrialEvidence(signal.SIGSEGV.value, [], 1))
+    assert exit_status.outcome is Outcome.CRASHED and exit_status.signal == "SIGSEGV"
 
 
 def test_last_lines() -> None:

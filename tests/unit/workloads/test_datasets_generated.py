@@ -1,4 +1,4 @@
-"""Generated images and clips: the same everywhere, and what they say they are."""
+"""Generated images and clips: reproducible, and similar to the real data sets."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.workloads.datasets import cifar, video
 from stepscope.workloads.datasets.jpeg import draw, generated_jpegs
-from stepscope.workloads.datasets.locate import class_folders, labelled_files, locate
+from stepscope.workloads.datasets.locate import class_folders, labeled_files, locate
 from stepscope.workloads.datasets.store import data_home
 from stepscope.workloads.spec import make_workload
 
@@ -59,7 +59,7 @@ def test_jpegs_are_the_same_from_another_process(
     assert len(set(digests(here, ".jpg").values())) == 5
 
 
-def test_jpegs_are_like_those_of_imagenet() -> None:
+def test_jpegs_are_similar_to_imagenet() -> None:
     folder = generated_jpegs(60)
     paths = sorted(folder.rglob("*.jpg"))
     sizes = [Image.open(path).size for path in paths]
@@ -71,7 +71,7 @@ def test_jpegs_are_like_those_of_imagenet() -> None:
     assert len(set(sizes)) > 50
 
 
-def test_another_count_shares_its_files() -> None:
+def test_data_sets_of_different_sizes_share_files() -> None:
     small = generated_jpegs(20)
     large = generated_jpegs(30)
     smaller = generated_jpegs(12)
@@ -102,45 +102,45 @@ def test_generated_cifar_is_read_by_torchvision() -> None:
 
         def _load_meta(self) -> None: ...
 
-    theirs = Unchecked(str(folder.parent))
-    ours = cifar.read_cifar(folder)
-    assert np.array_equal(theirs.data, ours.pixels)
-    assert theirs.targets == ours.labels.tolist()
+    expected = Unchecked(str(folder.parent))
+    images = cifar.read_cifar(folder)
+    assert np.array_equal(expected.data, images.pixels)
+    assert expected.targets == images.labels.tolist()
     assert "not CIFAR-100" in (folder.parent / "README.txt").read_text()
 
 
 def test_generated_cifar_is_the_same_each_time() -> None:
-    ours = cifar.read_cifar(cifar.generated_cifar(50))
-    assert hashlib.sha256(ours.pixels.tobytes()).hexdigest()[:16] == "23c9a11f5c55728e"
+    images = cifar.read_cifar(cifar.generated_cifar(50))
+    assert hashlib.sha256(images.pixels.tobytes()).hexdigest()[:16] == "23c9a11f5c55728e"
     with (cifar.generated_cifar(50) / "train").open("rb") as file:
         stored = pickle.load(file)
     assert {len(stored[key]) for key in ("filenames", "fine_labels", "coarse_labels")} == {50}
     assert stored["data"].shape == (50, 3072)
 
 
-@pytest.mark.parametrize("where", ["given", "above", "store"])
+@pytest.mark.parametrize("where", ["given", "parent", "store"])
 def test_real_cifar_is_found(tmp_path: Path, where: str) -> None:
-    place = data_home() if where == "store" else tmp_path / "mine"
-    place.mkdir(parents=True)
-    cifar.generated_cifar(10).rename(place / "cifar-100-python")
-    given = {"given": f"{place}/cifar-100-python", "above": str(place), "store": None}[where]
-    found = locate(make_workload("cnn", {"data": "cifar100", "data_path": given}))
-    assert found is not None
-    assert (found.path, found.generated) == (place / "cifar-100-python", False)
+    folder = data_home() if where == "store" else tmp_path / "mine"
+    folder.mkdir(parents=True)
+    cifar.generated_cifar(10).rename(folder / "cifar-100-python")
+    given = {"given": f"{folder}/cifar-100-python", "parent": str(folder), "store": None}[where]
+    location = locate(make_workload("cnn", {"data": "cifar100", "data_path": given}))
+    assert location is not None
+    assert (location.path, location.generated) == (folder / "cifar-100-python", False)
 
 
 @pytest.mark.long
 def test_generated_cifar_is_as_large_as_the_real_one() -> None:
-    found = locate(make_workload("cnn", {"data": "cifar100"}))
-    assert found is not None and found.generated
-    assert len(cifar.read_cifar(found.path).labels) == 50_000
+    location = locate(make_workload("cnn", {"data": "cifar100"}))
+    assert location is not None and location.generated
+    assert len(cifar.read_cifar(location.path).labels) == 50_000
 
 
 @given(st.binary(max_size=200))
-def test_bytes_that_are_no_cifar(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
+def test_invalid_cifar_files(tmp_path_factory: pytest.TempPathFactory, content: bytes) -> None:
     folder = tmp_path_factory.mktemp("cifar")
     (folder / "train").write_bytes(content)
-    with pytest.raises(BadWorkload, match="CIFAR-100"):
+    with pytest.raises(WorkloadError, match="CIFAR-100"):
         cifar.read_cifar(folder)
 
 
@@ -157,14 +157,14 @@ def test_bytes_that_are_no_cifar(tmp_path_factory: pytest.TempPathFactory, conte
     ],
     ids=["labels", "empty", "rows", "negative", "no data", "list", "code"],
 )
-def test_pickles_that_are_no_cifar(tmp_path: Path, content: object) -> None:
+def test_invalid_cifar_pickles(tmp_path: Path, content: object) -> None:
     (tmp_path / "train").write_bytes(pickle.dumps(content, protocol=2))
-    with pytest.raises(BadWorkload):
+    with pytest.raises(WorkloadError):
         cifar.read_cifar(tmp_path)
 
 
-def test_no_cifar_where_it_was_said_to_be(tmp_path: Path) -> None:
-    with pytest.raises(BadWorkload, match="no CIFAR-100 in") as caught:
+def test_a_folder_without_cifar(tmp_path: Path) -> None:
+    with pytest.raises(WorkloadError, match="No CIFAR-100 data found in") as caught:
         cifar.find_cifar(str(tmp_path))
     assert "cifar-100-python" in caught.value.hint
 
@@ -175,10 +175,10 @@ def decoded(path: Path) -> np.ndarray:
         return np.stack([frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)])
 
 
-def test_clips_are_like_those_of_ucf101(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clips_are_similar_to_ucf101(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     av = pytest.importorskip("av")
     folder = video.generated_clips(4, 2)
-    files = labelled_files(folder, video.SUFFIXES)
+    files = labeled_files(folder, video.SUFFIXES)
     assert [label for _, label in files] == [0, 0, 1, 1]
     lengths = set()
     for path, _ in files:
@@ -189,7 +189,7 @@ def test_clips_are_like_those_of_ucf101(tmp_path: Path, monkeypatch: pytest.Monk
         frames = decoded(Path(path))
         assert frames.shape[1:] == (240, 320, 3)
         moved = np.abs(np.diff(frames.astype(int), axis=0)).mean()
-        assert moved > 0.5, "nothing moves"
+        assert moved > 0.5, "the texture does not move"
     assert len(lengths) > 1 and all(75 <= length <= 175 for length in lengths)
     made = digests(folder, ".avi")
     monkeypatch.setenv("STEPSCOPE_DATA", str(tmp_path / "elsewhere"))
@@ -212,7 +212,7 @@ def all_frames(clip: Path) -> np.ndarray:
 
 @settings(max_examples=25)
 @given(begin=st.integers(0, 59), frames=st.integers(1, 16))
-def test_a_window_is_what_decoding_from_the_start_gives(
+def test_a_window_equals_the_frames_of_the_whole_clip(
     clip: Path, all_frames: np.ndarray, begin: int, frames: int
 ) -> None:
     window = video.read_window(clip, frames, lambda count: begin)
@@ -220,7 +220,7 @@ def test_a_window_is_what_decoding_from_the_start_gives(
 
 
 @pytest.mark.parametrize("suffix", [".mkv", ".mp4"])
-def test_other_containers_and_odd_rates(tmp_path: Path, suffix: str) -> None:
+def test_other_containers_and_frame_rates(tmp_path: Path, suffix: str) -> None:
     av = pytest.importorskip("av")
     from fractions import Fraction
 
@@ -249,11 +249,11 @@ def test_a_short_clip_repeats_its_last_frame(clip: Path, all_frames: np.ndarray)
     assert np.array_equal(window[-1], all_frames[-1])
 
 
-@pytest.mark.parametrize("content", [b"", b"no video at all" * 100])
-def test_a_file_that_is_no_video(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"not a video" * 100])
+def test_a_file_that_is_not_a_video(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "broken.avi"
     path.write_bytes(content)
-    with pytest.raises(BadWorkload, match=r"broken.avi cannot be decoded as a video"):
+    with pytest.raises(WorkloadError, match=r"Cannot decode .*broken.avi as a video"):
         video.read_window(path, 4, lambda count: 0)
 
 
@@ -261,13 +261,13 @@ def test_without_pyav() -> None:
     program = """
 import sys
 sys.modules["av"] = None
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.workloads.datasets.video import generated_clips
 try: generated_clips(2)
-except BadWorkload as error: print(error)
+except WorkloadError as error: print(error)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
-    assert 'pip install "stepscope[video]"' in done.stdout
+    assert done.stdout.strip() == "Video data needs PyAV. Install it with: pip install av"
 
 
 @pytest.mark.parametrize("command", ["jpeg", "video", "locate"])
@@ -280,7 +280,7 @@ def test_no_framework_is_imported(command: str) -> None:
     assert done.stdout.strip() == "[]", done.stderr
 
 
-def test_folders_of_a_user(tmp_path: Path) -> None:
+def test_class_folders(tmp_path: Path) -> None:
     for name in ("cat", "train"):
         (tmp_path / "classes" / name / "deep").mkdir(parents=True)
     (tmp_path / "split" / "train" / "cat").mkdir(parents=True)
@@ -290,14 +290,18 @@ def test_folders_of_a_user(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "what"),
-    [("nothing", "There is no folder"), ("file", "is a file"), ("empty", "has no folders")],
+    ("given", "message"),
+    [
+        ("nothing", "No such folder: "),
+        ("file", "is a file"),
+        ("empty", "contains no folders"),
+    ],
 )
-def test_folders_that_are_none(tmp_path: Path, given: str, what: str) -> None:
+def test_invalid_class_folders(tmp_path: Path, given: str, message: str) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty" / "1.jpg").write_text("")
-    with pytest.raises(BadWorkload, match=what) as caught:
+    with pytest.raises(WorkloadError, match=message) as caught:
         class_folders(str(tmp_path / given), "images")
     assert "folder of images for each class" in caught.value.hint
 
@@ -312,21 +316,23 @@ def test_folders_that_are_none(tmp_path: Path, given: str, what: str) -> None:
         ({}, None),
     ],
 )
-def test_what_is_located(settings: dict[str, object], files: int | None) -> None:
+def test_located_files(settings: dict[str, object], files: int | None) -> None:
     if settings.get("data") == "video":
         pytest.importorskip("av")
-    place = locate(make_workload("cnn", settings))
+    location = locate(make_workload("cnn", settings))
     if files is None:
-        assert place is None
+        assert location is None
     else:
-        assert place is not None and place.generated
-        assert len(labelled_files(place.path, (".jpg", ".avi"))) == files
+        assert location is not None and location.generated
+        assert len(labeled_files(location.path, (".jpg", ".avi"))) == files
 
 
 @given(st.integers(1, 5000), st.integers(1, 4), st.one_of(st.none(), st.integers(1, 5000)))
-def test_by_default_there_is_enough_for_a_step(batch: int, ranks: int, samples: int | None) -> None:
+def test_the_default_number_of_files_is_enough_for_one_step(
+    batch: int, ranks: int, samples: int | None
+) -> None:
     settings = {"batch_size": batch, "ranks": ranks, "samples": samples, "data": "jpeg"}
     with patch("stepscope.workloads.datasets.jpeg.generated_jpegs", lambda count: Path(str(count))):
-        place = locate(make_workload("cnn", settings))
-    assert place and place.generated
-    assert place.path == Path(str(samples or max(1024, batch * ranks)))
+        location = locate(make_workload("cnn", settings))
+    assert location and location.generated
+    assert location.path == Path(str(samples or max(1024, batch * ranks)))

@@ -1,4 +1,4 @@
-"""What is in the page cache, asked of the kernel about real files."""
+"""Page cache of real files, as reported by the kernel."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ SIZE = (1 << 20) + 5
 def files(tmp_path: Path) -> list[Path]:
     kind = subprocess.run(["stat", "-f", "-c", "%T", str(tmp_path)], capture_output=True, text=True)
     if kind.stdout.strip() in ("tmpfs", "ramfs"):
-        pytest.skip("this file system is the page cache")
+        pytest.skip("this file system is in memory")
     paths = [tmp_path / str(number) for number in range(3)]
     for path in paths:
         path.write_bytes(os.urandom(SIZE))
     return paths
 
 
-def test_just_written_files_can_be_evicted_and_read_back(files: list[Path]) -> None:
+def test_files_can_be_evicted_and_read_back(files: list[Path]) -> None:
     assert resident_share(files) == 1.0
     evict(files)
     assert resident_share(files) == 0.0
@@ -37,7 +37,7 @@ def test_just_written_files_can_be_evicted_and_read_back(files: list[Path]) -> N
     assert resident_share(files) == 1.0
 
 
-def test_an_empty_file_counts_nothing(tmp_path: Path, files: list[Path]) -> None:
+def test_empty_files_do_not_count(tmp_path: Path, files: list[Path]) -> None:
     (tmp_path / "empty").write_bytes(b"")
     assert resident_share([tmp_path / "empty"]) is None
     assert resident_share([]) is None
@@ -50,21 +50,21 @@ def test_an_empty_file_counts_nothing(tmp_path: Path, files: list[Path]) -> None
 def in_memory() -> Iterator[Path]:
     path = Path(f"/dev/shm/stepscope-test-pagecache-{os.getpid()}")
     if not os.access(path.parent, os.W_OK):
-        pytest.skip("/dev/shm cannot be written")
+        pytest.skip("/dev/shm is not writable")
     path.write_bytes(bytes(SIZE))
     yield path
     path.unlink()
 
 
-def test_what_cannot_be_evicted_is_still_there(in_memory: Path) -> None:
+def test_files_in_memory_cannot_be_evicted(in_memory: Path) -> None:
     evict([in_memory])
     assert resident_share([in_memory]) == 1.0
 
 
-def test_others_files_are_not_told_of() -> None:
-    """The kernel would say that all of it is in memory, whether it is or not."""
+def test_files_of_other_users_are_unknown() -> None:
+    """The kernel would report all their pages as resident."""
     if os.geteuid() != 0:
-        pytest.skip("to become somebody else needs root")
+        pytest.skip("changing the user needs root")
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "mine")
         path.write_bytes(bytes(SIZE))

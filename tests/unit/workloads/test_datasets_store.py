@@ -1,4 +1,4 @@
-"""Generated data is made once, whole or not at all, by real processes."""
+"""Generated data is generated once and is complete, with real processes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from pathlib import Path
 
 import pytest
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.workloads.datasets.store import (
     Recipe,
-    about_of,
+    complete_folders,
     data_home,
     is_complete,
-    made_before,
-    reuse_or_make,
+    read_about,
+    reuse_or_generate,
 )
 
-NUMBERS = Recipe("numbers", "Three numbers", 1, 3)
+NUMBERS = Recipe("numbers", "three numbers", 1, 3)
 
-SLOW_MAKER = """
+SLOW_GENERATOR = """
 import os, sys, time
-from stepscope.workloads.datasets.store import Recipe, reuse_or_make
+from stepscope.workloads.datasets.store import Recipe, reuse_or_generate
 
 def make(folder):
     (folder / "0").write_text("0")
-    with open(sys.argv[1], "a") as told:
-        told.write("made\\n")
+    with open(sys.argv[1], "a") as log:
+        log.write("called\\n")
     time.sleep(float(sys.argv[2]))
     for number in "12":
         (folder / number).write_text(number)
 
-print(reuse_or_make(Recipe("numbers", "Three numbers", 1, 3), make))
+print(reuse_or_generate(Recipe("numbers", "three numbers", 1, 3), make))
 """
 
 
@@ -53,12 +53,12 @@ def make_numbers(folder: Path) -> None:
 
 
 def forbidden(folder: Path) -> None:
-    raise AssertionError("it is made already")
+    raise AssertionError("the data exists")
 
 
-def start_maker(told: Path, seconds: float) -> subprocess.Popen[str]:
+def start_generator(log: Path, seconds: float) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [sys.executable, "-c", SLOW_MAKER, str(told), str(seconds)],
+        [sys.executable, "-c", SLOW_GENERATOR, str(log), str(seconds)],
         stdout=subprocess.PIPE,
         text=True,
     )
@@ -67,56 +67,56 @@ def start_maker(told: Path, seconds: float) -> subprocess.Popen[str]:
 def wait_for(path: Path) -> None:
     deadline = time.monotonic() + 60
     while not path.exists():
-        assert time.monotonic() < deadline, f"{path} did not come"
+        assert time.monotonic() < deadline, f"{path} is missing"
         time.sleep(0.01)
 
 
-def test_made_once_and_described(home: Path) -> None:
-    folder = reuse_or_make(NUMBERS, make_numbers)
+def test_data_is_generated_once_and_described(home: Path) -> None:
+    folder = reuse_or_generate(NUMBERS, make_numbers)
     assert folder == home / "numbers"
-    assert reuse_or_make(NUMBERS, forbidden) == folder
+    assert reuse_or_generate(NUMBERS, forbidden) == folder
     about = json.loads((folder / "about.json").read_text())
-    assert (about["what"], about["version"], about["count"]) == ("Three numbers", 1, 3)
+    assert (about["description"], about["version"], about["count"]) == ("three numbers", 1, 3)
     assert (about["files"], about["bytes"]) == (3, 3)
 
 
-def test_two_processes_make_it_once(home: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    makers = [start_maker(told, 0.5) for _ in range(2)]
-    printed = {maker.communicate(timeout=100)[0].strip() for maker in makers}
+def test_two_processes_generate_it_once(home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    processes = [start_generator(log, 0.5) for _ in range(2)]
+    printed = {process.communicate(timeout=100)[0].strip() for process in processes}
     assert printed == {str(home / "numbers")}
-    assert told.read_text() == "made\n"
+    assert log.read_text() == "called\n"
     assert is_complete(home / "numbers")
 
 
-def test_a_killed_maker_leaves_nothing_half(home: Path, tmp_path: Path) -> None:
-    told = tmp_path / "told"
-    maker = start_maker(told, 60)
-    wait_for(told)
-    maker.send_signal(signal.SIGKILL)
-    maker.communicate(timeout=60)
+def test_a_killed_process_leaves_no_partial_data(home: Path, tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    process = start_generator(log, 60)
+    wait_for(log)
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=60)
     assert not (home / "numbers").exists()
     assert [path.name for path in home.glob(".*making")] == [".numbers.making"]
 
-    folder = reuse_or_make(NUMBERS, make_numbers)
+    folder = reuse_or_generate(NUMBERS, make_numbers)
     assert is_complete(folder)
     assert not list(home.glob(".*making"))
 
 
-def test_a_maker_that_fails_leaves_nothing(home: Path) -> None:
+def test_a_failed_generator_leaves_nothing(home: Path) -> None:
     def fail(folder: Path) -> None:
         make_numbers(folder)
-        raise ValueError("no more numbers")
+        raise ValueError("generator failed")
 
-    with pytest.raises(ValueError, match="no more"):
-        reuse_or_make(NUMBERS, fail)
+    with pytest.raises(ValueError, match="generator failed"):
+        reuse_or_generate(NUMBERS, fail)
     assert [path.name for path in home.iterdir()] == [".numbers.lock"]
-    assert is_complete(reuse_or_make(NUMBERS, make_numbers))
+    assert is_complete(reuse_or_generate(NUMBERS, make_numbers))
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "no about", "bad about", "odd about"])
-def test_a_damaged_folder_is_made_anew(home: Path, damage: str) -> None:
-    folder = reuse_or_make(NUMBERS, make_numbers)
+def test_a_damaged_folder_is_generated_again(home: Path, damage: str) -> None:
+    folder = reuse_or_generate(NUMBERS, make_numbers)
     if damage == "missing":
         (folder / "1").unlink()
     elif damage == "cut":
@@ -126,23 +126,25 @@ def test_a_damaged_folder_is_made_anew(home: Path, damage: str) -> None:
     else:
         (folder / "about.json").write_text("{" if damage == "bad about" else "[]")
     assert not is_complete(folder)
-    assert reuse_or_make(NUMBERS, make_numbers) == folder
+    assert reuse_or_generate(NUMBERS, make_numbers) == folder
     assert (folder / "1").read_text() == "1"
-    assert about_of(folder)["files"] == 3
+    assert read_about(folder)["files"] == 3
 
 
-def test_what_was_made_before_is_found_largest_first(home: Path) -> None:
+def test_complete_folders_are_listed_largest_first(home: Path) -> None:
     for count in (1, 3, 2):
-        reuse_or_make(Recipe(f"some-{count}", "Some", 1, count), make_numbers)
+        reuse_or_generate(Recipe(f"some-{count}", "some numbers", 1, count), make_numbers)
     (home / "some-9").mkdir()
-    assert [path.name for path in made_before("some-")] == ["some-3", "some-2", "some-1"]
+    assert [path.name for path in complete_folders("some-")] == ["some-3", "some-2", "some-1"]
 
 
-def test_a_place_that_cannot_be_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_folder_that_is_not_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("STEPSCOPE_DATA", str(tmp_path / "file" / "data"))
-    with pytest.raises(BadWorkload, match=r"Three numbers cannot be kept in .*Not a dir") as caught:
-        reuse_or_make(NUMBERS, make_numbers)
+    with pytest.raises(
+        WorkloadError, match=r"Generated data \(three numbers\) cannot be stored in .*: Not a dir"
+    ) as caught:
+        reuse_or_generate(NUMBERS, make_numbers)
     assert "STEPSCOPE_DATA" in caught.value.hint
 
 
@@ -159,23 +161,23 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(disk)], check=True)
 
 
-@pytest.mark.parametrize("known", [0, 10**9], ids=["found out", "known before"])
+@pytest.mark.parametrize("known", [0, 10**9], ids=["unknown size", "known size"])
 def test_a_full_disk(small_disk: Path, monkeypatch: pytest.MonkeyPatch, known: int) -> None:
     monkeypatch.setenv("STEPSCOPE_DATA", str(small_disk))
-    begun: list[Path] = []
+    started: list[Path] = []
 
     def fill(folder: Path) -> None:
-        begun.append(folder)
+        started.append(folder)
         (folder / "large").write_bytes(bytes(1 << 20))
 
-    with pytest.raises(BadWorkload, match="no room") as caught:
-        reuse_or_make(Recipe("large", "A large file", 1, 1, known), fill)
+    with pytest.raises(WorkloadError, match="no space left") as caught:
+        reuse_or_generate(Recipe("large", "a large file", 1, 1, known), fill)
     assert "STEPSCOPE_DATA" in caught.value.hint
-    assert bool(begun) == (known == 0)
+    assert bool(started) == (known == 0)
     assert os.listdir(small_disk) == [".large.lock"]
 
 
-def test_where_data_lives(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_folder_for_generated_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
     assert data_home() == tmp_path / ".cache/stepscope/data"

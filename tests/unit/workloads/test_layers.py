@@ -1,4 +1,4 @@
-"""Layer by layer, as equation 4.1 counts: sizes worked out by hand."""
+"""Sizes of layers as counted by equation 4.1, compared with values computed by hand."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def layers(model: nn.Module, *shape: int, samples: int = 2) -> tuple[Layer, ...]
     return layers_of(built, torch.zeros(samples, *shape), samples)
 
 
-def test_a_small_net_by_hand() -> None:
-    """3×10×10 → conv of 4, 3 each way → 4×8×8 → half each way → 4×4×4 → 5, in 4 bytes each."""
+def test_a_small_network() -> None:
+    """3×10×10 → convolution → 4×8×8 → pooling → 4×4×4 → linear → 5, with 4 bytes per number."""
     net = nn.Sequential(
         nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.MaxPool2d(2)),
         nn.Flatten(),
@@ -35,12 +35,12 @@ def test_a_small_net_by_hand() -> None:
     )
 
 
-def test_sizes_are_those_of_one_sample() -> None:
+def test_sizes_are_per_sample() -> None:
     net = nn.Linear(8, 3)
     assert layers(net, 8, samples=2) == layers(net, 8, samples=7)
 
 
-def test_a_layer_that_is_used_twice_counts_twice_with_its_parameters_once() -> None:
+def test_parameters_of_a_reused_layer_count_once() -> None:
     class Twice(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -50,21 +50,21 @@ def test_a_layer_that_is_used_twice_counts_twice_with_its_parameters_once() -> N
         def forward(self, batch: Any) -> Any:
             return self.layer(self.layer(batch))
 
-    found = layers(Twice(), 4)
-    assert [(each.name, each.parameters, each.output) for each in found] == [
+    result = layers(Twice(), 4)
+    assert [(each.name, each.parameter_bytes, each.output_bytes) for each in result] == [
         ("layer", 80, 16),
         ("layer", 0, 16),
     ]
 
 
-def test_several_outputs_are_all_counted() -> None:
-    """An LSTM gives each of 6 steps, and its last two states: (6 + 1 + 1) · 5 numbers."""
-    (found,) = layers(nn.LSTM(3, 5, batch_first=True), 6, 3)
-    assert (found.kind, found.output) == ("LSTM", (6 + 1 + 1) * 5 * 4)
-    assert found.parameters == (4 * 5 * (3 + 5) + 2 * 4 * 5) * 4
+def test_all_outputs_are_counted() -> None:
+    """An LSTM returns 6 outputs and its last two states: (6 + 1 + 1) · 5 numbers."""
+    (layer,) = layers(nn.LSTM(3, 5, batch_first=True), 6, 3)
+    assert (layer.kind, layer.output_bytes) == ("LSTM", (6 + 1 + 1) * 5 * 4)
+    assert layer.parameter_bytes == (4 * 5 * (3 + 5) + 2 * 4 * 5) * 4
 
 
-def test_nothing_stays_on_the_model() -> None:
+def test_the_model_is_not_changed() -> None:
     net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
     before = {name: value.clone() for name, value in net.state_dict().items()}
     layers(net, 4)

@@ -1,4 +1,4 @@
-"""Models by name: all of them can be built, take what they are made for, and learn."""
+"""Models by name: all of them can be built, accept their default input, and learn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
+from stepscope.workloads.frameworks.torch.model_names import MODEL_NAMES, TORCHVISION_VERSION
 from stepscope.workloads.frameworks.torch.models import (
     Built,
     Shape,
@@ -19,7 +20,7 @@ from stepscope.workloads.frameworks.torch.models import (
     parameters_of,
     shape_of,
 )
-from stepscope.workloads.spec import make_workload
+from stepscope.workloads.spec import Workload, make_workload
 
 NAMES = model_names()
 ONE_OF_EACH_FAMILY = (
@@ -55,7 +56,7 @@ ONE_OF_EACH_FAMILY = (
 
 @pytest.fixture(autouse=True, scope="module")
 def one_thread() -> Iterator[None]:
-    """Threads that wait for each other on a busy machine take far longer than the work."""
+    """On a busy machine, threads that wait for each other take longer than the work."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -63,18 +64,18 @@ def one_thread() -> Iterator[None]:
 
 
 class WeightsOnMeta(TorchFunctionMode):
-    """Weights take no memory: layers make them with torch.empty, which goes to the meta device."""
+    """Create weights on the meta device, without memory: layers create them with torch.empty."""
 
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        place = {"device": "meta"} if func is torch.empty else {}
-        return func(*args, **{**(kwargs or {}), **place})
+        device = {"device": "meta"} if func is torch.empty else {}
+        return func(*args, **{**(kwargs or {}), **device})
 
 
 def on_meta(name: str) -> Any:
-    """All there is goes to the meta device, but for the regnets: those compute their widths with
-    tensors, and ask for the values."""
+    """Create everything on the meta device, except for regnets: they compute their widths with
+    tensors and need the values."""
     return WeightsOnMeta() if name.startswith("regnet") else torch.device("meta")
 
 
@@ -87,13 +88,13 @@ def build(name: str, **settings: Any) -> tuple[Built, Shape]:
 def batch_of(shape: Shape, count: int) -> tuple[torch.Tensor, torch.Tensor]:
     labels = torch.randint(shape.classes, (count,))
     if shape.kind == "tokens":
-        return torch.randint(shape.vocabulary, (count, shape.length)), labels
+        return torch.randint(shape.vocabulary, (count, shape.sequence_length)), labels
     frames = (shape.frames,) if shape.kind == "clip" else ()
     return torch.rand(count, 3, *frames, shape.size, shape.size), labels
 
 
 def meta_loss(name: str) -> torch.Tensor:
-    """The loss of two samples of the usual shape, where nothing is computed."""
+    """The loss of two samples of the default shape on the meta device."""
     with on_meta(name):
         built, shape = build(name)
     with torch.device("meta"), torch.no_grad():
@@ -101,7 +102,7 @@ def meta_loss(name: str) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_model_is_built(name: str) -> None:
+def test_every_model_can_be_built(name: str) -> None:
     with on_meta(name):
         built, _ = build(name, classes=7)
     sizes = [parameter.shape[0] for parameter in built.model.parameters()]
@@ -110,23 +111,31 @@ def test_every_model_is_built(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ONE_OF_EACH_FAMILY)
-def test_one_of_each_family_takes_its_usual_shape(name: str) -> None:
+def test_one_model_of_each_family_accepts_its_default_shape(name: str) -> None:
     assert meta_loss(name).shape == ()
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", sorted({*NAMES} - {*ONE_OF_EACH_FAMILY}))
-def test_all_others_take_their_usual_shape(name: str) -> None:
+def test_all_other_models_accept_their_default_shape(name: str) -> None:
     assert meta_loss(name).shape == ()
 
 
-def test_names_are_those_of_torchvision_that_classify() -> None:
+def test_names_are_the_classification_models_of_torchvision() -> None:
     from torchvision import models
 
     assert {"cnn", "lstm", "resnet50", "r3d_18"} <= set(NAMES)
     for name in {*NAMES} - {"cnn", "lstm"}:
         assert callable(models.get_model_builder(name))
     assert not [name for name in NAMES if re.search("quantized|rcnn|raft|deeplab", name)]
+
+
+def test_the_table_of_names_matches_torchvision() -> None:
+    import torchvision
+
+    if torchvision.__version__.partition("+")[0] != TORCHVISION_VERSION:
+        pytest.skip(f"the table is for torchvision {TORCHVISION_VERSION}")
+    assert sorted(MODEL_NAMES) == NAMES
 
 
 @pytest.mark.parametrize(
@@ -145,8 +154,12 @@ def test_names_are_those_of_torchvision_that_classify() -> None:
         ("r3d_18", {}, Shape("clip", 400, size=112, frames=16)),
         ("r3d_18", {"frames": 8}, Shape("clip", 400, size=112, frames=8)),
         ("mvit_v2_s", {}, Shape("clip", 400, size=224, frames=16)),
-        ("lstm", {}, Shape("tokens", 10, length=200, vocabulary=10_000)),
-        ("lstm", {"length": 50}, Shape("tokens", 10, length=50, vocabulary=10_000)),
+        ("lstm", {}, Shape("tokens", 10, sequence_length=200, vocabulary=10_000)),
+        (
+            "lstm",
+            {"sequence_length": 50},
+            Shape("tokens", 10, sequence_length=50, vocabulary=10_000),
+        ),
     ],
 )
 def test_shapes(name: str, settings: dict[str, Any], shape: Shape) -> None:
@@ -162,43 +175,52 @@ def test_parameters(name: str, count: int) -> None:
 
 
 @pytest.mark.parametrize("size", [18, 31, 64])
-def test_the_cnn_takes_other_sizes(size: int) -> None:
+def test_the_cnn_accepts_other_sizes(size: int) -> None:
     built, shape = build("cnn", image_size=size)
     assert built.loss(built.model, batch_of(shape, 2)).isfinite()
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "said"),
+    ("name", "settings", "message"),
     [
-        ("alexnet", {"image_size": 16}, "32 images of 16×16 pixels. It was made for .* 224×224"),
+        (
+            "alexnet",
+            {"image_size": 16},
+            "32 images of 16×16 pixels: .* default input is .* 224×224",
+        ),
         ("vit_b_16", {"image_size": 225}, "Input shape indivisible by patch size"),
         ("maxvit_t", {"image_size": 100}, "not divisible by partition size"),
-        ("cnn", {"image_size": 17}, "cannot be trained on batches of 32 images of 17×17"),
+        ("cnn", {"image_size": 17}, "cannot train on batches of 32 images of 17×17"),
         ("inception_v3", {"batch_size": 1}, "Expected more than 1 value per channel"),
-        ("mvit_v1_b", {"frames": 8}, "clips of 8 frames of 224×224 pixels. It was made for clips"),
+        ("mvit_v1_b", {"frames": 8}, "clips of 8 frames of 224×224 pixels: .* input is clips"),
         ("s3d", {"image_size": 112}, "smaller than kernel size"),
     ],
 )
-def test_what_a_model_cannot_take_is_said(name: str, settings: dict[str, Any], said: str) -> None:
-    with on_meta(name), pytest.raises(BadWorkload, match=said):
+def test_invalid_shapes(name: str, settings: dict[str, Any], message: str) -> None:
+    with on_meta(name), pytest.raises(WorkloadError, match=message):
         build(name, **settings)
 
 
 @pytest.mark.parametrize(
-    ("name", "setting"), [("cnn", "frames"), ("resnet18", "length"), ("lstm", "image_size")]
+    ("name", "setting"),
+    [("cnn", "frames"), ("resnet18", "sequence_length"), ("lstm", "image_size")],
 )
-def test_a_setting_that_would_change_nothing_is_refused(name: str, setting: str) -> None:
+def test_a_setting_without_effect_is_an_error(name: str, setting: str) -> None:
     option = "--" + setting.replace("_", "-")
-    with pytest.raises(BadWorkload, match=f"{option} says nothing"):
+    with pytest.raises(
+        WorkloadError, match=f"`{option}` has no effect on {name}, which needs .*Remove {option}"
+    ):
         shape_of(make_workload(name, {setting: 20}))
 
 
-def test_an_unknown_name_lists_the_nearest() -> None:
-    with pytest.raises(BadWorkload, match=r"no model 'resnet51'. Did you mean .*resnet50"):
-        shape_of(make_workload("resnet51", {}))
+def test_torchvision_decides_about_names_that_are_not_in_the_table() -> None:
+    with pytest.raises(
+        WorkloadError, match=r"Unknown model 'resnet5O'\. Did you mean 'resnet50'\?"
+    ):
+        shape_of(Workload("resnet5O"))
 
 
-def test_heads_at_half_height_count_less() -> None:
+def test_auxiliary_classifiers_have_less_weight() -> None:
     built, shape = build("googlenet", image_size=64, classes=3)
     images, labels = batch_of(shape, 2)
     torch.manual_seed(1)
@@ -210,8 +232,8 @@ def test_heads_at_half_height_count_less() -> None:
     assert loss.item() == pytest.approx((main + 0.3 * sum(others)).item(), rel=1e-4)
 
 
-@pytest.mark.parametrize(("name", "settings"), [("cnn", {}), ("lstm", {"length": 5})])
-def test_it_learns(name: str, settings: dict[str, Any]) -> None:
+@pytest.mark.parametrize(("name", "settings"), [("cnn", {}), ("lstm", {"sequence_length": 5})])
+def test_models_learn(name: str, settings: dict[str, Any]) -> None:
     torch.manual_seed(0)
     built, shape = build(name, **settings)
     inputs, _ = batch_of(shape, 16)

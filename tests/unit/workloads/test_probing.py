@@ -1,4 +1,4 @@
-"""What goes between a probe and who asks it, and whose turn it is to train."""
+"""Requests and results of probes, and the training lock."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from stepscope.workloads.probing import (
     ProbeRequest,
     ProbeResult,
     Subject,
-    taking_turns,
+    training_lock,
 )
 
 
-def test_what_a_probe_is_asked_and_tells_survives_json() -> None:
-    ask = ProbeRequest((2, 16), 5, turn=True)
-    told = ProbeResult(
-        4, "gpu_oom", "step 1", step_s=(0.1,), kept=(1, 2), parts=Parts(3), notes=("x",)
+def test_requests_and_results_survive_json() -> None:
+    request = ProbeRequest((2, 16), 5, exclusive=True)
+    result = ProbeResult(
+        4, "gpu_oom", "step 1", step_s=(0.1,), allocated_bytes=(1, 2), parts=Parts(3), notes=("x",)
     )
     subject = Subject("cuda", "a GPU", 7, 8, None, versions={"torch": "2"}, notes=("a",))
-    assert loads(ProbeRequest, dumps(ask)) == ask
-    assert loads(ProbeResult, dumps(told)) == told
+    assert loads(ProbeRequest, dumps(request)) == request
+    assert loads(ProbeResult, dumps(result)) == result
     assert loads(Subject, dumps(subject)) == subject
     assert Layer(**json.loads(json.dumps(vars(Layer("a", "b", 1, 2))))) == Layer("a", "b", 1, 2)
 
 
-def test_the_rate_is_that_of_the_median_step_without_the_first() -> None:
+def test_throughput_is_that_of_the_median_step_without_the_first() -> None:
     assert ProbeResult(10, "ok", step_s=(9.0, 0.5, 0.1, 0.2)).samples_per_second == 50
     assert ProbeResult(10, "ok", step_s=(9.0,)).samples_per_second is None
     assert ProbeResult(10, "ok", step_s=()).samples_per_second is None
@@ -43,31 +43,31 @@ def test_the_rate_is_that_of_the_median_step_without_the_first() -> None:
     ("kind", "is_oom"),
     [("gpu_oom", True), ("host_oom", True), ("killed", False), ("error", False)],
 )
-def test_only_what_says_so_ran_out_of_memory(kind: str, is_oom: bool) -> None:
+def test_only_oom_kinds_are_out_of_memory(kind: str, is_oom: bool) -> None:
     assert ProbeResult(1, kind).is_oom == is_oom and not ProbeResult(1, kind).is_ok  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
-    ("holds_alone", "wants_alone", "waits"),
+    ("held_exclusive", "exclusive", "waits"),
     [(True, True, True), (True, False, True), (False, True, True), (False, False, False)],
 )
-def test_who_is_timed_is_alone(
+def test_an_exclusive_probe_trains_alone(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
-    holds_alone: bool,
-    wants_alone: bool,
+    held_exclusive: bool,
+    exclusive: bool,
     waits: bool,
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    had_turn = threading.Event()
+    acquired = threading.Event()
 
     def other() -> None:
-        with taking_turns(wants_alone):
-            had_turn.set()
+        with training_lock(exclusive):
+            acquired.set()
 
     thread = threading.Thread(target=other)
-    with taking_turns(holds_alone):
+    with training_lock(held_exclusive):
         thread.start()
-        assert had_turn.wait(0.2 if waits else 20) != waits
+        assert acquired.wait(0.2 if waits else 20) != waits
     thread.join(20)
-    assert had_turn.is_set()
+    assert acquired.is_set()

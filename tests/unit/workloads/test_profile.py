@@ -1,4 +1,4 @@
-"""The real profiler on steps of which it is known what they do."""
+"""The real profiler on steps with known operations."""
 
 from __future__ import annotations
 
@@ -58,43 +58,43 @@ def profiled(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], 
     return profile_steps(training(), 3, trace, "cpu"), trace
 
 
-def test_operators_are_called_as_often_as_the_model_says(
+def test_call_counts_of_operators(
     profiled: tuple[dict[str, Any], Path],
 ) -> None:
     calls = {row["name"]: row["calls"] for row in profiled[0]["operators"]}
     assert calls["aten::conv2d"] == 3
     assert calls["aten::convolution_backward"] == 3
     assert calls["aten::addmm"] == 3 * 2, "two linear layers, forward"
-    assert calls["aten::mm"] == 3 * 4, "backward: of each the weights' gradient and the input's"
+    assert calls["aten::mm"] == 3 * 4, "backward: gradients of weights and inputs of both"
 
 
 def test_times_add_up(profiled: tuple[dict[str, Any], Path]) -> None:
-    told = profiled[0]
-    assert all(row["kind"] == "operator" for row in told["operators"])
-    for row in told["operators"]:
+    result = profiled[0]
+    assert all(row["kind"] == "operator" for row in result["operators"])
+    for row in result["operators"]:
         assert 0 <= row["self_cpu_us"] <= row["cpu_us"]
         assert row["self_cuda_us"] is None and row["cuda_us"] is None
-    in_operators = told["sums"]["operator_cpu_us"]
-    assert in_operators == pytest.approx(sum(row["self_cpu_us"] for row in told["operators"]))
-    assert 0 < in_operators < sum(told["step_us"]), "operators run within the steps"
+    in_operators = result["sums"]["operator_cpu_us"]
+    assert in_operators == pytest.approx(sum(row["self_cpu_us"] for row in result["operators"]))
+    assert 0 < in_operators < sum(result["step_us"]), "operators run within the steps"
 
 
-def test_stretches_with_a_name_are_no_operators(profiled: tuple[dict[str, Any], Path]) -> None:
+def test_annotations_are_not_operators(profiled: tuple[dict[str, Any], Path]) -> None:
     names = {row["name"] for row in profiled[0]["operators"]}
     assert not [n for n in names if n.startswith(("ProfilerStep", "Optimizer.", "[memory]"))]
 
 
-def test_without_a_gpu_nothing_is_said_of_one(profiled: tuple[dict[str, Any], Path]) -> None:
-    told = profiled[0]
-    assert told["device"] == "cpu"
-    assert told["copies"] is None and told["kernels"] == [] and told["missing"] == ""
-    assert set(told["sums"]) == {field.name for field in fields(ProfiledSums)}
-    assert {name for name, total in told["sums"].items() if total is not None} == {
+def test_gpu_figures_are_missing_without_a_gpu(profiled: tuple[dict[str, Any], Path]) -> None:
+    result = profiled[0]
+    assert result["device"] == "cpu"
+    assert result["copies"] is None and result["kernels"] == [] and result["missing"] == ""
+    assert set(result["sums"]) == {field.name for field in fields(ProfiledSums)}
+    assert {name for name, total in result["sums"].items() if total is not None} == {
         "operator_cpu_us"
     }
 
 
-def test_it_can_be_stored_and_read(profiled: tuple[dict[str, Any], Path]) -> None:
+def test_a_profile_can_be_stored_and_read(profiled: tuple[dict[str, Any], Path]) -> None:
     profile = from_json(RankProfile, json.loads(json.dumps(profiled[0], allow_nan=False)))
     (row,) = (row for row in profile.operators if row.name == "aten::mm")
     assert (row.calls, profile.steps) == (12, 3)
@@ -102,64 +102,64 @@ def test_it_can_be_stored_and_read(profiled: tuple[dict[str, Any], Path]) -> Non
     assert times == sorted(times, reverse=True), "the longest first"
 
 
-def test_the_trace_is_kept_for_a_viewer(profiled: tuple[dict[str, Any], Path]) -> None:
-    told, trace = profiled
+def test_the_trace_is_saved(profiled: tuple[dict[str, Any], Path]) -> None:
+    result, trace = profiled
     text = gzip.decompress(trace.read_bytes())
     events = json.loads(text)["traceEvents"]
-    assert told["trace"] == {
+    assert result["trace"] == {
         "file": "trace0.json.gz",
         "bytes": trace.stat().st_size,
         "unzipped_bytes": len(text),
     }
     steps = [e["dur"] for e in events if e["name"].startswith("ProfilerStep#")]
-    assert told["step_us"] == pytest.approx(steps, rel=0.01) and len(steps) == 3
+    assert result["step_us"] == pytest.approx(steps, rel=0.01) and len(steps) == 3
 
 
 @pytest.mark.parametrize("held", [1, 3])
-def test_peak_memory_is_that_of_a_known_load(held: int, tmp_path: Path) -> None:
+def test_peak_memory_of_a_known_load(held: int, tmp_path: Path) -> None:
     def step() -> None:
         tensors = [torch.empty(8 * MIB, dtype=torch.uint8) for _ in range(held)]
         del tensors
         torch.empty(MIB, dtype=torch.uint8)
 
-    told = profile_steps(step, 2, tmp_path / "trace.json.gz", "cpu")
-    assert told["memory"] == {"cpu": {"allocated": held * 8 * MIB, "reserved": None}}
+    result = profile_steps(step, 2, tmp_path / "trace.json.gz", "cpu")
+    assert result["memory"] == {"cpu": {"allocated": held * 8 * MIB, "reserved": None}}
 
 
-def test_one_step_more_is_taken_and_is_in_no_figure(tmp_path: Path) -> None:
+def test_the_warm_up_step_is_not_included_in_the_figures(tmp_path: Path) -> None:
     ones = torch.ones(2)
 
     def add(number: int) -> None:
         ones.add_(number)
 
     step = Counted(add)
-    told = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu")
+    result = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu")
     assert step.count == 5
-    assert told["steps"] == 4
-    assert {r["name"]: r["calls"] for r in told["operators"]}["aten::add_"] == 4
+    assert result["steps"] == 4
+    assert {r["name"]: r["calls"] for r in result["operators"]}["aten::add_"] == 4
 
 
-def test_there_is_a_limit_to_the_steps(tmp_path: Path) -> None:
+def test_the_number_of_steps_is_limited(tmp_path: Path) -> None:
     step = Counted()
-    told = profile_steps(step, 10**6, tmp_path / "trace.json.gz", "cpu")
-    assert told["steps"] == torch_profile.MOST_STEPS == step.count - 1
+    result = profile_steps(step, 10**6, tmp_path / "trace.json.gz", "cpu")
+    assert result["steps"] == torch_profile.MAX_STEPS == step.count - 1
 
 
 @pytest.mark.parametrize("at", [1, 3])
-def test_a_step_that_fails_is_not_the_profilers_failure(at: int, tmp_path: Path) -> None:
+def test_the_exception_of_a_step_is_raised(at: int, tmp_path: Path) -> None:
     def fail(number: int) -> None:
         if number == at:
-            raise RuntimeError("of the step")
+            raise RuntimeError("a step failed")
 
-    with pytest.raises(RuntimeError, match="of the step"):
+    with pytest.raises(RuntimeError, match="a step failed"):
         profile_steps(Counted(fail), 4, tmp_path / "trace.json.gz", "cpu")
     assert not list(tmp_path.iterdir())
-    told = profile_steps(Counted(), 2, tmp_path / "trace.json.gz", "cpu")
-    assert "error" not in told, "the profiler can be used again"
+    result = profile_steps(Counted(), 2, tmp_path / "trace.json.gz", "cpu")
+    assert "error" not in result, "the profiler can be used again"
 
 
-def test_a_profiler_that_fails_is_told_and_every_step_is_taken(tmp_path: Path) -> None:
-    """Other ranks wait for these steps. The profiler fails as another one is already at work."""
+def test_every_step_is_taken_if_the_profiler_fails(tmp_path: Path) -> None:
+    """Other ranks wait for these steps. The profiler fails because another one is running."""
     other = torch.autograd.profiler.profile(use_kineto=False)
 
     def begin(number: int) -> None:
@@ -168,31 +168,31 @@ def test_a_profiler_that_fails_is_told_and_every_step_is_taken(tmp_path: Path) -
 
     step = Counted(begin)
     try:
-        told = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu")
+        result = profile_steps(step, 4, tmp_path / "trace.json.gz", "cpu")
     finally:
         other.__exit__(None, None, None)
-    assert set(told) == {"error"}
-    assert "already enabled" in told["error"] and "end other profilers" in told["error"]
+    assert set(result) == {"error"}
+    assert "already enabled" in result["error"] and "Stop other profilers" in result["error"]
     assert step.count == 5
     assert not list(tmp_path.iterdir())
 
 
-def test_a_trace_that_cannot_be_written_is_told(tmp_path: Path) -> None:
+def test_a_trace_that_cannot_be_written(tmp_path: Path) -> None:
     step = Counted()
-    told = profile_steps(step, 2, tmp_path / "nowhere" / "trace.json.gz", "cpu")
-    assert "No such file or directory" in told["error"] and "space" in told["error"]
+    result = profile_steps(step, 2, tmp_path / "nowhere" / "trace.json.gz", "cpu")
+    assert "No such file or directory" in result["error"] and "space" in result["error"]
     assert step.count == 3
 
 
-def test_a_trace_that_fills_the_disk_leaves_nothing(tmp_path: Path) -> None:
-    """A file that may not grow stands for a disk that is full."""
+def test_a_trace_that_does_not_fit_on_the_disk_is_removed(tmp_path: Path) -> None:
+    """A file size limit simulates a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
     try:
-        told = profile_steps(training(), 3, tmp_path / "trace.json.gz", "cpu")
+        result = profile_steps(training(), 3, tmp_path / "trace.json.gz", "cpu")
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
         signal.signal(signal.SIGXFSZ, handler)
-    assert set(told) == {"error"}
+    assert set(result) == {"error"}
     assert not list(tmp_path.iterdir())

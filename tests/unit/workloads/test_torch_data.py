@@ -1,4 +1,4 @@
-"""Every data set through a real loader, in every shape that it suits."""
+"""Every data set through a real loader, in every shape that it supports."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ pytest.importorskip("torchvision")
 
 from torch.utils.data import DataLoader  # noqa: E402
 
-from stepscope.errors import BadWorkload  # noqa: E402
+from stepscope.errors import WorkloadError  # noqa: E402
 from stepscope.workloads.datasets.cifar import generated_cifar  # noqa: E402
 from stepscope.workloads.datasets.jpeg import generated_jpegs  # noqa: E402
 from stepscope.workloads.frameworks.torch.data import (  # noqa: E402
@@ -34,12 +34,12 @@ from stepscope.workloads.spec import Workload, make_workload  # noqa: E402
 IMAGE = Shape("image", 7, size=48)
 SMALL = Shape("image", 100, size=32)
 CLIP = Shape("clip", 4, size=56, frames=4)
-TEXT = Shape("tokens", 2, length=12, vocabulary=50)
+TEXT = Shape("tokens", 2, sequence_length=12, vocabulary=50)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """One store for the module: what the first test makes, the others reuse."""
+    """One data store for the module, so that tests share generated data."""
     folder = tmp_path_factory.mktemp("data")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("STEPSCOPE_DATA", str(folder))
@@ -53,7 +53,7 @@ def _store(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def build(shape: Shape, **settings: Any) -> Data:
-    return build_data(make_workload("some", settings), shape)
+    return build_data(make_workload("cnn", settings), shape)
 
 
 def batches(data: Data, **loading: Any) -> list[Any]:
@@ -86,7 +86,7 @@ def test_batches_through_workers(name: str, shape: Shape, sizes: tuple[int, ...]
         assert labels.dtype == torch.int64
         assert labels.min() >= 0 and labels.max() < shape.classes
         assert inputs.max() > inputs.min()
-    assert (data.facts["samples"], data.facts["of"]) == (8, 8)
+    assert (data.facts["samples"], data.facts["available_samples"]) == (8, 8)
     again = pickle.loads(ForkingPickler.dumps(data.dataset))
     assert len(again) == 8
     assert tuple(again[0][0].shape) == sizes
@@ -102,15 +102,15 @@ def test_batches_through_workers(name: str, shape: Shape, sizes: tuple[int, ...]
     ],
     ids=["DT1", "224", "clips", "tokens"],
 )
-def test_the_default_count_stays_sane(shape: Shape, count: int) -> None:
+def test_the_default_count_depends_on_the_sample_size(shape: Shape, count: int) -> None:
     facts = build(shape, fraction=0.001).facts
-    assert facts["of"] == count
+    assert facts["available_samples"] == count
     assert facts["samples"] == round(count / 1000) or facts["samples"] == 1
     assert facts["source"] == "memory"
     assert ("note" in facts) == (count != 60_000)
 
 
-def test_random_data_is_one_allocation_that_the_seed_fixes() -> None:
+def test_random_data_depends_on_the_seed_only() -> None:
     first, same, other = (build(SMALL, samples=20, seed=seed).dataset for seed in (1, 1, 2))
     assert torch.equal(first.tensors[0], same.tensors[0])
     assert not torch.equal(first.tensors[0], other.tensors[0])
@@ -120,17 +120,17 @@ def test_random_data_is_one_allocation_that_the_seed_fixes() -> None:
     assert facts["bytes"] == 20 * (3 * 32 * 32 * 4 + 8)
 
 
-def test_there_is_at_least_a_step_of_random_data() -> None:
+def test_random_data_has_at_least_one_step() -> None:
     huge = Shape("image", 10, size=6000)
-    assert build(huge, batch_size=3, accumulate=2, fraction=0.2).facts["of"] == 6
+    assert build(huge, batch_size=3, accumulate=2, fraction=0.2).facts["available_samples"] == 6
 
 
-def test_what_does_not_fit_the_memory_is_refused_before() -> None:
-    with pytest.raises(BadWorkload, match=r"takes 1144\.4 GiB, and the machine has") as caught:
+def test_data_that_does_not_fit_in_memory_is_an_error() -> None:
+    with pytest.raises(WorkloadError, match=r"needs 1144\.4 GiB, but the machine has") as caught:
         build(SMALL, samples=100_000_000)
     assert "--samples" in caught.value.hint
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    with pytest.raises(BadWorkload, match="in each of 64 ranks"):
+    with pytest.raises(WorkloadError, match="in each of 64 ranks"):
         build(SMALL, samples=total // (12288 * 60), ranks=64)
 
 
@@ -139,13 +139,13 @@ def test_jpeg_facts() -> None:
     assert data.facts["source"] == "generated"
     assert "/" not in data.facts["path"]
     assert data.facts["bytes"] > 12 * 50_000
-    assert data.facts["note"] == "its 10 classes are taken modulo 7"
+    assert data.facts["note"] == "the labels of the 10 classes are taken modulo 7"
     assert data.files == ()
 
 
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A user's own folder."""
+    """A folder of the user."""
     from PIL import Image
 
     root = tmp_path_factory.mktemp("photos")
@@ -161,19 +161,21 @@ def test_a_part_of_a_users_folder(photos: Path) -> None:
     assert (whole.facts["samples"], whole.facts["source"]) == (10, "folder")
     assert whole.facts["path"] == photos.name
     some = build(IMAGE, data="jpeg", data_path=str(photos), samples=8, fraction=0.5)
-    assert (some.facts["samples"], some.facts["of"], len(some.dataset)) == (4, 8, 4)
+    assert (some.facts["samples"], some.facts["available_samples"], len(some.dataset)) == (4, 8, 4)
     same = build(IMAGE, data="jpeg", data_path=str(photos), samples=8, fraction=0.5)
     assert some.dataset.indices == same.dataset.indices
-    with pytest.raises(BadWorkload, match="--samples 11 is more than there is"):
+    with pytest.raises(
+        WorkloadError, match=rf"`--samples 11` is more than {photos.name} has \(10\)"
+    ):
         build(IMAGE, data="jpeg", data_path=str(photos), samples=11)
 
 
 @given(st.integers(1, 300), st.floats(0.001, 1), st.floats(0.001, 1), st.integers(0, 2**40))
-def test_a_smaller_part_lies_within_a_larger(
+def test_a_smaller_part_is_a_subset_of_a_larger_one(
     count: int, one: float, other: float, seed: int
 ) -> None:
     few, many = (
-        choose_part(count, count, Workload("some", fraction=fraction, seed=seed))
+        choose_part(count, count, Workload("cnn", fraction=fraction, seed=seed))
         for fraction in sorted((one, other))
     )
     assert 1 <= len(few) == len(set(few)) <= len(many) <= count
@@ -181,28 +183,28 @@ def test_a_smaller_part_lies_within_a_larger(
 
 
 @pytest.mark.parametrize(
-    ("content", "name", "what"),
+    ("content", "name", "message"),
     [
-        (None, "nothing", "There is no folder"),
-        ({}, "", "has no folders in it"),
-        ({"cat/a.txt": b"x"}, "", "cannot be used: Found no valid file"),
-        ({"cat/a.jpg": b"x"}, "", r"a\.jpg cannot be read as an image"),
-        ({"a.jpg": b"x"}, "", "has no folders in it"),
+        (None, "nothing", "No such folder: "),
+        ({}, "", "contains no folders"),
+        ({"cat/a.txt": b"x"}, "", "Cannot read images from .*: Found no valid file"),
+        ({"cat/a.jpg": b"x"}, "", r"Cannot decode .*a\.jpg as an image"),
+        ({"a.jpg": b"x"}, "", "contains no folders"),
         ({"a.jpg": b"x"}, "a.jpg", "is a file"),
     ],
 )
-def test_wrong_folders_of_images(
-    tmp_path: Path, content: dict[str, bytes] | None, name: str, what: str
+def test_invalid_image_folders(
+    tmp_path: Path, content: dict[str, bytes] | None, name: str, message: str
 ) -> None:
     for path, text in (content or {}).items():
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_bytes(text)
-    with pytest.raises(BadWorkload, match=what) as caught:
+    with pytest.raises(WorkloadError, match=message) as caught:
         build(IMAGE, data="jpeg", data_path=str(tmp_path / name))
     assert caught.value.hint
 
 
-def test_a_cut_image_is_named_by_a_worker(tmp_path: Path) -> None:
+def test_a_truncated_image_is_named_in_the_error_of_a_worker(tmp_path: Path) -> None:
     from PIL import Image
 
     (tmp_path / "cat").mkdir()
@@ -212,23 +214,23 @@ def test_a_cut_image_is_named_by_a_worker(tmp_path: Path) -> None:
     (tmp_path / "cat/1.jpg").write_bytes(whole.getvalue()[:600])
     data = build(IMAGE, data="jpeg", data_path=str(tmp_path))
     loading: Any = iter(DataLoader(data.dataset, batch_size=2, num_workers=1))
-    with pytest.raises(BadWorkload, match=r"cat/1\.jpg cannot be read as an image"):
+    with pytest.raises(WorkloadError, match=r"Cannot decode .*cat/1\.jpg as an image"):
         next(loading)
-    loading._shutdown_workers()  # left to the garbage collector it takes 5 s
+    loading._shutdown_workers()  # the garbage collector would take 5 s
 
 
-def test_wrong_folders_of_clips(tmp_path: Path) -> None:
+def test_invalid_video_folders(tmp_path: Path) -> None:
     (tmp_path / "cat").mkdir()
-    with pytest.raises(BadWorkload, match="no video in the class folders"):
+    with pytest.raises(WorkloadError, match="No videos found in the class folders"):
         build(CLIP, data="video", data_path=str(tmp_path))
     (tmp_path / "cat" / "x.AVI").write_bytes(b"nothing")
     pytest.importorskip("av")
-    with pytest.raises(BadWorkload, match=r"x\.AVI cannot be decoded"):
+    with pytest.raises(WorkloadError, match=r"Cannot decode .*x\.AVI as a video"):
         build(CLIP, data="video", data_path=str(tmp_path))
 
 
 @pytest.mark.parametrize(
-    ("shape", "name", "suits"),
+    ("shape", "name", "valid"),
     [
         (TEXT, "jpeg", "text, random"),
         (CLIP, "cifar100", "random, video"),
@@ -236,21 +238,21 @@ def test_wrong_folders_of_clips(tmp_path: Path) -> None:
         (IMAGE, "text", "random, jpeg, cifar100"),
     ],
 )
-def test_data_that_does_not_suit_the_model(shape: Shape, name: str, suits: str) -> None:
-    with pytest.raises(BadWorkload, match=f"and {name} has none") as caught:
+def test_data_that_does_not_match_the_model(shape: Shape, name: str, valid: str) -> None:
+    with pytest.raises(WorkloadError, match=f"which {name} data does not contain") as caught:
         build(shape, data=name)
-    assert caught.value.hint == f"Data that suits it: {suits}"
+    assert caught.value.hint == f"Valid values for --data: {valid}"
 
 
-def test_a_folder_for_data_that_reads_none(photos: Path) -> None:
-    with pytest.raises(BadWorkload, match="--data-path was given") as caught:
+def test_a_folder_for_data_in_memory_is_an_error(photos: Path) -> None:
+    with pytest.raises(WorkloadError, match="`--data-path` has no effect on random data") as caught:
         build(IMAGE, data_path=str(photos))
-    assert caught.value.hint == "Give --data jpeg or --data cifar100"
-    with pytest.raises(BadWorkload, match="--data-path was given"):
+    assert caught.value.hint == "Use --data jpeg or --data cifar100"
+    with pytest.raises(WorkloadError, match="`--data-path` has no effect on text data"):
         build(TEXT, data_path=str(photos))
 
 
-def test_building_spends_no_random_numbers(photos: Path) -> None:
+def test_building_uses_no_random_numbers(photos: Path) -> None:
     torch.manual_seed(3)
     expected = torch.rand(2)
     torch.manual_seed(3)
@@ -259,43 +261,43 @@ def test_building_spends_no_random_numbers(photos: Path) -> None:
     assert torch.equal(torch.rand(2), expected)
 
 
-@pytest.mark.parametrize("asked", ["cold", "warm"])
-def test_the_page_cache_is_prepared(asked: str) -> None:
-    workload = make_workload("some", {"data": "jpeg", "samples": 12, "cache": asked})
+@pytest.mark.parametrize("requested", ["cold", "warm"])
+def test_the_page_cache_is_prepared(requested: str) -> None:
+    workload = make_workload("cnn", {"data": "jpeg", "samples": 12, "page_cache": requested})
     data = build_data(workload, IMAGE)
     assert len(data.files) == 12 and all(path.is_file() for path in data.files)
-    share = {"cold": 0.0, "warm": 1.0}[asked]
+    share = {"cold": 0.0, "warm": 1.0}[requested]
     facts = prepare_cache(workload, data)
-    if facts["state"] != asked and "memory" in facts["note"]:
+    if facts["state"] != requested and "memory" in facts["note"]:
         pytest.skip("the temporary folder is in memory")
-    assert facts == {"state": asked, "resident_share": share}
+    assert facts == {"state": requested, "resident_share": share}
 
 
-def test_a_cache_that_cannot_be_cold_is_not_said_to_be() -> None:
+def test_files_that_cannot_be_evicted_are_reported_as_warm() -> None:
     path = Path(f"/dev/shm/stepscope-test-cold-{os.getpid()}")
     if not os.access(path.parent, os.W_OK):
         pytest.skip("/dev/shm cannot be written")
-    workload = make_workload("some", {"cache": "cold"})
+    workload = make_workload("cnn", {"page_cache": "cold"})
     path.write_bytes(bytes(10_000))
     try:
         facts = prepare_cache(workload, Data(torch.utils.data.Dataset(), files=(path,)))
     finally:
         path.unlink()
     assert (facts["state"], facts["resident_share"]) == ("warm", 1.0)
-    assert "100% of the files is still in memory" in facts["note"]
+    assert "100% of the file contents is still in memory" in facts["note"]
 
 
-def test_caches_without_files() -> None:
-    cold = make_workload("some", {"samples": 4, "cache": "cold"})
+def test_page_cache_without_files() -> None:
+    cold = make_workload("cnn", {"samples": 4, "page_cache": "cold"})
     assert prepare_cache(cold, build_data(cold, SMALL))["state"] == "none"
-    as_is = make_workload("some", {"data": "jpeg", "samples": 12})
+    as_is = make_workload("cnn", {"data": "jpeg", "samples": 12})
     assert prepare_cache(as_is, build_data(as_is, IMAGE)) == {"state": "as-is"}
     gone = Data(torch.utils.data.Dataset(), files=(Path("/nothing/here.jpg"),))
-    with pytest.raises(BadWorkload, match=r"here\.jpg cannot be read: No such file"):
+    with pytest.raises(WorkloadError, match=r"Cannot read .*here\.jpg: No such file"):
         prepare_cache(cold, gone)
 
 
-def test_generated_jpegs_are_what_image_folder_reads(home: Path) -> None:
+def test_image_folder_reads_generated_jpegs(home: Path) -> None:
     from torchvision.datasets import ImageFolder
 
     folder = ImageFolder(str(generated_jpegs(12)))

@@ -1,4 +1,4 @@
-"""A user's function is imported, called and understood, or told what is wrong with it."""
+"""The function of a custom workload: import, call, checks of what it returns, and errors."""
 
 from __future__ import annotations
 
@@ -14,21 +14,23 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
+from stepscope.workloads.custom import CustomWorkload, describe_error, error_location
+from stepscope.workloads.frameworks.torch.custom import load_custom
 from stepscope.workloads.frameworks.torch.models import Built
 from stepscope.workloads.frameworks.torch.returned import LightningStep, built_from
-from stepscope.workloads.frameworks.torch.user import load_own
-from stepscope.workloads.own import OwnPlace
 from stepscope.workloads.spec import SETTINGS, make_workload
 
 ROOT = Path(__file__).parents[3]
 DATA = Path(__file__).parent / "data"
-RETURNS = DATA / "own_returns.py"
+RETURNS = DATA / "custom_returns.py"
+SHOWN = RETURNS.relative_to(ROOT) if Path.cwd() == ROOT else RETURNS
+SHAPES = DATA / "custom_shapes.py"
 
 
 @pytest.fixture(autouse=True)
-def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What importing a user's file changes in a process is put back."""
+def restore_process_state(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Undo what importing a user's file changes in the process."""
     modules = set(sys.modules)
     monkeypatch.setattr(sys, "path", [*sys.path])
     monkeypatch.setattr(sys, "argv", [*sys.argv])
@@ -39,20 +41,20 @@ def as_it_was(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def load(function: str, file: Path = RETURNS, **settings: Any) -> Built:
-    return load_own(make_workload(f"{file}:{function}", {"batch_size": 16, **settings}))
+    return load_custom(make_workload(f"{file}:{function}", {"batch_size": 16, **settings}))
 
 
-def refusal(function: str, file: Path = RETURNS, **settings: Any) -> str:
-    with pytest.raises(BadWorkload) as refused:
+def error_of(function: str, file: Path = RETURNS, **settings: Any) -> str:
+    with pytest.raises(WorkloadError) as error:
         load(function, file, **settings)
-    return str(refused.value)
+    return str(error.value)
 
 
 def train(built: Built, steps: int = 8, **loader: Any) -> list[float]:
-    """A loop as simple as can be."""
-    assert built.own is not None
-    batches = DataLoader(built.own.data, 16, collate_fn=built.own.collate, **loader)
-    make = built.own.optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05))
+    """A minimal training loop."""
+    assert built.custom is not None
+    batches = DataLoader(built.custom.data, 16, collate_fn=built.custom.collate, **loader)
+    make = built.custom.optimizer or (lambda parameters: torch.optim.SGD(parameters, lr=0.05))
     optimizer = make(list(built.model.parameters()))
     losses: list[float] = []
     while len(losses) < steps:
@@ -91,60 +93,60 @@ def line_with(text: str, file: Path = RETURNS) -> int:
         "with_made_optimizer",
     ],
 )
-def test_what_it_may_return(function: str) -> None:
+def test_valid_return_values(function: str) -> None:
     torch.manual_seed(0)
     losses = train(load(function))
     assert losses[-1] < losses[0]
 
 
-def test_its_optimizer_is_used() -> None:
+def test_the_optimizer_of_the_user_is_used() -> None:
     for function in ("with_optimizer", "with_made_optimizer"):
         built = load(function)
-        assert built.own and built.own.optimizer
-        made = built.own.optimizer(list(built.model.parameters()))
+        assert built.custom and built.custom.optimizer
+        made = built.custom.optimizer(list(built.model.parameters()))
         assert isinstance(made, torch.optim.Adam) and made.defaults["lr"] == 0.05
-    own = load("workload").own
-    assert own and own.optimizer is None
+    parts = load("workload").custom
+    assert parts and parts.optimizer is None
 
 
-def test_of_a_loader_the_data_and_the_collate_are_used() -> None:
-    own = load("with_loader").own
-    assert own and own.collate and len(own.data) == 64  # type: ignore[arg-type]
-    _, doubled = own.collate([(torch.ones(1), torch.ones(1))])
+def test_data_and_collate_of_a_loader_are_used() -> None:
+    parts = load("with_loader").custom
+    assert parts and parts.collate and len(parts.data) == 64  # type: ignore[arg-type]
+    _, doubled = parts.collate([(torch.ones(1), torch.ones(1))])
     assert doubled.item() == 2
-    own = load("with_plain_loader").own
-    assert own and own.collate is None
+    parts = load("with_plain_loader").custom
+    assert parts and parts.collate is None
 
 
-def test_what_a_loader_has_otherwise_is_noted() -> None:
-    own = load("with_loader", workers=2).own
-    assert own and own.notes == (
-        "the DataLoader's batch_size 7 gave way to --batch-size 16",
-        "the DataLoader's num_workers 0 gave way to --workers 2",
-        "the DataLoader's shuffle=False gave way to a shuffle that --seed fixes",
-        "the DataLoader's drop_last=False gave way to whole batches only",
+def test_replaced_properties_of_a_loader_are_noted() -> None:
+    parts = load("with_loader", workers=2).custom
+    assert parts and parts.notes == (
+        "batch_size 7 of the DataLoader is replaced by --batch-size 16",
+        "num_workers 0 of the DataLoader is replaced by --workers 2",
+        "shuffle=False of the DataLoader is replaced by shuffling with --seed",
+        "drop_last=False of the DataLoader is replaced by drop_last=True",
     )
     for function in ("with_like_loader", "workload"):
-        own = load(function).own
-        assert own and own.notes == ()
+        parts = load(function).custom
+        assert parts and parts.notes == ()
     for function, sampler in [
         ("with_sampler", "WeightedRandomSampler"),
         ("with_batch_sampler", "batch_sampler"),
     ]:
-        own = load(function).own
-        assert own and own.notes[0].startswith(f"the DataLoader's {sampler} gave way to")
+        parts = load(function).custom
+        assert parts and parts.notes[0].startswith(f"{sampler} of the DataLoader is replaced by")
 
 
-def test_settings_that_it_names_are_passed() -> None:
+def test_parameters_receive_settings() -> None:
     load("taking_some", fraction=0.5)
-    called_with = sys.modules["own_returns"].CALLED_WITH
+    called_with = sys.modules["custom_returns"].CALLED_WITH
     assert called_with == {"batch_size": 16, "image_size": 48, "fraction": 0.5}
     load("taking_some", image_size=64)
     assert called_with["image_size"] == 64
     load("taking_all", workers=3)
     assert set(called_with) == set(SETTINGS)
     assert called_with["workers"] == 3
-    assert called_with["image_size"] is None, "a setting nobody set, where there is no default"
+    assert called_with["image_size"] is None, "a setting without a value"
     assert called_with["samples"] == 40
 
 
@@ -158,85 +160,139 @@ def test_settings_that_it_names_are_passed() -> None:
         ("taking_all", {"samples": 10}, 64),
     ],
 )
-def test_a_part_of_the_data_is_taken_unless_the_function_does(
+def test_a_part_of_the_data_is_used_unless_the_function_selects_it(
     function: str, settings: dict[str, Any], count: int
 ) -> None:
-    own = load(function, **settings).own
-    again = load(function, **settings).own
-    assert own and again and len(own.data) == count  # type: ignore[arg-type]
-    assert torch.equal(own.data[0][0], again.data[0][0])
+    parts = load(function, **settings).custom
+    again = load(function, **settings).custom
+    assert parts and again and len(parts.data) == count  # type: ignore[arg-type]
+    assert torch.equal(parts.data[0][0], again.data[0][0])
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
-        ("returning_nothing", "returned None, not a dict"),
-        ("returning_a_model", "returned a Linear, not a dict"),
-        ("returning_four", "returned a tuple of 4"),
-        ("without_model", "returned no 'model'"),
-        ("without_data", "returned no 'data'"),
-        ("with_a_generator", "as 'data' a generator, not a Dataset"),
+        ("returning_nothing", "returned None, expected a dict"),
+        ("returning_a_model", "returned a Linear, expected a dict"),
+        ("returning_four", "returned a tuple of 4 items, expected a dict"),
+        ("without_model", "did not return 'model'"),
+        ("without_data", "did not return 'data'"),
+        ("with_a_generator", "returned a generator as 'data', expected a Dataset"),
     ],
 )
-def test_what_it_may_not_return(function: str, said: str) -> None:
-    refused = refusal(function)
-    assert said in refused
-    assert f"{function}() of" in refused
-    assert f"def {function}():\n" in refused and '"model": ' in refused
+def test_invalid_return_values_get_a_skeleton(function: str, message: str) -> None:
+    error = error_of(function)
+    assert error.startswith(f"`{function}()` in {SHOWN} {message}. Expected:\n\n")
+    assert f"def {function}():\n" in error and '"model": ' in error
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
-        ("with_a_typo", "returned 'los', which means nothing. Did you mean loss?"),
-        ("with_a_class", "as 'model' the class Labelled, which is still to be called"),
-        ("with_loss_and_step", "both 'loss' and 'step'"),
-        ("with_a_loss_class", "as 'loss' the class MSELoss, which is still to be called"),
-        ("with_a_short_step", "a 'step' that does not take (model, batch)"),
-        ("with_a_dict_of_data", "as 'data' a dict, not a Dataset. Return one of those in it"),
-        ("with_no_sample", "'data' without a sample"),
-        ("with_whole_batches", "a DataLoader that makes no batches"),
-        ("with_a_number_as_optimizer", "as 'optimizer' a float"),
-        ("with_a_number_as_collate", "as 'collate' an int"),
+        ("with_a_typo", "returned an unknown key 'los'. Did you mean 'loss'?"),
+        (
+            "with_a_class",
+            "returned the class Labelled as 'model', expected a torch.nn.Module. "
+            "Create an instance: Labelled()",
+        ),
+        ("with_loss_and_step", "returned both 'loss' and 'step'. Return only one of them"),
+        (
+            "with_a_loss_class",
+            "returned the class MSELoss as 'loss', expected a function of (output, target). "
+            "Create an instance: MSELoss()",
+        ),
+        ("with_a_short_step", "returned a 'step' that does not accept (model, batch)"),
+        (
+            "with_a_dict_of_data",
+            "returned a dict as 'data', expected a Dataset. Return one of its values",
+        ),
+        ("with_no_sample", "returned 'data' without samples"),
+        ("with_whole_batches", "returned a DataLoader without batching (batch_size=None)"),
+        ("with_a_number_as_optimizer", "returned a float as 'optimizer', expected a function"),
+        ("with_a_number_as_collate", "returned an int as 'collate', expected a function"),
     ],
 )
-def test_where_a_sentence_is_enough_it_is_one(function: str, said: str) -> None:
-    refused = refusal(function)
-    assert said in refused
-    assert f"{function}() of" in refused
-    assert "\n" not in refused and "?." not in refused
+def test_invalid_return_values_get_a_hint(function: str, message: str) -> None:
+    error = error_of(function)
+    assert error.startswith(f"`{function}()` in {SHOWN} {message}")
+    assert "\n" not in error and "?." not in error
 
 
 @pytest.mark.parametrize(
-    ("function", "said"),
+    ("function", "message"),
     [
-        ("with_a_float_loss", "The loss gave a float, not a loss"),
-        ("with_many_losses", r"a tensor of shape \(16, 1\), not a loss"),
-        ("with_loss_for_dicts", "A batch is a dict, and 'loss' is for pairs"),
-        ("with_pairs_and_no_loss", "nothing tells how to make a loss of it"),
-        ("with_no_labels", "got no labels or has no loss, gave None"),
-        ("with_a_wrong_optimizer", "The 'optimizer' gave a str"),
+        ("with_a_float_loss", "`loss` returned a float instead of a loss"),
+        ("with_many_losses", r"`loss` returned a tensor of shape \(16, 1\) instead of a loss"),
+        ("with_loss_for_dicts", r"'loss' needs batches \(x, y\), but a batch is a dict"),
+        ("with_pairs_and_no_loss", "no 'loss' and no 'step', and a batch is a list"),
+        ("with_no_labels", "The model returned None instead of a loss. Check that the batches"),
+        ("with_a_wrong_optimizer", "`optimizer` returned a str instead of a torch.optim.Optimizer"),
     ],
 )
-def test_what_shows_at_the_first_step(function: str, said: str) -> None:
+def test_errors_of_the_first_step(function: str, message: str) -> None:
     built = load(function)
-    with pytest.raises(BadWorkload, match=said):
+    with pytest.raises(WorkloadError, match=message):
         train(built)
 
 
 @pytest.mark.parametrize(
-    ("function", "settings", "said"),
+    ("function", "line", "shapes"),
     [
-        ("wanting_a_size", {}, "wants image_size, which was not set. Give --image-size"),
-        ("wanting_a_stranger", {}, "'bach_size', which is no setting. .* Did you mean batch_size"),
-        ("not_a_function", {}, "'not_a_function' in .* is no function"),
-        ("with_stream", {"epochs": 1}, "no telling when an epoch ends. Give --steps"),
-        ("with_stream", {"fraction": 0.5}, "has no part"),
-        ("workload", {"samples": 65}, "--samples 65 is more than the data has: 64"),
+        (
+            "with_wrong_layer",
+            "in forward: wrong layer",
+            "input shape (16, 4), target shape (16, 1)",
+        ),
+        ("with_wrong_step", "in step: wrong target", "input shape (16, 4), target shape (16, 1)"),
+        ("with_wrong_sequence", "def with_wrong_sequence", "input shape (16, 4), target shape "),
+        ("with_wrong_target", "def with_wrong_target", "input shape (16, 4), target shape (16, 1)"),
+        ("with_wrong_dict", "in forward: wrong labels", "x shape (16, 4), labels shape (16, 1)"),
+        ("with_wrong_module", "in forward: wrong module", "input shape (16, 4), target shape "),
     ],
 )
-def test_settings_that_it_cannot_have(function: str, settings: dict[str, Any], said: str) -> None:
-    with pytest.raises(BadWorkload, match=said):
+def test_a_step_that_fails_has_a_location_and_shapes(
+    function: str, line: str, shapes: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The innermost line of the user, or the function if the error is in PyTorch alone."""
+    monkeypatch.chdir(DATA)
+    file = DATA / ("custom_parts.py" if function == "with_wrong_module" else SHAPES.name)
+    name = line.partition(":")[0].split()[-1]
+    workload = make_workload(f"{SHAPES.name}:{function}", {})
+    with pytest.raises(Exception, match=r"shape|target") as raised:
+        train(load_custom(workload))
+    where = f"{file.name}:{line_with(line, file)} in {name}, {shapes}"
+    assert str(error_location(raised.value, workload)).startswith(where)
+    message, _ = describe_error(raised.value, workload)
+    assert message.startswith(where)
+
+
+def test_running_out_of_memory_in_a_step_has_no_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(DATA)
+    workload = make_workload(f"{SHAPES.name}:with_too_much_memory", {})
+    with pytest.raises(MemoryError) as raised:
+        train(load_custom(workload))
+    at = line_with("out of memory", SHAPES)
+    assert error_location(raised.value, workload) == f"{SHAPES.name}:{at} in step"
+
+
+@pytest.mark.parametrize(
+    ("function", "settings", "message"),
+    [
+        ("wanting_a_size", {}, "needs image_size, which is not set. Pass --image-size"),
+        (
+            "wanting_a_stranger",
+            {},
+            "has a parameter 'bach_size', which is not a setting. "
+            "Give the parameter a default value. Did you mean 'batch_size'?",
+        ),
+        ("not_a_function", {}, "'not_a_function' in .* is not a function"),
+        ("with_stream", {"epochs": 1}, "`--epochs` needs data with a length. Use --steps"),
+        ("with_stream", {"fraction": 0.5}, "`--samples` and `--fraction` need data with a length"),
+        ("workload", {"samples": 65}, r"`--samples 65` is more than the data has \(64\)"),
+    ],
+)
+def test_settings_that_do_not_match(function: str, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(WorkloadError, match=message):
         load(function, **settings)
 
 
@@ -245,75 +301,84 @@ def test_a_stream_needs_a_length_only_for_epochs() -> None:
     assert load("with_sized_stream", epochs=2)
 
 
-def test_errors_in_it_are_told_with_their_line() -> None:
-    shown = str(RETURNS.relative_to(ROOT)) if Path.cwd() == ROOT else str(RETURNS)
+def test_errors_in_the_function_have_a_line() -> None:
     at = line_with("it breaks here")
-    assert refusal("raising") == f"{shown}:{at} in deep: ZeroDivisionError: division by zero"
+    assert error_of("raising") == f"{SHOWN}:{at} in deep: ZeroDivisionError: division by zero"
     at = line_with("it ends here")
-    assert f"{shown}:{at} in exiting: this ends Python when" in refusal("exiting")
+    assert f"{SHOWN}:{at} in exiting: this line exits Python when exiting() is called" in error_of(
+        "exiting"
+    )
 
 
-def test_training_in_it_is_stopped() -> None:
+def test_training_in_the_function_is_stopped() -> None:
     at = line_with("it trains here")
-    said = f"own_returns.py:{at} in training: this trains when training() is called"
-    assert said in refusal("training")
+    message = (
+        f"custom_returns.py:{at} in training: this line starts training when training() is called"
+    )
+    assert message in error_of("training")
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
-    optimizer.step()  # nobody is stopped afterwards
+    optimizer.step()  # works again afterwards
 
 
 def test_training_at_import_is_stopped() -> None:
-    file = DATA / "own_trains_unseen.py"
-    refused = refusal("workload", file)
+    file = DATA / "custom_trains_unseen.py"
     at = line_with("it trains here", file)
-    assert f":{at} in run: this trains when it is imported" in refused
+    assert f":{at} in run: this line starts training when the file is imported" in error_of(
+        "workload", file
+    )
 
 
-def test_the_end_of_python_at_import_is_no_end() -> None:
-    file = DATA / "own_exits.py"
-    refused = refusal("workload", file)
-    assert f":{line_with('it ends here', file)}: this ends Python when it is imported" in refused
-    assert "(exit code 2)" in refused
+def test_a_file_that_exits_python_at_import() -> None:
+    file = DATA / "custom_exits.py"
+    error = error_of("workload", file)
+    assert (
+        f":{line_with('it ends here', file)}: this line exits Python when the file is imported"
+        in error
+    )
+    assert "(exit code 2)" in error
 
 
-def test_what_is_missing_at_import_is_told() -> None:
-    file = DATA / "own_breaks.py"
-    refused = refusal("workload", file)
+def test_a_missing_package_at_import() -> None:
+    file = DATA / "custom_breaks.py"
+    error = error_of("workload", file)
     at = line_with("it breaks here", file)
-    assert f":{at}: ModuleNotFoundError: No module named 'no_such_package'" in refused
-    assert sys.executable in refused
+    assert f":{at}: ModuleNotFoundError: No module named 'no_such_package'" in error
+    assert sys.executable in error
 
 
-def test_files_beside_it_are_imported_and_our_options_are_not_its_own(
+def test_other_files_of_the_folder_can_be_imported_and_arguments_are_hidden(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["child", "spec.json", "--what"])
-    own = load("workload", DATA / "own_reads_options.py").own
-    assert own and len(own.data) == 48  # type: ignore[arg-type]
+    parts = load("workload", DATA / "custom_reads_options.py").custom
+    assert parts and len(parts.data) == 48  # type: ignore[arg-type]
 
 
 def test_names_that_cannot_be_imported(tmp_path: Path) -> None:
     source = "def workload(): return {}"
     for name in ("json.py", "train.v2.py"):
         (tmp_path / name).write_text(source)
-    assert "json.py has the name of another module" in refusal("workload", tmp_path / "json.py")
-    assert "one dot is enough" in refusal("workload", tmp_path / "train.v2.py")
+    assert "json.py has the same name as another module" in error_of(
+        "workload", tmp_path / "json.py"
+    )
+    assert "its name contains more than one dot" in error_of("workload", tmp_path / "train.v2.py")
 
 
-def test_a_module_is_imported_from_where_one_is(
+def test_a_module_is_imported_from_the_current_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (tmp_path / "own_package").mkdir()
-    (tmp_path / "own_package/parts.py").write_text(RETURNS.read_text())
-    (tmp_path / "own_package/train.py").write_text("from .parts import workload")
+    (tmp_path / "user_package").mkdir()
+    (tmp_path / "user_package/parts.py").write_text(RETURNS.read_text())
+    (tmp_path / "user_package/train.py").write_text("from .parts import workload")
     monkeypatch.chdir(tmp_path)
-    built = load_own(make_workload("own_package.train:workload", {}))
-    assert type(built.own and built.own.data).__module__ == "own_package.parts"
-    refused = refusal("workload", tmp_path / "own_package/train.py")
-    assert "A file of a package is named as a module" in refused
+    built = load_custom(make_workload("user_package.train:workload", {}))
+    assert type(built.custom and built.custom.data).__module__ == "user_package.parts"
+    error = error_of("workload", tmp_path / "user_package/train.py")
+    assert "Name a file in a package as a module" in error
 
 
-def test_running_out_of_memory_stays_what_it_is(tmp_path: Path) -> None:
-    file = tmp_path / "own_too_large.py"
+def test_running_out_of_memory_is_not_a_workload_error(tmp_path: Path) -> None:
+    file = tmp_path / "user_too_large.py"
     file.write_text(
         "import torch\n\ndef workload():\n    raise torch.cuda.OutOfMemoryError('full')"
     )
@@ -324,21 +389,21 @@ def test_running_out_of_memory_stays_what_it_is(tmp_path: Path) -> None:
 SPAWNED = """
 import sys
 from torch.utils.data import DataLoader
-from stepscope.workloads.frameworks.torch.user import load_own
+from stepscope.workloads.frameworks.torch.custom import load_custom
 from stepscope.workloads.spec import make_workload
 
 if __name__ == "__main__":
-    built = load_own(make_workload(sys.argv[1], {}))
-    loader = DataLoader(built.own.data, 16, num_workers=1, multiprocessing_context="spawn")
+    built = load_custom(make_workload(sys.argv[1], {}))
+    loader = DataLoader(built.custom.data, 16, num_workers=1, multiprocessing_context="spawn")
     print(built.loss(built.model, next(iter(loader))).item())
 """
 
 
-def test_the_data_goes_to_workers_that_are_spawned(tmp_path: Path) -> None:
+def test_spawned_workers_can_load_the_data(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SPAWNED)
     done = subprocess.run(
-        [sys.executable, str(program), f"{DATA / 'own_reads_options.py'}:workload"],
+        [sys.executable, str(program), f"{DATA / 'custom_reads_options.py'}:workload"],
         capture_output=True,
         text=True,
         cwd=tmp_path,
@@ -347,13 +412,13 @@ def test_the_data_goes_to_workers_that_are_spawned(tmp_path: Path) -> None:
 
 
 class Lit(nn.Module):
-    """What there is of a LightningModule without a Trainer."""
+    """The interface of a LightningModule without a Trainer."""
 
     def __init__(self, optimizers: Any = None) -> None:
         super().__init__()
         self.layer = nn.Linear(4, 1)
         self._optimizers = optimizers
-        self.told: list[Any] = []
+        self.moves: list[Any] = []
 
     def training_step(self, batch: Any) -> Any:
         x, y = batch
@@ -363,14 +428,14 @@ class Lit(nn.Module):
         return self._optimizers(self) if self._optimizers else None
 
     def to(self, *args: Any, **kwargs: Any) -> Any:
-        self.told.append(args)
+        self.moves.append(args)
         return super().to(*args, **kwargs)
 
 
 def built_lit(module: nn.Module) -> Built:
     data = list(zip(torch.rand(32, 4), torch.rand(32, 1), strict=True))
-    place = OwnPlace(RETURNS, "workload")
-    return built_from((module, data), make_workload("any.py:workload", {}), place)
+    custom = CustomWorkload(RETURNS, "workload")
+    return built_from((module, data), make_workload("any.py:workload", {}), custom)
 
 
 def sgd(module: nn.Module, lr: float = 0.25) -> torch.optim.Optimizer:
@@ -387,63 +452,65 @@ def sgd(module: nn.Module, lr: float = 0.25) -> torch.optim.Optimizer:
         lambda m: [{"optimizer": sgd(m)}, {"optimizer": sgd(m, 1.0)}],
     ],
 )
-def test_a_lightning_module_brings_its_optimizer(optimizers: Any) -> None:
+def test_the_optimizer_of_a_lightning_module(optimizers: Any) -> None:
     built = built_lit(Lit(optimizers))
-    assert built.own and built.own.optimizer
-    assert built.own.optimizer([]).defaults["lr"] == 0.25
+    assert built.custom and built.custom.optimizer
+    assert built.custom.optimizer([]).defaults["lr"] == 0.25
     assert train(built)
 
 
 def test_a_lightning_module_without_a_usable_optimizer() -> None:
-    def ask_the_trainer(module: nn.Module) -> None:
+    def use_the_trainer(module: nn.Module) -> None:
         raise RuntimeError("not attached to a Trainer")
 
-    own = built_lit(Lit()).own
-    assert own and own.optimizer is None
-    assert own.notes == ("configure_optimizers gives no optimizer: --optimizer is used",)
-    own = built_lit(Lit(ask_the_trainer)).own
-    assert own and own.optimizer is None
-    said = "configure_optimizers needs a Trainer (not attached to a Trainer): --optimizer is used"
-    assert own.notes == (said,)
+    parts = built_lit(Lit()).custom
+    assert parts and parts.optimizer is None
+    assert parts.notes == ("configure_optimizers returns no optimizer: --optimizer is used",)
+    parts = built_lit(Lit(use_the_trainer)).custom
+    assert parts and parts.optimizer is None
+    note = "configure_optimizers needs a Trainer (not attached to a Trainer): --optimizer is used"
+    assert parts.notes == (note,)
 
 
-def test_of_several_optimizers_it_is_said_that_the_first_is_used() -> None:
-    own = built_lit(Lit(lambda m: [sgd(m), sgd(m)])).own
-    assert own and own.notes == (
-        "of the 2 optimizers that configure_optimizers gives, the first is used",
+def test_only_the_first_of_several_optimizers_is_used() -> None:
+    parts = built_lit(Lit(lambda m: [sgd(m), sgd(m)])).custom
+    assert parts and parts.notes == (
+        "configure_optimizers returns 2 optimizers: only the first is used",
     )
-    own = built_lit(Lit(sgd)).own
-    assert own and own.notes == ()
+    parts = built_lit(Lit(sgd)).custom
+    assert parts and parts.notes == ()
 
 
-def test_a_lightning_module_is_told_its_device() -> None:
+def test_a_lightning_module_is_moved_by_its_own_method() -> None:
     module = Lit()
     built = built_lit(module)
     assert isinstance(built.model, LightningStep)
     assert built.model.to("cpu") is built.model
-    assert module.told == [("cpu",)]
+    assert module.moves == [("cpu",)]
 
 
-def test_a_lightning_module_that_steps_by_itself_is_refused() -> None:
+def test_manual_optimization_of_a_lightning_module_is_an_error() -> None:
     module = Lit()
     module.automatic_optimization = False  # type: ignore[assignment]
-    with pytest.raises(BadWorkload, match=r"steps its own optimizers\. Add a 'step'"):
+    with pytest.raises(
+        WorkloadError, match=r"LightningModule with manual optimization\. Add a 'step'"
+    ):
         built_lit(module)
 
 
 LOSSES = """
 import json, sys, torch
 from torch.utils.data import DataLoader
-from stepscope.workloads.frameworks.torch.user import load_own
+from stepscope.workloads.frameworks.torch.custom import load_custom
 from stepscope.workloads.spec import make_workload
 
 torch.manual_seed(0)
 torch.set_num_threads(1)
-built = load_own(make_workload(sys.argv[1], {"samples": 64}))
-make = built.own.optimizer or (lambda p: torch.optim.SGD(p, lr=0.1))
+built = load_custom(make_workload(sys.argv[1], {"samples": 64}))
+make = built.custom.optimizer or (lambda p: torch.optim.SGD(p, lr=0.1))
 optimizer, losses = make(list(built.model.parameters())), []
 for _ in range(4):
-    for batch in DataLoader(built.own.data, 32, collate_fn=built.own.collate):
+    for batch in DataLoader(built.custom.data, 32, collate_fn=built.custom.collate):
         loss = built.loss(built.model, batch)
         optimizer.zero_grad()
         loss.backward()
@@ -457,15 +524,15 @@ print(json.dumps([type(optimizer).__name__, losses]))
 @pytest.mark.parametrize(
     ("example", "optimizer"),
     [
-        ("own_plain_loop", "SGD"),
-        ("own_huggingface", "AdamW"),
-        ("own_lightning", "AdamW"),
-        ("own_variable_length", "Adam"),
+        ("workload_plain_loop", "SGD"),
+        ("workload_huggingface", "AdamW"),
+        ("workload_lightning", "AdamW"),
+        ("workload_variable_length", "Adam"),
     ],
 )
 def test_examples_are_workloads(example: str, optimizer: str) -> None:
-    place = f"{ROOT / 'examples' / example / 'train.py'}:workload"
-    done = subprocess.run([sys.executable, "-c", LOSSES, place], capture_output=True, text=True)
+    model = f"{ROOT / 'examples' / example / 'train.py'}:workload"
+    done = subprocess.run([sys.executable, "-c", LOSSES, model], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     used, losses = json.loads(done.stdout)
     assert used == optimizer
@@ -475,9 +542,15 @@ def test_examples_are_workloads(example: str, optimizer: str) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    "example", ["own_plain_loop", "own_huggingface", "own_lightning", "own_variable_length"]
+    "example",
+    [
+        "workload_plain_loop",
+        "workload_huggingface",
+        "workload_lightning",
+        "workload_variable_length",
+    ],
 )
-def test_examples_train_by_themselves(example: str, tmp_path: Path) -> None:
+def test_examples_run_without_stepscope(example: str, tmp_path: Path) -> None:
     program = ROOT / "examples" / example / "train.py"
     command = [sys.executable, str(program), "--epochs", "1", "--samples", "256"]
     done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)

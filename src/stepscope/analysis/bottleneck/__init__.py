@@ -1,1 +1,1 @@
-"""What can hold a training back: a file for each part of the machine, one table of thresholds."""
+"""Causes of bottlenecks, one module for each part of the machine, and one table of thresholds."""

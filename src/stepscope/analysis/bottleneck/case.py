@@ -1,4 +1,4 @@
-"""One run as the causes look at it: the accounts of its processes, its cores and its GPUs."""
+"""The measurements of a run that the causes use: steps by process, CPU cores and GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,13 @@ from functools import cached_property
 
 import numpy as np
 
-from stepscope.analysis.bottleneck.account import Account, Window, account_of, mean_in, reading_in
+from stepscope.analysis.bottleneck.breakdown import (
+    StepBreakdown,
+    Window,
+    breakdown_of,
+    mean_in,
+    reading_in,
+)
 from stepscope.analysis.bottleneck.causes import CAUSES
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.run.data import BatchTiming, RunData
@@ -23,57 +29,58 @@ from stepscope.records import (
 
 
 class Cores:
-    """CPU cores over the stretch, means; None where not known."""
+    """Mean numbers of CPU cores over the window; None if unknown."""
 
     def __init__(self, case: Case) -> None:
         roles = [entity for metric, entity in case.data.series if metric == "cpu"]
         training = [role for role in roles if role == "main" or role.startswith("rank")]
         waiting = case.mean("cpu_wait")
-        host, watcher = case.mean("host_cpu", "host"), case.mean("watcher_cpu", "watcher")
+        host, monitor = case.mean("host_cpu", "host"), case.mean("monitor_cpu", "monitor")
         self.used = case.mean("cpu")  # by the run
         self.allowed = case.data.cpu_allowed
         self.machine = case.machine.cpu.logical
         self.throttled = case.mean("cgroup_throttled", "cgroup")
-        self.wanted: float | None = None  # threads of the run that computed or were ready to
+        self.runnable: float | None = None  # threads of the run that ran or were ready to run
         if self.used is not None and waiting is not None:
-            self.wanted = self.used + waiting
-        self.others: float | None = None  # by everybody else
+            self.runnable = self.used + waiting
+        self.other_processes: float | None = None  # used outside the run
         if host is not None and self.used is not None:
-            self.others = max(0.0, host - self.used - (watcher or 0.0))
-        self.main: float | None = None  # by the training processes
+            self.other_processes = max(0.0, host - self.used - (monitor or 0.0))
+        self.training: float | None = None  # used by the training processes
         if training:
-            self.main = sum(case.mean("cpu", role) or 0.0 for role in training)
-        # Threads of the training processes that were ready and had no core.
-        self.wait_main = sum(case.mean("cpu_wait", role) or 0.0 for role in training)
+            self.training = sum(case.mean("cpu", role) or 0.0 for role in training)
+        # Threads of the training processes that were ready to run but had no core.
+        self.training_waiting = sum(case.mean("cpu_wait", role) or 0.0 for role in training)
 
     @property
     def idle(self) -> float | None:
-        """Of those that the run may use."""
+        """Idle cores among those that the run may use."""
         if self.allowed is None or self.used is None:
             return None
         free = self.allowed - self.used
-        if self.machine is not None and self.allowed >= self.machine and self.others is not None:
-            free -= self.others
+        has_whole_machine = self.machine is not None and self.allowed >= self.machine
+        if has_whole_machine and self.other_processes is not None:
+            free -= self.other_processes
         return max(0.0, free)
 
     @property
     def saturated(self) -> bool:
-        """Whether the run has nearly all of its cores busy."""
+        """Whether nearly all allowed cores are busy."""
         share = limit("cores_saturated")
         return bool(self.allowed and self.used is not None and self.used >= share * self.allowed)
 
 
 class Device:
-    """What the GPUs of the run did over the stretch, means over time and over them."""
+    """Counters of the run's GPUs: means over the window and over the GPUs."""
 
     def __init__(self, case: Case) -> None:
-        stretch, gpus = case.stretch, case.data.used_gpus
+        window, gpus = case.window, case.data.used_gpus
 
         def rate(metric: str) -> float | None:
-            return _mean([mean_in(gpu.of(metric), stretch) for gpu in gpus])
+            return _mean([mean_in(gpu.of(metric), window) for gpu in gpus])
 
         def gauge(metric: str) -> float | None:
-            return _mean([reading_in(gpu.of(metric), stretch) for gpu in gpus])
+            return _mean([reading_in(gpu.of(metric), window) for gpu in gpus])
 
         self.active = rate("gpu_active")
         self.sm = rate("gpu_sm")
@@ -81,95 +88,104 @@ class Device:
         self.fp32 = rate("gpu_fp32")
         self.dram = rate("gpu_dram")
         self.received = rate("gpu_pcie_received")
-        self.others = gauge("gpu_others")
-        self.slowed_power = gauge("gpu_slowed_power")
-        self.slowed_heat = gauge("gpu_slowed_heat")
+        self.other_processes = gauge("gpu_other_processes")
+        self.throttled_power = gauge("gpu_throttled_power")
+        self.throttled_thermal = gauge("gpu_throttled_thermal")
         self.power = gauge("gpu_power")
         self.clock = gauge("gpu_sm_clock")
         clocks = [clock for gpu in gpus if len(clock := gpu.of("gpu_sm_clock"))]
-        self.clock_most = max((float(clock.value.max()) for clock in clocks), default=None)
+        self.clock_max = max((float(clock.value.max()) for clock in clocks), default=None)
         utilization = gauge("gpu_utilization")
-        # Share of the time in which kernels ran: by GPM, else as NVML averages it.
+        # Share of the time with kernels running: from GPM, else NVML's average.
         self.busy = self.active if self.active is not None else utilization
 
-        self.ahead: float | None = None  # share of steps all queued before the device began them
-        self.span: float | None = None  # seconds on it from batch to end of step, mean of the usual
-        self.queueing: float | None = None  # seconds that the host takes to queue a step, median
-        if case.lead is None:
+        # Share of steps that were fully queued before the device started them.
+        self.queued_ahead: float | None = None
+        # Mean seconds on the device from the batch to the end of the step, without outliers.
+        self.step_span: float | None = None
+        self.queueing: float | None = None  # median seconds that the host takes to queue a step
+        if case.primary is None:
             return
-        steps = case.lead.trainer.device_steps
-        steps = steps[(steps["t"] > stretch.begin_ns) & (steps["t"] <= stretch.end_ns)]
+        steps = case.primary.trainer.device_steps
+        steps = steps[(steps["t"] > window.begin_ns) & (steps["t"] <= window.end_ns)]
         if len(steps):
             spans = steps["a"]
-            # A step with an evaluation in it is not like the others.
-            usual = spans[spans <= limit("far_longer") * np.median(spans)]
-            self.ahead = float((steps["flags"] & HOST_AHEAD).mean())
-            self.span = float(usual.mean()) / 1e9
+            # A step may include an evaluation.
+            typical = spans[spans <= limit("long_step") * np.median(spans)]
+            self.queued_ahead = float((steps["flags"] & HOST_AHEAD).mean())
+            self.step_span = float(typical.mean()) / 1e9
             self.queueing = float(np.median(steps["b"])) / 1e9
 
 
 class Case:
-    """What is judged, and over which stretch."""
+    """A run to diagnose, and the window of it that is analyzed."""
 
     def __init__(self, data: RunData) -> None:
         self.data = data
         self.machine = data.facts.environment
-        found = [account_of(trainer) for trainer in data.trainers]
-        self.accounts: Sequence[Account] = [account for account in found if account is not None]
+        self.breakdowns: Sequence[StepBreakdown] = [
+            breakdown
+            for trainer in data.trainers
+            if (breakdown := breakdown_of(trainer)) is not None
+        ]
 
     @cached_property
-    def lead(self) -> Account | None:
-        """The process that took most steps; of several the one of the lowest rank."""
-        return max(self.accounts, key=lambda account: account.steps, default=None)
+    def primary(self) -> StepBreakdown | None:
+        """The process with the most steps; the lowest rank among equals."""
+        return max(self.breakdowns, key=lambda breakdown: breakdown.steps, default=None)
 
     @property
-    def account(self) -> Account:
-        """The same, for causes that are asked only where steps were seen."""
-        assert self.lead is not None
-        return self.lead
+    def breakdown(self) -> StepBreakdown:
+        """The primary process, for causes that are only checked if steps were observed."""
+        assert self.primary is not None
+        return self.primary
 
     @property
     def loader_location(self) -> CodeLocation | None:
-        return self.lead.loader_location if self.lead else None
+        return self.primary.loader_location if self.primary else None
 
     @cached_property
-    def stretch(self) -> Window:
-        if self.lead is not None:
-            return self.lead.stretch
+    def window(self) -> Window:
+        if self.primary is not None:
+            return self.primary.window
         return Window(self.data.begin_ns, self.data.end_ns)
 
     @cached_property
-    def ranks(self) -> Sequence[Account]:
-        """The processes that step together with the leading one."""
-        lead = self.lead
-        if lead is None:
+    def ranks(self) -> Sequence[StepBreakdown]:
+        """The ranks that train together with the primary process."""
+        primary = self.primary
+        if primary is None:
             return ()
-        return [a for a in self.accounts if a.trainer.rank is not None and a.steps * 2 > lead.steps]
+        return [
+            each
+            for each in self.breakdowns
+            if each.trainer.rank is not None and each.steps * 2 > primary.steps
+        ]
 
     @cached_property
     def on_gpu(self) -> bool:
         return bool(self.data.used_gpus)
 
     def mean(self, metric: str, entity: str = "tree") -> float | None:
-        return mean_in(self.data.of(metric, entity), self.stretch)
+        return mean_in(self.data.of(metric, entity), self.window)
 
     def reading(
-        self, metric: str, entity: str = "tree", pick: Callable[..., float] = np.mean
+        self, metric: str, entity: str = "tree", statistic: Callable[..., float] = np.mean
     ) -> float | None:
-        return reading_in(self.data.of(metric, entity), self.stretch, pick)
+        return reading_in(self.data.of(metric, entity), self.window, statistic)
 
     def highest_mean(self, *metrics: str) -> float | None:
-        """Of these metrics, over all their entities."""
+        """Return the highest mean of these metrics over all their entities."""
         means = [self.mean(*key) for key in self.data.series if key[0] in metrics]
         return max((mean for mean in means if mean is not None), default=None)
 
     @cached_property
     def samples(self) -> BatchTiming:
-        return self.data.preparation.between(self.stretch.begin_ns, self.stretch.end_ns)
+        return self.data.preparation.between(self.window.begin_ns, self.window.end_ns)
 
     @cached_property
     def collation(self) -> BatchTiming:
-        return self.data.collation.between(self.stretch.begin_ns, self.stretch.end_ns)
+        return self.data.collation.between(self.window.begin_ns, self.window.end_ns)
 
     @cached_property
     def cores(self) -> Cores:
@@ -196,9 +212,9 @@ def finding(
     evidence: Sequence[Evidence | None] = (),
     recommendations: Sequence[Recommendation | str | None] = (),
 ) -> Finding:
-    """A finding without the evidence and recommendations that are None.
+    """Build a finding; None is dropped from evidence and recommendations.
 
-    The key of an action alone is a recommendation, too.
+    A recommendation can also be given as the key of an action.
     """
     return Finding(
         cause=cause,
@@ -220,7 +236,7 @@ def finding(
 def measured(
     metric: str, value: float | None, unit: str, threshold: str | None = None, source: str = ""
 ) -> Evidence | None:
-    """A number of evidence beside its threshold; None where it is not known."""
+    """Build evidence from a measurement and its threshold, or return None without a value."""
     if value is None:
         return None
     return Evidence(

@@ -1,4 +1,4 @@
-"""The causes that can be found. `report.bottleneck.words` has a row of words for each."""
+"""The causes that `explain` can find. `report.bottleneck.messages` has the texts of each."""
 
 from __future__ import annotations
 
@@ -6,21 +6,21 @@ from dataclasses import dataclass
 from typing import Literal
 
 Kind = Literal["bottleneck", "healthy", "ends_run", "accepted", "undecided"]
-"""How a finding is ranked: what ends the run comes first, a limit that its owner has set (accepted)
-after what is healthy, and what blames nothing (undecided) last."""
+"""Determines the order of findings: `ends_run` first, then bottlenecks, `healthy`, `accepted` (a
+limit that the owner has set), and `undecided` (no cause found) last."""
 
 
 @dataclass(frozen=True)
 class Cause:
-    """What can limit a training, or how it should be."""
+    """A cause that limits training, or the healthy state."""
 
     key: str
     kind: Kind = "bottleneck"
     explains: tuple[str, ...] = ()
-    """What it brings about: a consequence is not a finding of its own beside it."""
+    """Consequences of this cause, which are not reported as separate findings."""
 
 
-_WAITS_FOR_CORES = ("input.preparation", "input.workers", "launch")
+_WAITS_FOR_CORES = ("input.preparation", "input.workers", "gpu.launch")
 
 # fmt: off
 _TABLE = (
@@ -28,42 +28,43 @@ _TABLE = (
     Cause("input.preparation"),
     Cause("input.fetch"),
     Cause("input.collation"),
-    Cause("input.handover"),
-    Cause("input.startup"),
+    Cause("input.ipc"),
+    Cause("input.worker_startup"),
     Cause("cpu.quota", explains=(*_WAITS_FOR_CORES, "cpu.serial")),
     Cause("cpu.cores", explains=(*_WAITS_FOR_CORES, "cpu.threads")),
     Cause("cpu.threads", explains=(*_WAITS_FOR_CORES, "input.fetch")),
     Cause("cpu.serial"),
-    Cause("transfer"),
-    Cause("launch"),
-    Cause("sync"),
-    Cause("sync.logging"),
+    Cause("gpu.transfer"),
+    Cause("gpu.launch"),
+    Cause("gpu.sync"),
+    Cause("loop.logging"),
     Cause("batch.small"),
     Cause("gpu.precision"),
-    Cause("gpu.underfilled"),
+    Cause("gpu.underutilized"),
     Cause("gpu.compute", "healthy"),
     Cause("gpu.bandwidth", "healthy"),
     Cause("cpu.compute", "healthy"),
     Cause("ranks.straggler"),
     Cause("ranks.communication"),
-    Cause("outside.checkpoint"),
-    Cause("outside.evaluation"),
-    Cause("outside.other"),
-    Cause("memory.gpu", explains=("launch", "sync")),
+    Cause("loop.checkpoint"),
+    Cause("loop.evaluation"),
+    Cause("loop.sleep"),
+    Cause("memory.gpu", explains=("gpu.launch", "gpu.sync")),
     Cause("memory.host"),
     Cause("memory.shm"),
-    Cause("leak.host", "ends_run", explains=("drift.steps",)),
+    Cause("leak.host", "ends_run", explains=("loop.slowdown",)),
     Cause("leak.gpu", "ends_run"),
-    Cause("drift.steps"),
+    Cause("loop.slowdown"),
     Cause("throttle.power", "accepted"),
-    Cause("throttle.heat"),
+    Cause("throttle.thermal"),
     Cause("interference.cpu",
-          explains=(*_WAITS_FOR_CORES, "input.fetch", "cpu.cores", "drift.steps")),
-    Cause("interference.gpu", explains=("launch", "throttle.power", "gpu.underfilled", "sync")),
-    Cause("io.bound"),
+          explains=(*_WAITS_FOR_CORES, "input.fetch", "cpu.cores", "loop.slowdown")),
+    Cause("interference.gpu",
+          explains=("gpu.launch", "throttle.power", "gpu.underutilized", "gpu.sync")),
+    Cause("io.wait"),
     Cause("gpu.idle"),
-    Cause("short", "undecided"),
-    Cause("unclear", "undecided"),
+    Cause("too_short", "undecided"),
+    Cause("unknown", "undecided"),
 )
 # fmt: on
 

@@ -1,5 +1,4 @@
-"""CPU cores: too few, held back by a quota, fought for by threads, taken by others, or wasted on
-batches too small."""
+"""CPU causes: too few cores, a quota, thread oversubscription, other processes, small batches."""
 
 from __future__ import annotations
 
@@ -7,68 +6,68 @@ import math
 
 from stepscope.analysis.bottleneck.case import Case, finding, measured
 from stepscope.analysis.bottleneck.thresholds import limit
-from stepscope.analysis.trial.interference import takes_cores
+from stepscope.analysis.trial.interference import has_cpu_interference
 from stepscope.records import Evidence, Finding, Recommendation
 
 
 def cpu_shortage(case: Case) -> Finding | None:
-    """Threads wait for cores; of several reasons the one that explains the others is taken: a
-    quota before too many threads, these before too few cores."""
+    """Find why threads wait for cores. The most specific cause wins: quota, threads, cores."""
     if case.cores.used is None or case.cores.allowed is None:
         return None
-    return _quota(case) or _threads(case) or _few(case)
+    return _quota(case) or _oversubscription(case) or _too_few_cores(case)
 
 
 def small_batch(case: Case) -> Finding | None:
-    """A batch so small that a step on the CPU is all overhead."""
-    account, batch = case.account, case.account.batch_size
+    """Find a batch so small that a step on the CPU is mostly overhead."""
+    breakdown, batch = case.breakdown, case.breakdown.batch_size
     if case.on_gpu or batch is None or batch > limit("small_batch_cpu"):
         return None
-    if account.wait_share >= limit("input_wait_sure") or account.rest > limit("overhead_step"):
+    if breakdown.wait_share >= limit("data_wait_high") or breakdown.step_without_wait > limit(
+        "launch_bound_step"
+    ):
         return None
-    times = int(limit("safe_growth_cpu"))
+    times = int(limit("batch_growth_cpu"))
     larger = batch * times
     return finding(
         "batch.small",
         "high" if batch == 1 else "medium",
         float(times),
         variant="cpu",
-        values={"step_seconds": account.step_seconds, "times": times},
+        values={"step_seconds": breakdown.step_seconds, "times": times},
         evidence=[
             measured("batch_size", batch, "count", "small_batch_cpu", "loader"),
-            measured("step", account.rest, "s", "overhead_step", "steps"),
+            measured("step", breakdown.step_without_wait, "s", "launch_bound_step", "steps"),
         ],
         recommendations=[
-            Recommendation("larger_batch_on_cpu", "batch_size", larger, account.loader_location)
+            Recommendation("larger_batch_on_cpu", "batch_size", larger, breakdown.loader_location)
         ],
     )
 
 
-def _faster_with(case: Case, cores: float) -> float:
-    """How many times as fast it would be with so many cores, for a tree that keeps all it has busy.
+def _speedup_with(case: Case, available: float) -> float:
+    """Bound the speed-up with more cores, for a run that saturates the cores it has.
 
-    It gets faster by what its threads wait for, and by no more than the cores are more. On a GPU
-    it is the training thread's wait that counts: what it needs of a core stays.
+    Neither the number of cores nor the number of runnable threads can be exceeded. With a GPU, the
+    CPU time of the training thread and the kernel time remain.
     """
-    now = case.cores
-    used = now.used or 1.0
-    most = cores / used
-    if now.wanted is not None:
-        most = min(most, now.wanted / used)
-    if case.on_gpu and case.lead is not None and now.main is not None:
-        alone = 1.0 / max(min(now.main, 1.0), case.device.busy or 0.0, 1e-3)
-        return min(most, alone)
-    return most
+    cores = case.cores
+    used = cores.used or 1.0
+    bound = available / used
+    if cores.runnable is not None:
+        bound = min(bound, cores.runnable / used)
+    if case.on_gpu and case.primary is not None and cores.training is not None:
+        bound = min(bound, 1.0 / max(min(cores.training, 1.0), case.device.busy or 0.0, 1e-3))
+    return bound
 
 
-def _waiting(case: Case) -> Evidence | None:
-    wanted, used = case.cores.wanted, case.cores.used
-    if wanted is None or used is None:
+def _threads_waiting(case: Case) -> Evidence | None:
+    runnable, used = case.cores.runnable, case.cores.used
+    if runnable is None or used is None:
         return None
-    return measured("threads_waiting", wanted - used, "cores", source="/proc")
+    return measured("threads_waiting", runnable - used, "cores", source="/proc")
 
 
-def _used(case: Case) -> Evidence | None:
+def _allowed_cores_used(case: Case) -> Evidence | None:
     cores = case.cores
     share = cores.used / cores.allowed if cores.used is not None and cores.allowed else None
     return measured("allowed_cores_used", share, "share", "cores_saturated", "/proc")
@@ -76,22 +75,22 @@ def _used(case: Case) -> Evidence | None:
 
 def cpu_interference(case: Case) -> Finding | None:
     cores = case.cores
-    others, machine = cores.others or 0.0, cores.machine
-    wanted, used = cores.wanted or 0.0, max(cores.used or 0.0, 0.05)
-    if not takes_cores(cores.others, others + (cores.used or 0.0), machine):
+    other, machine = cores.other_processes or 0.0, cores.machine
+    runnable, used = cores.runnable or 0.0, max(cores.used or 0.0, 0.05)
+    if not has_cpu_interference(cores.other_processes, other + (cores.used or 0.0), machine):
         return None
-    if cores.allowed is None or wanted < used + limit("others_cores"):
+    if cores.allowed is None or runnable < used + limit("other_cores"):
         return None
     return finding(
         "interference.cpu",
-        "high" if others >= 2 * limit("others_cores") else "medium",
-        min(wanted / used, (used + others) / used),
-        values={"machine": machine, "waiting": wanted - used},
+        "high" if other >= 2 * limit("other_cores") else "medium",
+        min(runnable / used, (used + other) / used),
+        values={"machine": machine, "waiting": runnable - used},
         evidence=[
-            measured("others_cores", others, "cores", "others_cores", "/proc"),
+            measured("other_cores", other, "cores", "other_cores", "/proc"),
             measured("cores_used_by_run", used, "cores", source="/proc"),
-            _waiting(case),
-            measured("stolen_cores", case.mean("host_steal", "host"), "cores", source="/proc"),
+            _threads_waiting(case),
+            measured("steal", case.mean("host_steal", "host"), "cores", source="/proc"),
         ],
         recommendations=["find_processes", "exclusive_cores"],
     )
@@ -99,44 +98,44 @@ def cpu_interference(case: Case) -> Finding | None:
 
 def _quota(case: Case) -> Finding | None:
     cores = case.cores
-    if cores.throttled is None or cores.throttled < limit("throttled"):
+    if cores.throttled is None or cores.throttled < limit("quota_throttled"):
         return None
     machine = float(cores.machine or cores.allowed or 1)
     return finding(
         "cpu.quota",
         "high" if cores.saturated else "medium",
-        _faster_with(case, machine),
+        _speedup_with(case, machine),
         values={"allowed": cores.allowed, "machine": machine},
         evidence=[
-            measured("throttled", cores.throttled, "seconds/s", "throttled", "cgroup"),
-            _used(case),
-            _waiting(case),
+            measured("throttled", cores.throttled, "seconds/s", "quota_throttled", "cgroup"),
+            _allowed_cores_used(case),
+            _threads_waiting(case),
         ],
         recommendations=["raise_quota"],
     )
 
 
-def _threads(case: Case) -> Finding | None:
-    cores, lead = case.cores, case.lead
-    if cores.wanted is None or not cores.allowed:
+def _oversubscription(case: Case) -> Finding | None:
+    cores, primary = case.cores, case.primary
+    if cores.runnable is None or not cores.allowed:
         return None
-    crowd = cores.wanted / cores.allowed
-    busy_all = (cores.used or 0.0) + (cores.others or 0.0)
-    full = cores.saturated or busy_all >= limit("cores_saturated") * (cores.machine or 1e9)
+    per_core = cores.runnable / cores.allowed
+    busy = (cores.used or 0.0) + (cores.other_processes or 0.0)
+    saturated = cores.saturated or busy >= limit("cores_saturated") * (cores.machine or 1e9)
     processes = (case.reading("processes", "worker") or 0.0) + max(1, len(case.ranks))
-    few_each = cores.wanted < limit("threads_each") * processes
-    if crowd < limit("oversubscribed") or not full or few_each:
+    few_each = cores.runnable < limit("threads_per_process") * processes
+    if per_core < limit("oversubscribed") or not saturated or few_each:
         return None
     bound = None
-    if lead is not None and len(case.samples):
-        # What is left is what the threads compute that prepare and train, spread over the cores:
-        # the others of a pool mostly wait for each other, at full speed.
-        each = float(case.samples.cpu.mean() + case.collation.cpu.mean())
-        prepared = each * len(lead.batches) * max(1, len(case.ranks))
-        trained = (cores.main or 0.0) * lead.seconds
+    if primary is not None and len(case.samples):
+        # Only the work of the threads that prepare batches and train remains, distributed over the
+        # cores: the other threads of a pool mostly spin while they wait for each other.
+        cpu_per_batch = float(case.samples.cpu.mean() + case.collation.cpu.mean())
+        preparation = cpu_per_batch * len(primary.batches) * max(1, len(case.ranks))
+        training = (cores.training or 0.0) * primary.seconds
         usable = limit("cores_saturated") * cores.allowed
-        bound = lead.seconds * usable / max(prepared + trained, 1e-6)
-    workers = lead.workers if lead else 0
+        bound = primary.seconds * usable / max(preparation + training, 1e-6)
+    workers = primary.workers if primary else 0
     threads = max(1, math.floor(cores.allowed / max(1, processes)))
     switches = case.mean("switches_involuntary")
     return finding(
@@ -144,45 +143,44 @@ def _threads(case: Case) -> Finding | None:
         "high",
         bound,
         values={
-            "wanted": cores.wanted,
+            "runnable": cores.runnable,
             "allowed": cores.allowed,
             "processes": processes,
-            "workers": workers,
         },
         evidence=[
-            measured("threads_per_core", crowd, "times", "oversubscribed", "/proc"),
-            _waiting(case),
+            measured("threads_per_core", per_core, "times", "oversubscribed", "/proc"),
+            _threads_waiting(case),
             measured("involuntary_switches", switches, "1/s", source="/proc"),
-            _used(case),
+            _allowed_cores_used(case),
         ],
         recommendations=[
             Recommendation(
-                "threads_of_workers" if workers else "threads_of_processes", "threads", threads
+                "limit_worker_threads" if workers else "limit_process_threads", "threads", threads
             ),
-            Recommendation("threads_of_libraries", "threads", threads),
+            Recommendation("limit_library_threads", "threads", threads),
         ],
     )
 
 
-def _few(case: Case) -> Finding | None:
+def _too_few_cores(case: Case) -> Finding | None:
     cores = case.cores
-    machine, wanted, used = cores.machine, cores.wanted, cores.used or 0.0
+    machine, runnable, used = cores.machine, cores.runnable, cores.used or 0.0
     if machine is None or cores.allowed is None or cores.allowed >= machine:
         return None
-    if not cores.saturated or (wanted is not None and wanted < limit("worth") * used):
+    if not cores.saturated or (runnable is not None and runnable < limit("min_speedup") * used):
         return None
-    enough = max(2, min(math.ceil(wanted or 2 * (used or 1.0)), machine))
+    enough = max(2, min(math.ceil(runnable or 2 * (used or 1.0)), machine))
     return finding(
         "cpu.cores",
-        "high" if wanted is not None else "medium",
-        _faster_with(case, float(machine)),
-        variant="in_use" if wanted is None else "waiting",
-        values={"wanted": wanted or used, "last_core": machine - 1},
+        "high" if runnable is not None else "medium",
+        _speedup_with(case, float(machine)),
+        variant="in_use" if runnable is None else "waiting",
+        values={"runnable": runnable or used, "last_core": machine - 1},
         evidence=[
-            _used(case),
+            _allowed_cores_used(case),
             measured("cores_allowed", cores.allowed, "cores", source="affinity"),
-            measured("cores_of_machine", machine, "cores", source="/proc"),
-            _waiting(case),
+            measured("machine_cores", machine, "cores", source="/proc"),
+            _threads_waiting(case),
         ],
         recommendations=[
             Recommendation("more_cores", "cpus", enough),
@@ -192,14 +190,14 @@ def _few(case: Case) -> Finding | None:
 
 
 def serial_compute(case: Case) -> Finding | None:
-    """The model is computed on the CPU by fewer threads than there are cores."""
-    lead, idle, allowed = case.account, case.cores.idle, case.cores.allowed
-    threads = lead.threads
+    """Find a model that is computed on the CPU with fewer threads than there are cores."""
+    breakdown, idle, allowed = case.breakdown, case.cores.idle, case.cores.allowed
+    threads = breakdown.threads
     if case.on_gpu or len(case.ranks) > 1:
         return None
     if threads is None or idle is None or allowed is None or threads >= allowed:
         return None
-    if idle < 2 * limit("idle_cores") or lead.wait_share >= limit("input_wait"):
+    if idle < 2 * limit("idle_cores") or breakdown.wait_share >= limit("data_wait"):
         return None
     return finding(
         "cpu.serial",

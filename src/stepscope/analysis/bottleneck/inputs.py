@@ -1,28 +1,28 @@
-"""The training waits for batches: why they come late."""
+"""Data-loading causes: why training waits for batches."""
 
 from __future__ import annotations
 
 import math
 
-from stepscope.analysis.bottleneck.account import Account
+from stepscope.analysis.bottleneck.breakdown import StepBreakdown
 from stepscope.analysis.bottleneck.case import Case, finding, measured
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.records import Confidence, Evidence, Finding, Recommendation
 
 
 class Batches:
-    """How batches of a run are made: seconds per batch, means over those that were timed."""
+    """Batch preparation: mean seconds per batch over the batches that were timed."""
 
-    def __init__(self, case: Case, account: Account) -> None:
+    def __init__(self, case: Case, breakdown: StepBreakdown) -> None:
         samples, collation, count = case.samples, case.collation, len(case.samples)
-        trained = max(account.seconds - account.evaluated, 1e-6)
-        self.workers = account.workers
+        trained = max(breakdown.seconds - breakdown.evaluation_seconds, 1e-6)
+        self.workers = breakdown.workers
         self.samples, self.collation = float(samples.wall.mean()), float(collation.wall.mean())
         self.whole = self.samples + self.collation
         self.cpu = float((samples.cpu.sum() + collation.cpu.sum()) / count)
         self.blocked = float((samples.blocked.sum() + collation.blocked.sum()) / count)
-        # Share of the workers' time in which they prepared anything.
-        busy = self.whole * len(account.batches) / (max(1, self.workers) * trained)
+        # Share of the time in which the loader workers prepare batches.
+        busy = self.whole * len(breakdown.batches) / (max(1, self.workers) * trained)
         self.busy = min(1.0, busy)
 
     def share(self, part: float) -> float:
@@ -30,123 +30,130 @@ class Batches:
 
 
 def data_wait(case: Case) -> Finding | None:
-    """The reason why batches are waited for."""
-    account = case.account
-    if account.wait_share < limit("input_wait"):
+    """Find why training waits for batches."""
+    breakdown = case.breakdown
+    if breakdown.wait_share < limit("data_wait"):
         return None
     if not len(case.samples):
-        return _unseen(case, account)
-    batches, most = Batches(case, account), limit("most_of_it")
+        return _unobserved(case, breakdown)
+    batches, majority = Batches(case, breakdown), limit("majority")
     workers = batches.workers
-    stay = account.loader is not None and account.loader.persists
-    if account.starting > most * account.waited and account.passes and workers and not stay:
-        return _startup(account)
-    if workers and batches.busy < most:
-        return _handover(case, account, batches)
-    if batches.share(batches.collation) > most:
-        return _collation(case, account, batches)
+    restarts = workers and breakdown.passes and not (breakdown.loader and breakdown.loader.persists)
+    if restarts and breakdown.startup_seconds > majority * breakdown.wait_seconds:
+        return _startup(breakdown)
+    if workers and batches.busy < majority:
+        return _transfer(case, breakdown, batches)
+    if batches.share(batches.collation) > majority:
+        return _collation(case, breakdown, batches)
     idle = case.cores.idle
-    room = idle is None or (idle >= limit("idle_cores") and not case.cores.saturated)
-    if workers == 0 and room:
-        return _workers(case, account, batches)
-    if workers and batches.share(batches.blocked) > most:
-        return _fetch(case, account, batches)
-    if room and _missing_workers(account, batches) > 0:
-        return _workers(case, account, batches)
-    return _preparation(case, account, batches)
+    has_idle_cores = idle is None or (idle >= limit("idle_cores") and not case.cores.saturated)
+    if workers == 0 and has_idle_cores:
+        return _workers(case, breakdown, batches)
+    if workers and batches.share(batches.blocked) > majority:
+        return _fetch(case, breakdown, batches)
+    if has_idle_cores and _missing_workers(breakdown, batches) > 0:
+        return _workers(case, breakdown, batches)
+    return _preparation(case, breakdown, batches)
 
 
-def without_waiting(case: Case, account: Account) -> float:
-    """How many times as fast it would be if batches were always there.
+def speedup_without_wait(case: Case, breakdown: StepBreakdown) -> float:
+    """Return the speed-up if every batch were ready in time.
 
-    On a GPU the wait is lost only as far as the device stood still for it: what it takes from a
-    batch to the end of the step stays.
+    With a GPU, the wait only counts while the device is idle: the time on the device from the batch
+    to the end of the step remains.
     """
-    seconds = account.seconds - account.evaluated
-    left = seconds - account.waited
-    span = case.device.span if case.on_gpu else None
+    seconds = breakdown.seconds - breakdown.evaluation_seconds
+    remaining = seconds - breakdown.wait_seconds
+    span = case.device.step_span if case.on_gpu else None
     if span is not None:
-        left = max(left, min(seconds, span * account.steps))
-    return account.seconds / max(left + account.evaluated, 1e-3 * account.seconds)
+        remaining = max(remaining, min(seconds, span * breakdown.steps))
+    remaining += breakdown.evaluation_seconds
+    return breakdown.seconds / max(remaining, 1e-3 * breakdown.seconds)
 
 
-def _without_waiting_on_these_cores(case: Case, account: Account) -> float:
-    """No faster than the cores allow, at the CPU time that a step takes now."""
+def _speedup_within_cores(case: Case, breakdown: StepBreakdown) -> float:
+    """Bound the speed-up by the allowed cores, at the current CPU time per step."""
     used, allowed = case.cores.used, case.cores.allowed
-    return min(without_waiting(case, account), allowed / used if used and allowed else math.inf)
+    return min(
+        speedup_without_wait(case, breakdown), allowed / used if used and allowed else math.inf
+    )
 
 
-def _without_preparing(case: Case, account: Account) -> float:
-    """Without the work of preparing: the wait is gone, and the cores are free for training.
+def _speedup_without_preparation(case: Case, breakdown: StepBreakdown) -> float:
+    """Return the speed-up if preparing batches took no CPU time.
 
-    What stays is what the training thread computes, and what the GPU does.
+    The wait disappears and the cores are free for training. The work of the training thread and of
+    the GPU remains.
     """
-    main = case.cores.main or 0.0
+    training = case.cores.training or 0.0
     if case.on_gpu:
-        left = account.seconds - account.waited
-        stays = max(min(main, 1.0), case.device.busy or 0.0)
+        remaining = breakdown.seconds - breakdown.wait_seconds
+        needed = max(min(training, 1.0), case.device.busy or 0.0)
     else:
-        left = account.seconds / without_waiting(case, account)
-        threads = account.threads
-        stays = main / max(1.0, threads if threads is not None else case.cores.allowed or 1.0)
-    left -= (case.cores.wait_main or 0.0) * account.seconds
-    return account.seconds / max(left, stays * account.seconds, 1e-2)
+        remaining = breakdown.seconds / speedup_without_wait(case, breakdown)
+        threads = breakdown.threads
+        needed = training / max(1.0, threads if threads is not None else case.cores.allowed or 1.0)
+    remaining -= (case.cores.training_waiting or 0.0) * breakdown.seconds
+    return breakdown.seconds / max(remaining, needed * breakdown.seconds, 1e-2)
 
 
-def _sure(account: Account) -> tuple[Confidence, str]:
-    sure = account.wait_share >= limit("input_wait_sure")
-    return ("high", "wait_measured") if sure else ("medium", "wait_is_small")
+def _wait_confidence(breakdown: StepBreakdown) -> tuple[Confidence, str]:
+    is_high = breakdown.wait_share >= limit("data_wait_high")
+    return ("high", "wait_measured") if is_high else ("medium", "wait_is_small")
 
 
-def _waited(account: Account) -> Evidence | None:
-    return measured("data_wait", account.wait_share, "share", "input_wait", "loader")
+def _data_wait(breakdown: StepBreakdown) -> Evidence | None:
+    return measured("data_wait", breakdown.wait_share, "share", "data_wait", "loader")
 
 
-def _missing_workers(account: Account, batches: Batches) -> int:
-    """Workers that it takes to have a batch ready for every step, beyond those that there are."""
-    per_step = len(account.batches) / max(1, account.steps)
-    rest = max(account.rest, 1e-6) / max(per_step, 1e-6)
-    return max(0, math.ceil(batches.whole / rest) - batches.workers)
+def _missing_workers(breakdown: StepBreakdown, batches: Batches) -> int:
+    """Return how many more loader workers are needed to have a batch ready for every step."""
+    per_step = len(breakdown.batches) / max(1, breakdown.steps)
+    batch_period = max(breakdown.step_without_wait, 1e-6) / max(per_step, 1e-6)
+    return max(0, math.ceil(batches.whole / batch_period) - batches.workers)
 
 
-def _workers(case: Case, account: Account, batches: Batches) -> Finding:
+def _workers(case: Case, breakdown: StepBreakdown, batches: Batches) -> Finding:
     idle, workers = case.cores.idle, batches.workers
-    enough = workers + max(1, _missing_workers(account, batches))
+    enough = workers + max(1, _missing_workers(breakdown, batches))
     if idle is not None:
         enough = min(enough, workers + max(1, math.ceil(idle)))
-    confidence, reason = _sure(account)
+    confidence, reason = _wait_confidence(breakdown)
     return finding(
         "input.workers",
         confidence,
-        _without_waiting_on_these_cores(case, account),
+        _speedup_within_cores(case, breakdown),
         variant="few" if workers else "none",
         values={"workers": workers},
         reasons=[reason],
         evidence=[
-            _waited(account),
+            _data_wait(breakdown),
             measured("batch_preparation", batches.whole, "s", source="workers"),
-            measured("step_besides", account.rest, "s", source="steps"),
+            measured("step_without_wait", breakdown.step_without_wait, "s", source="steps"),
             measured("cores_idle", idle, "cores", "idle_cores", "/proc"),
         ],
         recommendations=[
-            Recommendation("enough_workers", "workers", max(1, enough), account.loader_location)
+            Recommendation("enough_workers", "workers", max(1, enough), breakdown.loader_location)
         ],
     )
 
 
-def _preparation(case: Case, account: Account, batches: Batches) -> Finding:
-    confidence, reason = _sure(account)
+def _preparation(case: Case, breakdown: StepBreakdown, batches: Batches) -> Finding:
+    confidence, reason = _wait_confidence(breakdown)
     on_cpu = batches.share(batches.cpu)
     return finding(
         "input.preparation",
         confidence,
-        _without_preparing(case, account),
-        values={"workers": batches.workers, "rest": account.rest},
+        _speedup_without_preparation(case, breakdown),
+        values={
+            "workers": batches.workers,
+            "step_without_wait": breakdown.step_without_wait,
+        },
         reasons=[reason],
         evidence=[
-            _waited(account),
+            _data_wait(breakdown),
             measured("batch_cpu", batches.cpu, "s", source="workers"),
-            measured("batch_cpu_share", on_cpu, "share", "most_of_it", "workers"),
+            measured("batch_cpu_share", on_cpu, "share", "majority", "workers"),
             measured("workers_busy", batches.busy, "share", source="workers"),
             measured("cores_used", case.cores.used, "cores", source="/proc"),
         ],
@@ -154,11 +161,11 @@ def _preparation(case: Case, account: Account, batches: Batches) -> Finding:
     )
 
 
-def _fetch(case: Case, account: Account, batches: Batches) -> Finding:
-    confidence, reason = _sure(account)
+def _fetch(case: Case, breakdown: StepBreakdown, batches: Batches) -> Finding:
+    confidence, reason = _wait_confidence(breakdown)
     reasons = [reason]
     disk = case.mean("read")
-    # Where ranks talk to each other over loopback, it says nothing of data.
+    # Ranks also communicate over loopback, so it only indicates data traffic with one rank.
     network = case.highest_mean("net_received", *([] if len(case.ranks) > 1 else ["loopback"]))
     from_disk, from_network = disk or 0.0, network or 0.0
     source = "either"
@@ -174,95 +181,97 @@ def _fetch(case: Case, account: Account, batches: Batches) -> Finding:
     return finding(
         "input.fetch",
         confidence,
-        _without_waiting_on_these_cores(case, account),
+        _speedup_within_cores(case, breakdown),
         variant=source,
         values={"rate": max(from_disk, from_network)},
         reasons=reasons,
         evidence=[
-            _waited(account),
-            measured("batch_blocked", blocked, "share", "most_of_it", "workers"),
+            _data_wait(breakdown),
+            measured("batch_blocked", blocked, "share", "majority", "workers"),
             measured("batch_cpu", batches.cpu, "s", source="workers"),
             measured("storage_read", disk, "bytes/s", source="/proc"),
             measured("network_received", network, "bytes/s", source="/proc"),
         ],
         recommendations=[
-            "copy_data_near",
+            "copy_data_locally",
             Recommendation(
                 "more_reads_at_once",
                 "workers",
                 max(2, batches.workers * 2),
-                account.loader_location,
+                breakdown.loader_location,
             ),
             "larger_files",
         ],
     )
 
 
-def _collation(case: Case, account: Account, batches: Batches) -> Finding:
-    confidence, reason = _sure(account)
+def _collation(case: Case, breakdown: StepBreakdown, batches: Batches) -> Finding:
+    confidence, reason = _wait_confidence(breakdown)
     collation = batches.share(batches.collation)
-    read = batches.samples / max(1, batches.workers) * len(account.batches)
+    read = batches.samples / max(1, batches.workers) * len(breakdown.batches)
     return finding(
         "input.collation",
         confidence,
-        min(_without_preparing(case, account), account.seconds / max(read, 1e-6)),
+        min(_speedup_without_preparation(case, breakdown), breakdown.seconds / max(read, 1e-6)),
         reasons=[reason],
         evidence=[
-            _waited(account),
-            measured("collation_share", collation, "share", "most_of_it", "workers"),
+            _data_wait(breakdown),
+            measured("collation_share", collation, "share", "majority", "workers"),
             measured("batch_collation", batches.collation, "s", source="workers"),
             measured("batch_samples", batches.samples, "s", source="workers"),
         ],
-        recommendations=[Recommendation("collate_without_loops", location=account.loader_location)],
+        recommendations=[Recommendation("vectorize_collation", location=breakdown.loader_location)],
     )
 
 
-def _handover(case: Case, account: Account, batches: Batches) -> Finding:
-    confidence, reason = _sure(account)
-    prefetch = max(4, 2 * account.loader.prefetch) if account.loader else 4
+def _transfer(case: Case, breakdown: StepBreakdown, batches: Batches) -> Finding:
+    confidence, reason = _wait_confidence(breakdown)
+    prefetch = max(4, 2 * breakdown.loader.prefetch) if breakdown.loader else 4
     return finding(
-        "input.handover",
+        "input.ipc",
         "medium" if confidence == "high" else "low",
-        _without_waiting_on_these_cores(case, account),
-        reasons=[reason, "handover_unseen"],
+        _speedup_within_cores(case, breakdown),
+        reasons=[reason, "transfer_not_measured"],
         evidence=[
-            _waited(account),
-            measured("workers_busy", batches.busy, "share", "most_of_it", "workers"),
+            _data_wait(breakdown),
+            measured("workers_busy", batches.busy, "share", "majority", "workers"),
         ],
         recommendations=[
-            Recommendation("prefetch_more", "prefetch", prefetch, account.loader_location),
-            Recommendation("fewer_tensors", location=account.loader_location),
+            Recommendation("prefetch_more", "prefetch", prefetch, breakdown.loader_location),
+            Recommendation("fewer_tensors", location=breakdown.loader_location),
         ],
     )
 
 
-def _startup(account: Account) -> Finding:
-    epochs = len(account.passes)
-    share, of_all = account.starting / account.seconds, account.starting / account.waited
+def _startup(breakdown: StepBreakdown) -> Finding:
+    epochs, startup = len(breakdown.passes), breakdown.startup_seconds
+    share, wait_share = startup / breakdown.seconds, startup / breakdown.wait_seconds
     return finding(
-        "input.startup",
-        "high" if share >= limit("input_wait_sure") and epochs > 1 else "medium",
-        account.seconds / max(account.seconds - account.starting, 1e-6),
-        values={"each": account.starting / max(1, epochs)},
+        "input.worker_startup",
+        "high" if share >= limit("data_wait_high") and epochs > 1 else "medium",
+        breakdown.seconds / max(breakdown.seconds - startup, 1e-6),
+        values={"each": startup / max(1, epochs)},
         evidence=[
-            measured("startup_wait", share, "share", "input_wait", "loader"),
-            measured("startup_share", of_all, "share", "most_of_it", "loader"),
-            measured("epochs_begun", epochs, "count", source="loader"),
+            measured("startup_wait", share, "share", "data_wait", "loader"),
+            measured("startup_share", wait_share, "share", "majority", "loader"),
+            measured("epochs_started", epochs, "count", source="loader"),
         ],
         recommendations=[
-            Recommendation("keep_workers", "persistent", True, account.loader_location)
+            Recommendation("keep_workers", "persistent", True, breakdown.loader_location)
         ],
     )
 
 
-def _unseen(case: Case, account: Account) -> Finding:
-    """Batches are waited for, and nobody told how they are made (an iterator of the user's)."""
-    more = account.workers + max(1, math.ceil(case.cores.idle or 1))
+def _unobserved(case: Case, breakdown: StepBreakdown) -> Finding:
+    """Report the data wait of a custom iterator, whose preparation of batches is not observed."""
+    more = breakdown.workers + max(1, math.ceil(case.cores.idle or 1))
     return finding(
         "input.preparation",
         "low",
-        without_waiting(case, account),
-        variant="unseen",
-        evidence=[_waited(account)],
-        recommendations=[Recommendation("more_workers", "workers", more, account.loader_location)],
+        speedup_without_wait(case, breakdown),
+        variant="unobserved",
+        evidence=[_data_wait(breakdown)],
+        recommendations=[
+            Recommendation("more_workers", "workers", more, breakdown.loader_location)
+        ],
     )

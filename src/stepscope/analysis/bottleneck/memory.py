@@ -1,4 +1,4 @@
-"""Memory: at its edge, or growing without end; and steps that get slower and slower."""
+"""Memory causes: nearly full memory, leaks, and steps that get slower."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from stepscope.analysis.bottleneck.account import Window, reading_in
+from stepscope.analysis.bottleneck.breakdown import Window, reading_in
 from stepscope.analysis.bottleneck.case import Case, finding, measured
 from stepscope.analysis.bottleneck.thresholds import limit
 from stepscope.analysis.run.series import Floats, Series
@@ -16,9 +16,9 @@ from stepscope.analysis.trial.steady import drift_of, trend
 from stepscope.records import Confidence, Evidence, Finding, Recommendation
 
 _BUCKETS = 24
-_LEAST_BUCKETS = 8
-_SURE = 3.3  # standard deviations of Mann and Kendall's count: chance does it once in a thousand
-_FIRST_STEPS = 5  # they allocate, compile and autotune: no step is like them
+_MIN_BUCKETS = 8
+_MIN_Z = 3.3  # of the Mann-Kendall test: p = 0.001
+_FIRST_STEPS = 5  # skipped, because they allocate, compile and autotune
 
 
 def _last(values: Floats) -> float:
@@ -28,68 +28,73 @@ def _last(values: Floats) -> float:
 @dataclass(frozen=True)
 class MemoryGrowth:
     bytes_per_second: float
-    at_beginning: float  # bytes
+    initial_bytes: float
 
 
-def growth(series: Series, stretch: Window) -> MemoryGrowth | None:
-    """Of a gauge of bytes that grows without end; else None.
+def growth(series: Series, window: Window) -> MemoryGrowth | None:
+    """Return the growth of a memory gauge that grows without end, else None.
 
-    The least of each bucket of time is taken: what is freed after every step or epoch is no leak.
-    How low that is, is known no better than the gauge moves from one reading to the next: readings
-    in step with an epoch come a little later in it each time.
+    Only the minimum of each time bucket counts, because memory that is freed after every step or
+    epoch is not a leak. The minimum is uncertain by the typical change between two readings:
+    readings that are nearly in phase with the epochs move slowly through them.
     """
-    inside = series.between(stretch.begin_ns, stretch.end_ns)
-    if len(inside) < _LEAST_BUCKETS:
+    inside = series.between(window.begin_ns, window.end_ns)
+    if len(inside) < _MIN_BUCKETS:
         return None
-    edges = np.linspace(stretch.begin_ns, stretch.end_ns, _BUCKETS + 1)
-    places = np.clip(np.searchsorted(edges, inside.t, side="right") - 1, 0, _BUCKETS - 1)
-    least = np.full(_BUCKETS, np.inf)
-    np.minimum.at(least, places, inside.value)
-    known = np.flatnonzero(np.isfinite(least))
-    if len(known) < _LEAST_BUCKETS:
+    edges = np.linspace(window.begin_ns, window.end_ns, _BUCKETS + 1)
+    buckets = np.clip(np.searchsorted(edges, inside.t, side="right") - 1, 0, _BUCKETS - 1)
+    minima = np.full(_BUCKETS, np.inf)
+    np.minimum.at(minima, buckets, inside.value)
+    known = np.flatnonzero(np.isfinite(minima))
+    if len(known) < _MIN_BUCKETS:
         return None
-    values, seconds = least[known], known * stretch.seconds / _BUCKETS
-    sureness, _ = trend(values)
+    values, seconds = minima[known], known * window.seconds / _BUCKETS
+    z, _ = trend(values)
     half = len(values) // 2
     first, second = values[half] - values[0], values[-1] - values[half]
     total = float(values[-1] - values[0])
-    moves = float(np.median(np.abs(np.diff(inside.value))))
-    enough = total >= max(limit("growth_bytes"), limit("growth_share") * float(values[0]), moves)
-    if sureness < _SURE or not enough or second < limit("goes_on") * max(first, 0.0) or second <= 0:
+    jitter = float(np.median(np.abs(np.diff(inside.value))))
+    least = max(limit("growth_bytes"), limit("growth_share") * float(values[0]), jitter)
+    if (
+        z < _MIN_Z
+        or total < least
+        or second < limit("growth_continues") * max(first, 0.0)
+        or second <= 0
+    ):
         return None
     pairs = np.triu_indices(len(values), 1)
     slopes = (values[pairs[1]] - values[pairs[0]]) / (seconds[pairs[1]] - seconds[pairs[0]])
-    return MemoryGrowth(bytes_per_second=float(np.median(slopes)), at_beginning=float(values[0]))
+    return MemoryGrowth(bytes_per_second=float(np.median(slopes)), initial_bytes=float(values[0]))
 
 
 def leak_confidence(seconds_left: float | None) -> Confidence:
-    """MemoryGrowth that takes a week to matter is reported, but does not limit a run."""
+    """Return a low confidence for growth that takes more than a week to exhaust the memory."""
     soon = seconds_left is None or seconds_left < limit("leak_horizon")
     return "high" if soon else "low"
 
 
-def seconds_left(left: float | None, rate: float) -> float | None:
-    """Until memory that grows is gone."""
-    return None if left is None or rate <= 0 else max(0.0, left) / rate
+def seconds_left(free: float | None, rate: float) -> float | None:
+    """Return the seconds until growing memory is exhausted."""
+    return None if free is None or rate <= 0 else max(0.0, free) / rate
 
 
 def host_leak(case: Case) -> Finding | None:
-    grown = growth(case.data.of("memory"), case.stretch)
-    if grown is None or not _is_lost(case, grown.bytes_per_second):
+    grown = growth(case.data.of("memory"), case.window)
+    if grown is None or not _is_taken_from_host(case, grown.bytes_per_second):
         return None
     rates = {
         role: of_role.bytes_per_second
         for metric, role in case.data.series
         if metric == "memory" and role != "tree"
-        if (of_role := growth(case.data.of("memory", role), case.stretch))
+        if (of_role := growth(case.data.of("memory", role), case.window))
     }
     process = max(rates, key=lambda role: rates[role], default=None)
-    left = case.reading("host_available", "host", _last)
-    top = case.reading("cgroup_memory_limit", "cgroup", _last)
+    free = case.reading("host_available", "host", _last)
+    cgroup_limit = case.reading("cgroup_memory_limit", "cgroup", _last)
     used = case.reading("cgroup_memory", "cgroup", _last)
-    if top is not None and used is not None:
-        left = top - used if left is None else min(left, top - used)
-    remaining = seconds_left(left, grown.bytes_per_second)
+    if cgroup_limit is not None and used is not None:
+        free = cgroup_limit - used if free is None else min(free, cgroup_limit - used)
+    remaining = seconds_left(free, grown.bytes_per_second)
     action: Recommendation | str = "find_growth_in_loop"
     if process == "worker":
         action = Recommendation("find_growth_in_dataset", location=case.loader_location)
@@ -100,32 +105,34 @@ def host_leak(case: Case) -> Finding | None:
         values={"process": process, "seconds_left": remaining},
         evidence=[
             *_growth_evidence(case, grown, "/proc"),
-            measured("left", left, "bytes", source="/proc"),
+            measured("memory_left", free, "bytes", source="/proc"),
         ],
         recommendations=[action],
     )
 
 
-def _is_lost(case: Case, rate: float) -> bool:
-    """Whether the machine loses what the run takes: pages of files that are read through a map
-    count as the run's, and are given back when anybody needs them."""
+def _is_taken_from_host(case: Case, rate: float) -> bool:
+    """Whether the available memory of the host shrinks with the growth.
+
+    Pages of memory-mapped files count as memory of the run, but the kernel can reclaim them.
+    """
     available = case.data.of("host_available", "host")
-    inside = available.between(case.stretch.begin_ns, case.stretch.end_ns)
-    if len(inside) < _LEAST_BUCKETS:
+    inside = available.between(case.window.begin_ns, case.window.end_ns)
+    if len(inside) < _MIN_BUCKETS:
         return True
     third = max(1, len(inside) // 3)
-    lost = float(np.median(inside.value[:third]) - np.median(inside.value[-third:]))
-    return lost >= limit("most_of_it") * rate * case.stretch.seconds * 2 / 3
+    loss = float(np.median(inside.value[:third]) - np.median(inside.value[-third:]))
+    return loss >= limit("majority") * rate * case.window.seconds * 2 / 3
 
 
 def gpu_leak(case: Case) -> Finding | None:
     for gpu in case.data.used_gpus:
-        grown = growth(gpu.of("gpu_allocated"), case.stretch)
+        grown = growth(gpu.of("gpu_allocated"), case.window)
         if grown is None:
             continue
-        held, size = reading_in(gpu.memory, case.stretch, _last), gpu.gpu.memory_bytes
-        left = size - held if size is not None and held is not None else None
-        remaining = seconds_left(left, grown.bytes_per_second)
+        used, size = reading_in(gpu.memory, case.window, _last), gpu.gpu.memory_bytes
+        free = size - used if size is not None and used is not None else None
+        remaining = seconds_left(free, grown.bytes_per_second)
         return finding(
             "leak.gpu",
             leak_confidence(remaining),
@@ -133,7 +140,7 @@ def gpu_leak(case: Case) -> Finding | None:
             values={"gpu": gpu.gpu.label, "seconds_left": remaining},
             evidence=[
                 *_growth_evidence(case, grown, "allocator"),
-                measured("left", left, "bytes", source="NVML"),
+                measured("memory_left", free, "bytes", source="NVML"),
             ],
             recommendations=["detach_loss", "find_kept_outputs"],
         )
@@ -142,53 +149,56 @@ def gpu_leak(case: Case) -> Finding | None:
 
 def _growth_evidence(case: Case, grown: MemoryGrowth, source: str) -> Iterator[Evidence | None]:
     yield measured("growth", grown.bytes_per_second, "bytes/s", source=source)
-    total = grown.bytes_per_second * case.stretch.seconds
-    yield measured("grown", total, "bytes", "growth_bytes", source)
-    yield measured("at_beginning", grown.at_beginning, "bytes", source=source)
+    total = grown.bytes_per_second * case.window.seconds
+    yield measured("total_growth", total, "bytes", "growth_bytes", source)
+    yield measured("initial_memory", grown.initial_bytes, "bytes", source=source)
 
 
 def step_drift(case: Case) -> Finding | None:
-    account = case.account
-    if account.seconds < limit("drift_seconds"):
+    breakdown = case.breakdown
+    if breakdown.seconds < limit("step_drift_seconds"):
         return None
-    lengths = np.concatenate([account.before, account.own])[_FIRST_STEPS:]
+    lengths = np.concatenate([breakdown.warmup_without_wait, breakdown.lengths_without_wait])[
+        _FIRST_STEPS:
+    ]
     drift = drift_of(lengths)
-    if drift is None or drift < limit("drift"):
+    if drift is None or drift < limit("step_drift"):
         return None
     tenth = max(1, len(lengths) // 10)
     first, last = float(np.median(lengths[:tenth])), float(np.median(lengths[-tenth:]))
-    if last < (1 + limit("drift")) * first or not first:
+    if last < (1 + limit("step_drift")) * first or not first:
         return None
-    rate = (last / first - 1) / max(account.seconds, 1e-9)
-    most = max(account.spent.values(), key=lambda spent: spent.seconds, default=None)
+    rate = (last / first - 1) / max(breakdown.seconds, 1e-9)
+    longest = max(breakdown.time_by_kind.values(), key=lambda time: time.seconds, default=None)
     return finding(
-        "drift.steps",
+        "loop.slowdown",
         "high",
-        float(account.lengths.mean()) / (first + float((account.lengths - account.own).mean())),
+        float(breakdown.lengths.mean())
+        / (first + float((breakdown.lengths - breakdown.lengths_without_wait).mean())),
         values={"doubling": 1.0 / rate if rate > 0 else math.inf},
         evidence=[
-            measured("step_change", drift, "share", "drift", "steps"),
+            measured("step_change", drift, "share", "step_drift", "steps"),
             measured("first_step", first, "s", source="steps"),
             measured("last_step", last, "s", source="steps"),
         ],
         recommendations=[
-            Recommendation("find_what_is_kept", location=most.location)
-            if most
-            else "find_what_is_kept_somewhere"
+            Recommendation("find_growing_state", location=longest.location)
+            if longest
+            else "find_growing_state_anywhere"
         ],
     )
 
 
 def allocator_retries(case: Case) -> Finding | None:
-    account = case.account
+    breakdown = case.breakdown
     for gpu in case.data.used_gpus:
-        inside = gpu.of("gpu_alloc_retries").between(case.stretch.begin_ns, case.stretch.end_ns)
+        inside = gpu.of("gpu_alloc_retries").between(case.window.begin_ns, case.window.end_ns)
         count = float(inside.value[-1] - inside.value[0]) if len(inside) > 1 else 0.0
-        per_step = count / max(1, account.steps)
+        per_step = count / max(1, breakdown.steps)
         if per_step < limit("retries"):
             continue
-        busy, batch = case.device.busy, account.batch_size
-        location = account.loader_location
+        busy, batch = case.device.busy, breakdown.batch_size
+        location = breakdown.loader_location
         return finding(
             "memory.gpu",
             "high",
@@ -197,12 +207,12 @@ def allocator_retries(case: Case) -> Finding | None:
             values={"gpu": gpu.gpu.label, "count": count},
             evidence=[
                 measured("retries", per_step, "count", "retries", "allocator"),
-                measured("kernels_ran", busy, "share", source="GPM"),
+                measured("kernel_time", busy, "share", source="GPM"),
             ],
             recommendations=[
                 Recommendation("smaller_batch", "batch_size", int(batch * 0.85), location)
                 if batch and batch > 1
-                else Recommendation("some_smaller_batch", location=location),
+                else Recommendation("reduce_batch", location=location),
                 "expandable_segments",
             ],
         )
@@ -211,17 +221,17 @@ def allocator_retries(case: Case) -> Finding | None:
 
 def gpu_memory_full(case: Case) -> Finding | None:
     for gpu in case.data.used_gpus:
-        most = reading_in(gpu.of("gpu_memory"), case.stretch, np.max)
+        peak = reading_in(gpu.of("gpu_memory"), case.window, np.max)
         size = gpu.gpu.memory_bytes
-        if most is None or not size or most / size < limit("memory_full"):
+        if peak is None or not size or peak / size < limit("memory_full"):
             continue
         return finding(
             "memory.gpu",
             "medium",
             1.0,
             variant="full",
-            values={"gpu": gpu.gpu.label, "left": size - most, "size": size},
-            evidence=[measured("in_use", most / size, "share", "memory_full", "NVML")],
+            values={"gpu": gpu.gpu.label, "free": size - peak, "size": size},
+            evidence=[measured("in_use", peak / size, "share", "memory_full", "NVML")],
             recommendations=["less_gpu_memory"],
         )
     return None
@@ -229,18 +239,18 @@ def gpu_memory_full(case: Case) -> Finding | None:
 
 def host_memory_full(case: Case) -> Finding | None:
     total = case.machine.memory.total_bytes
-    left = case.reading("host_available", "host", np.min)
+    free = case.reading("host_available", "host", np.min)
     stalled = case.mean("pressure_memory", "host") or 0.0
-    share = 1 - left / total if left is not None and total else 0.0
-    if share < limit("memory_full") and stalled < limit("outside_share"):
+    share = 1 - free / total if free is not None and total else 0.0
+    if share < limit("memory_full") and stalled < limit("loop_share"):
         return None
     return finding(
         "memory.host",
-        "high" if stalled >= limit("outside_share") else "medium",
+        "high" if stalled >= limit("loop_share") else "medium",
         1.0 / max(1.0 - stalled, 0.1),
         evidence=[
             measured("in_use", share, "share", "memory_full", "/proc"),
-            measured("memory_pressure", stalled, "share", "outside_share", "PSI"),
+            measured("memory_pressure", stalled, "share", "loop_share", "PSI"),
         ],
         recommendations=[
             Recommendation("halve_workers_or_prefetch", location=case.loader_location)

@@ -1,4 +1,4 @@
-"""The one table of thresholds: each with the reason for it, or who says so. The docs print it."""
+"""All thresholds with their reasons. The docs include this table."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Threshold:
-    """A number that decides, and why it is that number."""
+    """A threshold and the reason for its value."""
 
     key: str
     value: float
@@ -17,114 +17,128 @@ class Threshold:
 
 # fmt: off
 _TABLE = (
-    Threshold("least_steps", 20, "count",
-        "With fewer steps neither a warm-up nor a share can be told from chance"),
-    Threshold("least_seconds", 3.0, "s",
-        "GPU counters are means over 0.2 s and memory readings come every second: below this "
-        "there are too few of them"),
-    Threshold("input_wait", 0.05, "share",
-        "TensorFlow's profiler calls a step that waits longer than this moderately input-bound"),
-    Threshold("input_wait_sure", 0.2, "share",
-        "TensorFlow's profiler calls a step that waits longer than this highly input-bound"),
-    Threshold("worth", 1.1, "times",
-        "A ceiling below it is nothing to fix: the same training differs as much from one process "
-        "to the next"),
-    Threshold("far_longer", 2.0, "times",
-        "A step that takes this many medians did something else besides"),
-    Threshold("most_of_it", 0.5, "share", "More than half of a whole is what it is named after"),
+    Threshold("min_steps", 20, "count",
+        "With fewer steps, neither the warm-up nor a share is statistically reliable."),
+    Threshold("min_seconds", 3.0, "s",
+        "Below this there are too few readings: GPU counters are means over 0.2 s, and memory is "
+        "read once per second."),
+    Threshold("data_wait", 0.05, "share",
+        "Above this, TensorFlow's profiler calls a step moderately input-bound."),
+    Threshold("data_wait_high", 0.2, "share",
+        "Above this, TensorFlow's profiler calls a step highly input-bound."),
+    Threshold("min_speedup", 1.1, "times",
+        "Below this, fixing a finding gains less than the noise between identical processes."),
+    Threshold("long_step", 2.0, "times",
+        "Above this multiple of the median, a step includes other work than training."),
+    Threshold("majority", 0.5, "share", "Above this, a part dominates the whole."),
     Threshold("cores_saturated", 0.85, "share",
-        "Above this share of the allowed cores in use, queueing for a core dominates; the last "
-        "tenth goes to the watcher, the kernel and uneven load"),
-    Threshold("idle_cores", 0.4, "cores", "Less is not enough for another worker to gain anything"),
-    Threshold("computing", 0.7, "share",
-        "Of the time that its threads could compute, a training process does on a CPU: the rest "
-        "is what does not split over threads"),
+        "Above this share of the allowed cores, threads queue for cores; the monitor, the kernel "
+        "and uneven load take the rest."),
+    Threshold("idle_cores", 0.4, "cores",
+        "Below this, another loader worker does not gain anything."),
+    Threshold("compute_share", 0.7, "share",
+        "Above this share of what its threads can use, a training process on a CPU is "
+        "compute-bound; the rest is work that does not parallelize."),
     Threshold("oversubscribed", 2.5, "times",
-        "Threads that want to run, per core. One process per core and a training thread beside "
-        "them are below 2; what is above comes from thread pools in several processes"),
-    Threshold("threads_each", 1.5, "times",
-        "Threads that want to run, per process: fewer means many processes, not pools"),
-    Threshold("throttled", 0.05, "seconds/s",
-        "Below this a quota was met now and then, and hardly delays a step"),
-    Threshold("others_cores", 0.25, "cores",
-        "What a desktop or a container's own services use is below it"),
-    Threshold("busy_machine", 0.85, "share",
-        "Of the machine's cores. Below it there is nearly always one free: others take nothing "
-        "away"),
-    Threshold("stolen_cores", 0.05, "share",
-        "Of the machine's cores. Less is the hypervisor's own housekeeping"),
-    Threshold("others_gpu", 0.1, "share", "A display or a monitor uses less of a GPU"),
+        "Runnable threads per core. One process per core plus the training thread stay below 2; "
+        "more comes from thread pools in several processes."),
+    Threshold("threads_per_process", 1.5, "times",
+        "Runnable threads per process. Below this there are many processes rather than large "
+        "thread pools."),
+    Threshold("quota_throttled", 0.05, "seconds/s",
+        "Below this, the quota is reached only occasionally and hardly delays a step."),
+    Threshold("other_cores", 0.25, "cores",
+        "Desktops and the services of a container use less than this."),
+    Threshold("machine_busy", 0.85, "share",
+        "Below this share of the machine's cores a core is almost always free, so other processes "
+        "do not slow the run down."),
+    Threshold("steal", 0.05, "share",
+        "Below this share of the machine's cores, steal time is housekeeping of the hypervisor."),
+    Threshold("other_gpu_use", 0.1, "share", "A display or a monitoring tool uses less of a GPU."),
     Threshold("host_ahead", 0.5, "share",
-        "If the host had queued a whole step before the GPU began it, in most steps, the GPU is "
-        "never kept waiting by launches"),
-    Threshold("copy_share", 0.1, "share", "Of the step; less cannot be gained back measurably"),
-    Threshold("sync_share", 0.1, "share", "Of the training thread's time, as for copies"),
-    Threshold("logging_share", 0.1, "share", "Of the training thread's time, as for copies"),
-    Threshold("explains_idle", 0.4, "share",
-        "Of the GPU's idle time: what takes as much of the training thread's time is why"),
-    Threshold("outside_share", 0.1, "share",
-        "Evaluation and checkpoints are needed; below a tenth nobody would notice"),
+        "Above this share of steps that the host queues completely before the GPU starts them, "
+        "the GPU does not wait for launches."),
+    Threshold("copy_share", 0.1, "share",
+        "Below this share of the step, removing copies gains nothing measurable."),
+    Threshold("sync_share", 0.1, "share",
+        "Below this share of the training thread's time, removing synchronization gains nothing "
+        "measurable."),
+    Threshold("logging_share", 0.1, "share",
+        "Below this share of the training thread's time, removing logging gains nothing "
+        "measurable."),
+    Threshold("idle_explained", 0.4, "share",
+        "An activity that takes at least this share of the GPU's idle time in the training thread "
+        "explains the idle time."),
+    Threshold("loop_share", 0.1, "share",
+        "Below this, the time for evaluation and checkpoints is not noticeable."),
     Threshold("gpu_busy", 0.85, "share",
-        "Kernels run nearly all of the time: a bf16 training loop of large matrices is at 0.9 to "
-        "1.0 on an H200 (benchmarks/results/*_explain_gpu_*)"),
+        "Above this, kernels run nearly all the time: a bf16 training loop with large matrices "
+        "reaches 0.9 to 1.0 on an H200 (benchmarks/results/*_explain_gpu_*)."),
     Threshold("gpu_filled", 0.5, "share",
-        "Multiprocessors with work, while kernels run. Large layers are above 0.8"),
-    Threshold("dram_bound", 0.55, "share",
-        "Copies alone reach 0.87 to 0.92 of the peak on an H200; a training step of element-wise "
-        "kernels 0.6 to 0.8"),
-    Threshold("tensor_idle", 0.05, "share",
-        "Mixed precision and TF32 keep tensor cores above 0.2 where matrices are large"),
+        "Multiprocessors with work while kernels run. Large layers exceed 0.8."),
+    Threshold("bandwidth_bound", 0.55, "share",
+        "Pure copies reach 0.87 to 0.92 of the peak bandwidth on an H200, a training step of "
+        "element-wise kernels 0.6 to 0.8."),
+    Threshold("tensor_cores_idle", 0.05, "share",
+        "Mixed precision and TF32 keep the tensor cores above 0.2 with large matrices."),
     Threshold("fp32_busy", 0.35, "share",
-        "The ordinary float32 units are that busy only in products of float32 matrices"),
+        "Only products of float32 matrices keep the regular float32 units this busy."),
     Threshold("small_batch", 8, "count",
-        "Below a tile of the matrix units (8 to 16 rows) a sample more costs nothing"),
-    Threshold("others_busy", 0.3, "share",
-        "The driver shares a GPU by time slices, equally among those that always have work: a "
-        "process seen this often takes every other turn"),
-    Threshold("takes_turns", 2.2, "times",
-        "Two processes that always have work get less than half of a GPU each: on an H200 43 to "
-        "46 %, since changing between them takes time (benchmarks/results/*_explain_gpu_*)"),
-    Threshold("copy_rate", 0.5e9, "bytes/s",
-        "A hundredth of what PCIe carries: below it copies cannot be what takes long"),
-    Threshold("fetch_rate", 1e6, "bytes/s",
-        "Logs, pipes and heartbeats move less: below it nothing says where data comes from"),
-    Threshold("fp32_in_products", 0.78, "share",
-        "How busy the float32 units are in a product of float32 matrices on an H200"),
-    Threshold("tf32_gain", 7.0, "times",
-        "Peak rate of TF32 over float32: 495 to 67 TFLOP/s on H100 and H200, 7 to 8 since Ampere"),
+        "Below one tile of the matrix units (8 to 16 rows), another sample costs nothing."),
+    Threshold("other_gpu_busy", 0.3, "share",
+        "The driver time-slices a GPU equally among busy processes: a process seen this often "
+        "takes every other slice."),
+    Threshold("gpu_time_slicing", 2.2, "times",
+        "Two busy processes get less than half of a GPU each, 43 to 46 % on an H200, because "
+        "switching takes time (benchmarks/results/*_explain_gpu_*)."),
+    Threshold("copy_rate", float(512 << 20), "bytes/s",
+        "Below this, a hundredth of the PCIe bandwidth, copies cannot be the bottleneck."),
+    Threshold("fetch_rate", float(1 << 20), "bytes/s",
+        "Below this, traffic may be logs, pipes or heartbeats and does not show where the data "
+        "comes from."),
+    Threshold("fp32_matmul", 0.78, "share",
+        "Utilization of the float32 units in a product of float32 matrices on an H200."),
+    Threshold("tf32_speedup", 7.0, "times",
+        "Peak throughput of TF32 over float32: 495 to 67 TFLOP/s on H100 and H200, a ratio of 7 "
+        "to 8 since Ampere."),
     Threshold("launch_overhead", 0.05, "share",
-        "A kernel that is started by itself keeps the GPU busy for about 1 µs beyond its work, "
-        "and Python starts some 50,000 a second"),
-    Threshold("overhead_step", 0.02, "s",
-        "A few hundred operations at 10 to 50 µs each: what calling them costs on a CPU"),
-    Threshold("safe_growth", 16, "times",
+        "A separately launched kernel keeps the GPU busy for about 1 µs beyond its work, and "
+        "Python launches about 50,000 per second."),
+    Threshold("launch_bound_step", 0.02, "s",
+        "Calling a few hundred operations takes this long on a CPU, at 10 to 50 µs each."),
+    Threshold("batch_growth", 16, "times",
         "One sample leaves vector units, caches and multiprocessors so empty that 16 cost little "
-        "more; how much more than 16 pays cannot be told from one batch size"),
-    Threshold("small_batch_cpu", 2, "count", "On a CPU a few samples are work already"),
-    Threshold("safe_growth_cpu", 8, "times", "As on a GPU, but a CPU is filled sooner"),
-    Threshold("straggler", 0.1, "share", "Of the step, that the other ranks wait for the last"),
-    Threshold("communication", 0.15, "share", "Of the step; overlapped communication is below"),
+        "more; a single batch size does not show what an even larger batch gains."),
+    Threshold("small_batch_cpu", 2, "count",
+        "Above this, the samples of a batch keep a CPU busy."),
+    Threshold("batch_growth_cpu", 8, "times", "As `batch_growth`, but a CPU is full sooner."),
+    Threshold("straggler", 0.1, "share",
+        "Below this share of the step, the wait for the slowest rank is not noticeable."),
+    Threshold("communication", 0.15, "share",
+        "Communication that overlaps with computation stays below this share of the step."),
     Threshold("backward_per_forward", 2.0, "times",
-        "A backward pass computes two products for each one of the forward pass"),
-    Threshold("rank_traffic", 1e6, "bytes/s", "Heartbeats and barriers move less"),
-    Threshold("goes_on", 0.35, "share",
-        "A leak grows in the second half of a run as well: by this part of what it did in the "
-        "first, at least; caches that fill do not"),
+        "A backward pass computes two matrix products for each one of the forward pass."),
+    Threshold("rank_traffic", float(1 << 20), "bytes/s",
+        "Heartbeats and barriers cause less traffic than this."),
+    Threshold("growth_continues", 0.35, "share",
+        "A leak grows in the second half of a run by at least this share of its growth in the "
+        "first half; caches that fill up do not."),
     Threshold("growth_share", 0.03, "share",
-        "Of the memory at the beginning: less growth over a run is noise"),
-    Threshold("growth_bytes", 96e6, "bytes",
-        "Caches, arenas of allocators and copies of what forks share grow by as much"),
+        "Below this share of the initial memory, growth over a run is noise."),
+    Threshold("growth_bytes", float(96 << 20), "bytes",
+        "Caches, allocator arenas and copy-on-write pages grow by up to this much."),
     Threshold("leak_horizon", 7 * 86400.0, "s",
-        "Memory that lasts for another week of this run will not end it"),
+        "Memory that lasts for another week does not end the run."),
     Threshold("memory_full", 0.95, "share",
-        "Beyond it the next larger batch, evaluation or a neighbour ends the run"),
+        "Above this, a larger batch, an evaluation or another process can end the run."),
     Threshold("retries", 0.05, "count",
-        "Allocator retries per step: each frees the cache and waits for the device"),
-    Threshold("slowed", 0.3, "share", "Of the readings that found the clocks held down"),
-    Threshold("drift", 0.25, "share",
-        "Change of the step time over the run that Mann and Kendall's test is sure of"),
-    Threshold("drift_seconds", 8.0, "s",
-        "Caches fill and clocks settle in the first seconds: that is no drift"),
+        "Allocator retries per step. Each one frees the cache and waits for the device."),
+    Threshold("clock_throttled", 0.3, "share",
+        "Below this share of the readings, throttled clocks hardly change the step time."),
+    Threshold("step_drift", 0.25, "share",
+        "Change of the step time over the run, if the Mann-Kendall test finds it significant."),
+    Threshold("step_drift_seconds", 8.0, "s",
+        "In the first seconds caches fill and clocks settle, which is not drift."),
 )
 # fmt: on
 

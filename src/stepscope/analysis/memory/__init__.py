@@ -1,1 +1,1 @@
-"""Memory: the caching allocator, the memory model, the bracket search."""
+"""GPU and host memory: the caching allocator, the memory model, the bracket search."""

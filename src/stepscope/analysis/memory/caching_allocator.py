@@ -1,13 +1,13 @@
-"""PyTorch's caching allocator as a model: what a trace of allocations takes of a GPU's memory.
+"""A model of PyTorch's caching allocator: how much GPU memory a trace of allocations needs.
 
-The allocator takes segments from the driver, cuts them into blocks and keeps what is freed. So a
-process holds more than it uses, by an amount that depends on the order of sizes, and runs out of
-memory while much of it is free. A replay of the trace through the same rules tells when. The rules
-are those of CUDACachingAllocator.cpp without expandable segments, for one stream, with the memory
-limited by `set_per_process_memory_fraction`.
+The allocator reserves segments from the driver, splits them into blocks and caches freed blocks.
+A process therefore reserves more memory than it uses, by an amount that depends on the order of
+the sizes, and can run out of memory while much of it is free. Replaying a trace through the same
+rules predicts when that happens. The rules are those of CUDACachingAllocator.cpp without
+expandable segments, for one stream, with memory limited by `set_per_process_memory_fraction`.
 
-What differs: the driver may give an address again, here each is new. It decides between blocks of
-the same size only.
+One difference: the driver may reuse an address, while every segment here gets a new one. This
+affects only the choice between blocks of the same size.
 """
 
 from __future__ import annotations
@@ -18,70 +18,74 @@ from itertools import pairwise
 
 KiB, MiB = 1 << 10, 1 << 20
 
-_GRAIN = 512
-"""All sizes are multiples of it."""
-_SMALL = 1 * MiB
-"""Requests up to this size have their own pool. A cut in the other pool leaves more than this."""
-_SMALL_SEGMENT = 2 * MiB
-_SHARED_BELOW = 10 * MiB
-"""Requests below it share segments, larger ones get their own."""
-_SHARED_SEGMENT = 20 * MiB
-PAGE = 2 * MiB
-"""All segments are multiples of it, so that only such limits differ."""
+# The constants of CUDACachingAllocator.cpp, in bytes.
+_MIN_BLOCK_SIZE = 512
+"""All block sizes are multiples of it."""
+_SMALL_SIZE = 1 * MiB
+"""Requests up to this size use the pool of small blocks. In the other pool, a block is split only
+if the remainder is larger than this."""
+_SMALL_BUFFER = 2 * MiB
+"""Segment size of the small pool."""
+_MIN_LARGE_ALLOC = 10 * MiB
+"""Smaller requests share segments of `_LARGE_BUFFER`; larger ones get a segment each."""
+_LARGE_BUFFER = 20 * MiB
+ROUND_LARGE = 2 * MiB
+"""All segment sizes are multiples of it, so memory limits matter only to this granularity."""
 
-_NOTHING = -1
-"""The handle of an allocation of no bytes."""
+_NO_HANDLE = -1
+"""The handle of an allocation of 0 bytes."""
 
 
 class OutOfMemory(Exception):
-    """There is no memory for a segment, even with all that was cached given back."""
+    """No memory for a segment, even after the cache was freed."""
 
-    def __init__(self, wanted: int, missing: int) -> None:
-        super().__init__(f"a segment of {wanted} bytes is {missing} bytes too large")
-        self.wanted = wanted
-        self.missing = missing
+    def __init__(self, requested: int, shortfall: int) -> None:
+        super().__init__(f"a segment of {requested} bytes is {shortfall} bytes too large")
+        self.requested = requested
+        self.shortfall = shortfall
 
 
 class CachingAllocator:
-    """Hands out memory as PyTorch does; a handle is the address."""
+    """Allocates memory as PyTorch does. A handle is the address."""
 
     def __init__(self, cap: int | None = None) -> None:
         self.cap = cap
         self.allocated = self.allocated_peak = 0
         self.reserved = self.reserved_peak = 0
         self.retries = 0
-        self.live: dict[int, int] = {}
-        """What is in use: sizes by address."""
+        self.in_use: dict[int, int] = {}
+        """Sizes of blocks in use, by address."""
         self.segments: dict[int, int] = {}
-        """What is taken from the driver: sizes by address."""
-        self._small, self._large = _Pool(_GRAIN), _Pool(_SMALL + _GRAIN)
+        """Sizes of segments reserved from the driver, by address."""
+        self._small = _Pool(_MIN_BLOCK_SIZE)
+        self._large = _Pool(_SMALL_SIZE + _MIN_BLOCK_SIZE)
         self._next_address = 0
 
     def alloc(self, size: int) -> int:
-        """Memory for so many bytes. Raises OutOfMemory."""
+        """Allocate `size` bytes and return the handle. Raise OutOfMemory if they do not fit."""
         if size <= 0:
-            return _NOTHING
-        size = rounded(size)
-        pool = self._small if size <= _SMALL else self._large
-        address, found = pool.take(size) or self._segment_for(size)
-        if found - size >= pool.least_rest:
-            pool.put(address + size, found - size)
-            found = size
-        self.live[address] = found
-        self.allocated += found
+            return _NO_HANDLE
+        size = round_size(size)
+        pool = self._small if size <= _SMALL_SIZE else self._large
+        address, block = pool.take(size) or self._new_segment(size)
+        if block - size >= pool.min_remainder:
+            pool.put(address + size, block - size)
+            block = size
+        self.in_use[address] = block
+        self.allocated += block
         self.allocated_peak = max(self.allocated_peak, self.allocated)
         return address
 
     def free(self, handle: int) -> None:
-        """Into the cache, together with what is free on both sides of it."""
-        if handle == _NOTHING:
+        """Return a block to the cache, merged with free blocks on both sides."""
+        if handle == _NO_HANDLE:
             return
-        size = self.live.pop(handle)
+        size = self.in_use.pop(handle)
         self.allocated -= size
-        (self._small if size <= _SMALL else self._large).put_merged(handle, size)
+        (self._small if size <= _SMALL_SIZE else self._large).put_merged(handle, size)
 
     def empty_cache(self) -> None:
-        """Gives back the segments of which nothing is in use."""
+        """Return all unused segments to the driver."""
         for pool in (self._small, self._large):
             for address, size in sorted(pool.size_at.items()):
                 if self.segments.get(address) == size:
@@ -89,54 +93,54 @@ class CachingAllocator:
                     del self.segments[address]
                     self.reserved -= size
 
-    def _segment_for(self, size: int) -> tuple[int, int]:
-        segment = -(-size // PAGE) * PAGE
-        if size <= _SMALL:
-            segment = _SMALL_SEGMENT
-        elif size < _SHARED_BELOW:
-            segment = _SHARED_SEGMENT
-        if self._missing(segment) > 0:
+    def _new_segment(self, size: int) -> tuple[int, int]:
+        segment = -(-size // ROUND_LARGE) * ROUND_LARGE
+        if size <= _SMALL_SIZE:
+            segment = _SMALL_BUFFER
+        elif size < _MIN_LARGE_ALLOC:
+            segment = _LARGE_BUFFER
+        if self._shortfall(segment) > 0:
             self.empty_cache()
             self.retries += 1
-            if self._missing(segment) > 0:
-                raise OutOfMemory(segment, self._missing(segment))
+            if self._shortfall(segment) > 0:
+                raise OutOfMemory(segment, self._shortfall(segment))
         address = self._next_address
-        self._next_address += segment + _GRAIN  # so that segments never touch, and never merge
+        self._next_address += segment + _MIN_BLOCK_SIZE  # a gap, so that segments never merge
         self.segments[address] = segment
         self.reserved += segment
         self.reserved_peak = max(self.reserved_peak, self.reserved)
         return address, segment
 
-    def _missing(self, segment: int) -> int:
+    def _shortfall(self, segment: int) -> int:
         return 0 if self.cap is None else self.reserved + segment - self.cap
 
 
 class _Pool:
-    """Free blocks, in the order in which they are looked for: by size, then by address."""
+    """Free blocks, sorted by size and then by address."""
 
-    def __init__(self, least_rest: int) -> None:
-        self.least_rest = least_rest
-        """What a cut leaves is at least so large, or there is no cut."""
+    def __init__(self, min_remainder: int) -> None:
+        self.min_remainder = min_remainder
+        """A block is split only if at least this many bytes remain."""
         self._blocks: list[tuple[int, int]] = []
         self.size_at: dict[int, int] = {}
-        self._start_of_end: dict[int, int] = {}
+        self._start_by_end: dict[int, int] = {}
 
     def take(self, size: int) -> tuple[int, int] | None:
-        """Address and size of the smallest block that suffices, which may be far larger."""
+        """Remove the smallest sufficient block and return its address and size."""
         position = bisect_left(self._blocks, (size, -1))
         if position == len(self._blocks):
             return None
-        found, address = self._blocks.pop(position)
-        del self.size_at[address], self._start_of_end[address + found]
-        return address, found
+        block, address = self._blocks.pop(position)
+        del self.size_at[address], self._start_by_end[address + block]
+        return address, block
 
     def put(self, address: int, size: int) -> None:
         insort(self._blocks, (size, address))
         self.size_at[address] = size
-        self._start_of_end[address + size] = address
+        self._start_by_end[address + size] = address
 
     def put_merged(self, address: int, size: int) -> None:
-        before = self._start_of_end.get(address)
+        before = self._start_by_end.get(address)
         if before is not None:
             self.remove(before, address - before)
             address, size = before, size + address - before
@@ -148,29 +152,29 @@ class _Pool:
 
     def remove(self, address: int, size: int) -> None:
         self._blocks.pop(bisect_left(self._blocks, (size, address)))
-        del self.size_at[address], self._start_of_end[address + size]
+        del self.size_at[address], self._start_by_end[address + size]
 
 
-def rounded(size: int) -> int:
-    return -(-size // _GRAIN) * _GRAIN
+def round_size(size: int) -> int:
+    return -(-size // _MIN_BLOCK_SIZE) * _MIN_BLOCK_SIZE
 
 
 AllocationTrace = tuple[int, ...]
-"""What one process allocated and released on one stream, in order. An event from 0 up is an
-allocation of so many bytes, the first has the number 0; `~n` is the release of number n."""
+"""Allocations and frees of one process on one stream, in order. An event >= 0 is an allocation of
+that many bytes; allocations are numbered from 0. `~n` frees allocation n."""
 
 
 @dataclass(frozen=True)
 class ReplayResult:
     failed_at: int | None
-    """The event, by its place in the trace."""
-    missing: int
-    """Bytes that there were not for it."""
+    """Index of the event that failed."""
+    shortfall: int
+    """Bytes missing for that event."""
     allocated_peak: int
     reserved_peak: int
     retries: int
     skipped: int
-    """Optional allocations that were gone without."""
+    """Optional allocations that were skipped for lack of memory."""
 
     @property
     def fits(self) -> bool:
@@ -181,14 +185,17 @@ def replay(
     trace: AllocationTrace,
     cap: int | None = None,
     optional: frozenset[int] = frozenset(),
-    part: float = 0.0,
+    required_share: float = 0.0,
 ) -> ReplayResult:
-    """Runs a trace in so much memory. What is optional is gone without where there is none, or
-    with a part of it that has to be there."""
+    """Replay a trace within `cap` bytes.
+
+    An optional allocation that does not fit is skipped, or reduced to `required_share` of its
+    size, which then must fit.
+    """
     allocator = CachingAllocator(cap)
     handles: list[int] = []
     skipped = 0
-    failed_at, missing = None, 0
+    failed_at, shortfall = None, 0
     for position, event in enumerate(trace):
         if event < 0:
             allocator.free(handles[~event])
@@ -196,18 +203,19 @@ def replay(
         try:
             handles.append(allocator.alloc(event))
         except OutOfMemory as error:
-            failed_at, missing = position, error.missing
+            failed_at, shortfall = position, error.shortfall
             if len(handles) not in optional:
                 break
             try:
-                handles.append(allocator.alloc(int(part * event)) if part else _NOTHING)
+                reduced = int(required_share * event)
+                handles.append(allocator.alloc(reduced) if required_share else _NO_HANDLE)
             except OutOfMemory:
                 break
             skipped += 1
-            failed_at, missing = None, 0
+            failed_at, shortfall = None, 0
     return ReplayResult(
         failed_at,
-        missing,
+        shortfall,
         allocator.allocated_peak,
         allocator.reserved_peak,
         allocator.retries,
@@ -216,114 +224,118 @@ def replay(
 
 
 def allocated_peak(trace: AllocationTrace, without: frozenset[int] = frozenset()) -> int:
-    """Bytes in use at once: what no allocator can do with less of."""
+    """Return the most bytes in use at once: a lower bound for any allocator."""
     sizes: list[int] = []
-    now = peak = 0
+    allocated = peak = 0
     for event in trace:
         if event < 0:
-            now -= sizes[~event]
+            allocated -= sizes[~event]
             continue
-        size = 0 if len(sizes) in without else rounded(event)
+        size = 0 if len(sizes) in without else round_size(event)
         sizes.append(size)
-        now += size
-        peak = max(peak, now)
+        allocated += size
+        peak = max(peak, allocated)
     return peak
 
 
-def scratch(trace: AllocationTrace, least: int = MiB) -> frozenset[int]:
-    """The allocations that are released by the very next event: workspace of kernels. Where there
-    is none, cuDNN takes an algorithm that needs less, so these are optional."""
-    made, found = 0, set()
+def workspaces(trace: AllocationTrace, min_size: int = MiB) -> frozenset[int]:
+    """Return the allocations that the very next event frees: workspace of kernels.
+
+    They are optional: when the memory is missing, cuDNN selects an algorithm that needs less.
+    """
+    number, numbers = 0, set()
     for event, following in pairwise(trace):
         if event >= 0:
-            if event >= least and following == ~made:
-                found.add(made)
-            made += 1
-    return frozenset(found)
+            if event >= min_size and following == ~number:
+                numbers.add(number)
+            number += 1
+    return frozenset(numbers)
 
 
 @dataclass(frozen=True)
-class Growth:
-    """The trace of any batch, from those of two: each allocation on the line of its two sizes."""
+class TraceGrowth:
+    """A linear model of a trace as a function of the batch size, from the traces of two batches."""
 
     batch: int
-    """The larger one, whose events these are."""
+    """The larger of the two batches, to which `events` belong."""
     events: AllocationTrace
     per_sample: tuple[float, ...]
-    """By how much each allocation grows with a sample, by its number."""
+    """Bytes by which each allocation grows per sample."""
 
     def at(self, batch: int) -> AllocationTrace:
         more = batch - self.batch
-        made, events = 0, []
+        number, events = 0, []
         for event in self.events:
             if event >= 0:
-                events.append(max(0, round(event + more * self.per_sample[made])))
-                made += 1
+                events.append(max(0, round(event + more * self.per_sample[number])))
+                number += 1
             else:
                 events.append(event)
         return tuple(events)
 
 
-_TINY = (0, 4 * KiB, 64 * KiB, MiB)
+_TINY_SIZES = (0, 4 * KiB, 64 * KiB, MiB)
+"""Sizes below which tensors are ignored, tried in this order until two traces match."""
 
 
 @dataclass(frozen=True)
 class _Outline:
-    """A trace without workspace and tiny tensors, and where the workspace was."""
+    """A trace without workspaces and tiny tensors, and the positions of the workspaces."""
 
     shape: tuple[int | None, ...]
-    """None for an allocation, `~n` for the release of the n-th of them."""
+    """None for an allocation, `~n` for the free of the n-th of them."""
     numbers: tuple[int, ...]
-    """Of these allocations, in the whole trace."""
+    """Numbers of these allocations in the whole trace."""
     sizes: tuple[int, ...]
-    scratch: dict[int, list[tuple[int, int]]]
-    """Number and size of workspace, by the place in the shape before which it comes."""
+    workspaces: dict[int, list[tuple[int, int]]]
+    """Number and size of workspaces, by the position in `shape` that they precede."""
 
     @classmethod
     def of(cls, trace: AllocationTrace, tiny: int) -> _Outline:
         shape: list[int | None] = []
         numbers: dict[int, int] = {}
         sizes: list[int] = []
-        scratch: dict[int, list[tuple[int, int]]] = {}
-        made = -1
+        workspaces: dict[int, list[tuple[int, int]]] = {}
+        number = -1
         for event, following in pairwise((*trace, 0)):
             if event >= 0:
-                made += 1
-                if following == ~made:
-                    scratch.setdefault(len(shape), []).append((made, event))
+                number += 1
+                if following == ~number:
+                    workspaces.setdefault(len(shape), []).append((number, event))
                 elif event >= tiny:
-                    numbers[made] = len(numbers)
+                    numbers[number] = len(numbers)
                     sizes.append(event)
                     shape.append(None)
             elif ~event in numbers:
                 shape.append(~numbers[~event])
-        return cls(tuple(shape), tuple(numbers), tuple(sizes), scratch)
+        return cls(tuple(shape), tuple(numbers), tuple(sizes), workspaces)
 
 
-def growth(
+def trace_growth(
     small: AllocationTrace, small_batch: int, large: AllocationTrace, large_batch: int
-) -> Growth | None:
-    """How a trace grows with the batch. None where the two do not do the same in the same order.
+) -> TraceGrowth | None:
+    """Model how a trace grows with the batch, or return None if the two traces do not match.
 
-    Segments are rounded coarsely, so that what two batches hold says little of a third; their
-    allocations do. Workspace comes and goes with the algorithm that a batch gets, and some tiny
-    tensors do too: these are left out until the rest is alike. What has no partner grows with the
-    batch if it is workspace, and else not at all.
+    Segments are rounded coarsely, so the reserved memory of two batches says little about a third
+    batch; their allocations do. Workspaces depend on the algorithm that cuDNN selects for a batch,
+    and some tiny tensors differ too: both are ignored until the rest of the traces matches. An
+    allocation without a counterpart grows with the batch if it is a workspace and is constant
+    otherwise.
     """
     if small_batch == large_batch:
         return None
-    outlines = ((_Outline.of(small, tiny), _Outline.of(large, tiny)) for tiny in _TINY)
-    alike = next(((one, other) for one, other in outlines if one.shape == other.shape), None)
-    if alike is None:
+    outlines = ((_Outline.of(small, tiny), _Outline.of(large, tiny)) for tiny in _TINY_SIZES)
+    matching = next(((one, other) for one, other in outlines if one.shape == other.shape), None)
+    if matching is None:
         return None
-    one, other = alike
+    one, other = matching
     more = large_batch - small_batch
     slopes = [0.0] * sum(event >= 0 for event in large)
     for number, before, after in zip(other.numbers, one.sizes, other.sizes, strict=True):
         slopes[number] = (after - before) / more
-    for place, found in other.scratch.items():
-        partners = one.scratch.get(place, [])
+    for position, found in other.workspaces.items():
+        partners = one.workspaces.get(position, [])
         is_matched = len(partners) == len(found)
         for n, (number, size) in enumerate(found):
             slopes[number] = (size - partners[n][1]) / more if is_matched else size / large_batch
-    return Growth(large_batch, large, tuple(slopes))
+    return TraceGrowth(large_batch, large, tuple(slopes))

@@ -1,9 +1,10 @@
-"""How much memory a batch takes, and which batch fits into how much of it: device and host.
+"""Memory model: how much memory a batch needs, and which batch fits a memory limit.
 
-Two amounts matter for a batch. Its *minimum*, where the allocator gives back its cache and kernels
-go without workspace, bounds the max batch size. Its *comfortable* amount, without either, bounds
-the recommended one. Both come from replays of a trace (`caching_allocator`), and grow with the
-batch as a line.
+A batch is described by two amounts of GPU memory. Its *minimum* memory, at which the allocator
+has to free its cache and kernels run without workspace, bounds the max batch size. Its
+*retry-free* memory, at which neither happens, bounds the recommended batch size. Both come from
+replaying an allocation trace (`caching_allocator`) and grow linearly with the batch: a fixed part
+(weights, gradients, optimizer state) plus a part per sample (inputs, activations, workspace).
 """
 
 from __future__ import annotations
@@ -16,68 +17,64 @@ from itertools import pairwise
 
 from stepscope.analysis.memory import bracket
 from stepscope.analysis.memory.caching_allocator import (
-    PAGE,
+    ROUND_LARGE,
     AllocationTrace,
-    Growth,
     KiB,
+    TraceGrowth,
     allocated_peak,
     replay,
-    scratch,
+    workspaces,
 )
 
 NO_LIMIT = 1 << 53
-"""A batch beyond all others, where memory sets no limit. Up to it, floats count exactly."""
+"""A batch size that stands for "memory sets no limit". Floats are exact up to this number."""
 
 
 @dataclass(frozen=True)
 class Parts:
-    """What the memory of a batch is made of, in bytes."""
+    """What the memory of a batch consists of."""
 
-    weights: int = 0
-    """Parameters and buffers."""
-    gradients: int = 0
-    optimizer: int = 0
-    inputs: int = 0
-    """One batch, as the model gets it."""
-    activations: int = 0
-    """What the forward pass keeps for the backward pass."""
-    outside: int = 0
-    """What the process holds beside the allocator: the context, libraries."""
+    weights_bytes: int = 0  # parameters and buffers
+    gradients_bytes: int = 0  # gradients of all parameters
+    optimizer_bytes: int = 0  # optimizer state
+    inputs_bytes: int = 0  # one batch as the model receives it
+    activations_bytes: int = 0  # kept by the forward pass for the backward pass
+    context_bytes: int = 0  # CUDA context; on the host: interpreter, libraries and data set
 
     @property
-    def state(self) -> int:
-        """What any batch takes."""
-        return self.weights + self.gradients + self.optimizer
+    def state_bytes(self) -> int:
+        """Memory that does not depend on the batch: weights, gradients and optimizer state."""
+        return self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
-# How memory grows with the batch
+# Linear growth with the batch
 
 
 @dataclass(frozen=True)
 class MemoryLine:
-    """Bytes of a batch: some for any, and some for each of its samples."""
+    """Memory as a linear function of the batch size."""
 
-    fixed: float
-    per_sample: float
+    fixed_bytes: float  # independent of the batch
+    per_sample_bytes: float  # for each sample of the batch
 
     def at(self, batch: int) -> float:
-        return self.fixed + self.per_sample * batch
+        return self.fixed_bytes + self.per_sample_bytes * batch
 
-    def largest(self, limit: float) -> int | None:
-        """The largest batch within so many bytes; 0 where not even 1 is, None where all are."""
+    def max_batch(self, limit: float) -> int | None:
+        """Return the largest batch within `limit` bytes: 0 if none fits, None if all do."""
         if self.at(1) > limit:
             return 0
-        if (limit - self.fixed) >= self.per_sample * NO_LIMIT:
+        if (limit - self.fixed_bytes) >= self.per_sample_bytes * NO_LIMIT:
             return None
-        about = int((limit - self.fixed) / self.per_sample)
+        about = int((limit - self.fixed_bytes) / self.per_sample_bytes)
         return about + 1 if self.at(about + 1) <= limit else about - (self.at(about) > limit)
 
     @classmethod
     def through(cls, points: Sequence[tuple[int, float]], fixed: float | None = None) -> MemoryLine:
-        """The line nearest to what batches took (batch, bytes), by least squares.
+        """Fit a line to (batch, bytes) points by least squares.
 
-        `fixed` is what batch 0 would need (weights, gradients, optimizer), for points that do not
-        tell it: all of the same batch, or so that the line would begin below nothing.
+        `fixed` is the memory of batch 0 (weights, gradients, optimizer state). It is used when the
+        points do not determine it: they all have the same batch, or the line would start below 0.
         """
         batches, sizes = zip(*points, strict=True)
         if len(set(batches)) > 1:
@@ -94,110 +91,114 @@ class MemoryLine:
         return cls(start, max(0.0, slope))
 
 
-def batches_on_lines(minimum: MemoryLine, comfortable: MemoryLine, limit: int) -> tuple[int, int]:
-    """The max batch and the one without a retry; NO_LIMIT where the minimum never grows."""
-    largest, smooth = minimum.largest(limit), comfortable.largest(limit)
-    most = NO_LIMIT if largest is None else largest
-    return most, most if smooth is None else min(smooth, most)
+def batches_by_lines(minimum: MemoryLine, retry_free: MemoryLine, limit: int) -> tuple[int, int]:
+    """Return the max batch and the largest retry-free one; NO_LIMIT if memory does not grow."""
+    max_batch, max_retry_free = minimum.max_batch(limit), retry_free.max_batch(limit)
+    upper = NO_LIMIT if max_batch is None else max_batch
+    return upper, upper if max_retry_free is None else min(max_retry_free, upper)
 
 
-# How much a trace takes
+# Memory of a trace
 
-_MINIMUM_WITHIN = 0.002
-_LOOKS = 8
-"""Limits tried from the comfortable amount downwards, before the last of them is refined."""
+_MINIMUM_TOLERANCE = 0.002
+_COARSE_STEPS = 8
+"""Limits tried between the retry-free memory and the lower bound before bisection starts."""
 
 
-def comfortable_bytes(trace: AllocationTrace) -> int:
-    """Bytes at which it runs without a retry, with all its workspace."""
+def retry_free_bytes(trace: AllocationTrace) -> int:
+    """Return the memory at which a trace runs with all its workspace and without a retry."""
     return replay(trace).reserved_peak
 
 
 def minimum_bytes(trace: AllocationTrace, optional: frozenset[int] = frozenset()) -> int:
-    """The least bytes, to 0.2 %, from which on it fits; a replay in as much has passed.
+    """Return the memory from which on a trace fits, to 0.2 %. A replay in it has passed.
 
-    A trace that fits into some memory may fail in a little more: other blocks get cut. So limits
-    are tried from above, where it fits for certain, down to the first that fails. Between two that
-    fit, such a hole can still be missed.
+    A trace that fits a limit may fail in a slightly larger one, because other blocks are split.
+    Limits are therefore tried from above, where the trace certainly fits, down to the first
+    failure. A failure between two limits that fit can still be missed.
     """
-    least = -(-allocated_peak(trace, optional) // PAGE)
-    passes, fails = comfortable_bytes(trace) // PAGE, least - 1
-    span = passes - least
-    for pages in sorted({least + span * step // _LOOKS for step in range(_LOOKS)}, reverse=True):
-        if not replay(trace, pages * PAGE, optional).fits:
+    lowest = -(-allocated_peak(trace, optional) // ROUND_LARGE)
+    passes, fails = retry_free_bytes(trace) // ROUND_LARGE, lowest - 1
+    span = passes - lowest
+    steps = {lowest + span * step // _COARSE_STEPS for step in range(_COARSE_STEPS)}
+    for pages in sorted(steps, reverse=True):
+        if not replay(trace, pages * ROUND_LARGE, optional).fits:
             fails = pages
             break
         passes = pages
-    while passes - fails > max(1, int(passes * _MINIMUM_WITHIN)):
+    while passes - fails > max(1, int(passes * _MINIMUM_TOLERANCE)):
         middle = (passes + fails) // 2
-        if replay(trace, middle * PAGE, optional).fits:
+        if replay(trace, middle * ROUND_LARGE, optional).fits:
             passes = middle
         else:
             fails = middle
-    return passes * PAGE
+    return passes * ROUND_LARGE
 
 
 def batches_by_replay(
-    grows: Growth,
+    growth: TraceGrowth,
     limit: int,
     guess: tuple[float, float],
-    most: int | None = None,
+    upper: int | None = None,
     thorough: bool = True,
-    part: float = 0.0,
+    required_workspace: float = 0.0,
 ) -> tuple[int, int]:
-    """The largest batch and the smooth one in so much memory, each by replays near a guess.
+    """Return the max batch and the largest retry-free one within `limit`, by replays near a guess.
 
-    Smooth is what needs no retry: then nothing is ever gone without. `thorough` looks for larger
-    ones that pass again beyond the first that does not; `part` of workspace has to be there.
+    `thorough` also looks for larger batches that pass beyond the first failure.
+    `required_workspace` is the share of the workspace that must fit.
     """
-    looks = max(_FEWEST_LOOKS, min(_MOST_LOOKS, _REPLAYED // len(grows.events)))
-    looks = looks if thorough else 0
+    extra = max(_MIN_EXTRA_TRIES, min(_MAX_EXTRA_TRIES, _REPLAYED_EVENTS // len(growth.events)))
+    extra = extra if thorough else 0
 
     def passes(batch: int) -> bool:
-        trace = grows.at(batch)
-        return replay(trace, limit, scratch(trace), part).fits
+        trace = growth.at(batch)
+        return replay(trace, limit, workspaces(trace), required_workspace).fits
 
-    def is_smooth(batch: int) -> bool:
-        return comfortable_bytes(grows.at(batch)) <= limit
+    def is_retry_free(batch: int) -> bool:
+        return retry_free_bytes(growth.at(batch)) <= limit
 
-    largest = _last_edge(passes, guess[0], most, looks)
-    return largest, min(largest, _last_edge(is_smooth, guess[1], largest, looks))
-
-
-_FEWEST_LOOKS, _MOST_LOOKS = 4, 16
-_REPLAYED = 150_000
-"""Events that are worth a second: a long trace is looked at less often."""
-_APART = 0.015
+    max_batch = _last_edge(passes, guess[0], upper, extra)
+    return max_batch, min(max_batch, _last_edge(is_retry_free, guess[1], max_batch, extra))
 
 
-def _last_edge(passes: Callable[[int], bool], guess: float, most: int | None, looks: int) -> int:
-    """The largest batch that passes. Where one fails, larger ones may pass again, so that from the
-    first edge on more are looked at, some per cent apart."""
-    edge = _edge_of(passes, max(1.0, guess), most)
-    stride = max(1, round(edge * _APART))
-    if most is not None and looks:
-        stride = max(stride, (most - edge) // looks)
-    further = [edge + stride * n for n in range(looks, 0, -1)]
-    higher = next((b for b in further if (most is None or b <= most) and passes(b)), None)
-    return edge if higher is None else _edge_of(passes, higher, most)
+_MIN_EXTRA_TRIES, _MAX_EXTRA_TRIES = 4, 16
+_REPLAYED_EVENTS = 150_000
+"""Events to replay beyond the first edge, about a second: a long trace gets fewer tries."""
+_EXTRA_TRY_SPACING = 0.015
+"""Distance between extra tries, as a share of the batch."""
 
 
-def _edge_of(passes: Callable[[int], bool], guess: float, most: int | None) -> int:
+def _last_edge(passes: Callable[[int], bool], guess: float, upper: int | None, extra: int) -> int:
+    """Return the largest batch that passes.
+
+    Beyond the first failure, larger batches may pass again, so `extra` more are tried.
+    """
+    edge = _first_edge(passes, max(1.0, guess), upper)
+    stride = max(1, round(edge * _EXTRA_TRY_SPACING))
+    if upper is not None and extra:
+        stride = max(stride, (upper - edge) // extra)
+    further = [edge + stride * n for n in range(extra, 0, -1)]
+    higher = next((b for b in further if (upper is None or b <= upper) and passes(b)), None)
+    return edge if higher is None else _first_edge(passes, higher, upper)
+
+
+def _first_edge(passes: Callable[[int], bool], guess: float, upper: int | None) -> int:
     tried: dict[int, bool] = {}
-    while wanted := bracket.next_batches(tried, guess, most=most):
-        tried |= {batch: passes(batch) for batch in wanted}
+    while batches := bracket.next_batches(tried, guess, upper=upper):
+        tried |= {batch: passes(batch) for batch in batches}
     return bracket.edges(tried)[0]
 
 
-# Tripathi 2019: the line through two small batches, and the same from the layers
+# Tripathi 2019: a line through two small batches, and the same from the sizes of the layers
 
 
 def linear_2019(
     small: int, small_bytes: float, large: int, large_bytes: float, limit: float, reserve: float = 0
 ) -> tuple[float, float, int | None]:
-    """Bytes per sample, fixed bytes, and the largest batch (equations 4.1 to 4.9).
+    """Return bytes per sample, fixed bytes and the max batch (equations 4.1 to 4.9).
 
-    The batch is None where the larger one took no more memory: the method has no answer then.
+    The batch is None if the larger batch did not need more memory: the method has no answer then.
     """
     per_sample = (large_bytes - small_bytes) / (large - small)
     fixed = small_bytes - small * per_sample
@@ -209,30 +210,33 @@ def linear_2019(
 def layers_2019(
     layers: Sequence[tuple[int, int]], input_bytes: int, output_bytes: int, limit: int
 ) -> int:
-    """Equation 4.1 solved for the batch: each layer's (parameter bytes, output bytes per sample),
-    the output twice, as a feature map and as its gradient."""
+    """Solve equation 4.1 for the batch.
+
+    `layers` are (parameter bytes, output bytes per sample). An output counts twice: as a feature
+    map and as its gradient.
+    """
     per_sample = input_bytes + output_bytes + 2 * sum(output for _, output in layers)
     return max(0, (limit - sum(parameters for parameters, _ in layers)) // per_sample)
 
 
-# The host's side
+# Host memory of the data loader
 
 
 def host_batches_in_flight(workers: int, prefetch: int, pinned: bool) -> int:
-    """Batches that exist on the host at once, at most, while PyTorch's DataLoader runs.
+    """Return the most batches that exist on the host at once while PyTorch's DataLoader runs.
 
-    The loop's variable holds a batch until the next one is there. Behind it, an index is sent out
-    whenever a batch is handed over, so that workers × prefetch are queued or being made. And one
-    that is being made exists twice, as single samples and as the batch they are copied into: one
-    more for each worker. Pinning holds one more while it copies; without workers it does so when
-    the samples are gone.
+    The variable of the training loop holds one batch until the next one arrives. The loader sends
+    out a new index for each batch that it returns, so workers × prefetch batches are queued or in
+    progress. A batch in progress exists twice, as single samples and as the batch that they are
+    collated into: one more per worker. Pinning holds one more during the copy; without workers it
+    copies after the samples were freed.
     """
     if workers <= 0:
         return 3
     return workers * prefetch + workers + 1 + pinned
 
 
-def largest_host_batch(
+def max_host_batch(
     sample_bytes: int,
     workers: int,
     prefetch: int,
@@ -240,11 +244,11 @@ def largest_host_batch(
     memory_free: int,
     shm_free: int | None,
 ) -> tuple[int, str]:
-    """The largest batch that the host bears, and what bounds it: "host memory" or "/dev/shm".
+    """Return the max batch for host memory and its limit: "host memory" or "/dev/shm".
 
-    Pinned memory is handed out in powers of two: a batch of 65 MiB takes 128. /dev/shm has the
-    batches of workers only, until the loop lets go of them or they are copied to pinned memory. It
-    is part of host memory.
+    Pinned memory is allocated in powers of two: a batch of 65 MiB takes 128 MiB. /dev/shm holds
+    only the batches of workers, until the loop releases them or they are copied to pinned memory.
+    It is part of host memory.
     """
     if sample_bytes <= 0:
         return NO_LIMIT, "host memory"
@@ -264,55 +268,69 @@ def largest_host_batch(
     return min((by_memory, "host memory"), (by_shm, "/dev/shm"))
 
 
-def largest_host_batch_2019(dram: int, workers: int, sample_bytes: int) -> int:
-    """Equation 4.10: the largest integer below DRAM / (W·I), without prefetch and copies."""
+def max_host_batch_2019(dram: int, workers: int, sample_bytes: int) -> int:
+    """Solve equation 4.10, without prefetch and copies: the largest integer < DRAM / (W·I)."""
     per_sample = max(workers, 1) * sample_bytes
     return max(0, -(-dram // per_sample) - 1)
 
 
-# What changes would give: estimates, nothing of them is run
+# What-if estimates: computed, never run
 
 
-_BF16 = 0.55
-"""Of activations: convolutions and products keep half, while autocast leaves some (norms' and
-losses' inputs, softmax) in fp32."""
+_BF16_SHARE = 0.55
+"""Share of the activations that remains with bf16. Convolutions and matrix products keep half;
+autocast leaves some tensors (inputs of norms and losses, softmax) in fp32."""
 
 OPTIMIZER_STATE = {"sgd": 0, "momentum": 1, "adam": 2, "adamw": 2}
 """Bytes of state for each byte of parameters."""
 
 
-def what_bf16(line: MemoryLine, parts: Parts, batch: int) -> MemoryLine:
-    """With autocast to bf16: weights, gradients, optimizer and inputs stay fp32, weights and inputs
-    get a copy of half their size, and the rest of a sample shrinks."""
-    inputs = min(line.per_sample, parts.inputs / max(1, batch))
-    rest = line.per_sample - inputs
-    return MemoryLine(line.fixed + parts.weights / 2, 1.5 * inputs + _BF16 * rest)
+def estimate_bf16(line: MemoryLine, parts: Parts, batch: int) -> MemoryLine:
+    """Estimate the memory with autocast to bf16.
+
+    Weights, gradients, optimizer state and inputs stay fp32, weights and inputs get a copy of half
+    their size, and the rest of a sample shrinks.
+    """
+    inputs = min(line.per_sample_bytes, parts.inputs_bytes / max(1, batch))
+    rest = line.per_sample_bytes - inputs
+    return MemoryLine(line.fixed_bytes + parts.weights_bytes / 2, 1.5 * inputs + _BF16_SHARE * rest)
 
 
-def what_checkpointing(line: MemoryLine, parts: Parts, batch: int, layers: int) -> MemoryLine:
-    """With √layers checkpoints: their activations are kept, and those of one stretch between two
-    of them come and go, as many again."""
+def estimate_checkpointing(line: MemoryLine, parts: Parts, batch: int, layers: int) -> MemoryLine:
+    """Estimate the memory with √layers gradient checkpoints.
+
+    The activations at the checkpoints are kept; those of one segment between two checkpoints, about
+    as many, are recomputed.
+    """
     kept = min(1.0, 2 / max(1, layers) ** 0.5)
-    inputs = min(line.per_sample, parts.inputs / max(1, batch))
-    activations = min(line.per_sample - inputs, parts.activations / max(1, batch))
-    return MemoryLine(line.fixed, line.per_sample - activations * (1 - kept))
+    inputs = min(line.per_sample_bytes, parts.inputs_bytes / max(1, batch))
+    activations = min(line.per_sample_bytes - inputs, parts.activations_bytes / max(1, batch))
+    return MemoryLine(line.fixed_bytes, line.per_sample_bytes - activations * (1 - kept))
 
 
-def what_optimizer(line: MemoryLine, parts: Parts, optimizer: str) -> MemoryLine:
-    """With another optimizer's state, of the parameters that have gradients."""
-    state = OPTIMIZER_STATE[optimizer] * (parts.gradients or parts.weights)
-    return MemoryLine(max(0.0, line.fixed - parts.optimizer + state), line.per_sample)
+def estimate_optimizer(line: MemoryLine, parts: Parts, optimizer: str) -> MemoryLine:
+    """Estimate the memory with the state of another optimizer, for parameters with gradients."""
+    state = OPTIMIZER_STATE[optimizer] * (parts.gradients_bytes or parts.weights_bytes)
+    fixed = max(0.0, line.fixed_bytes - parts.optimizer_bytes + state)
+    return MemoryLine(fixed, line.per_sample_bytes)
 
 
-# Memory that does not come back
+# Memory leaks
 
-_LEAK_LEAST = 64 * KiB
-_LEAK_UNLIKE = 2.0
+_MIN_LEAK_BYTES = 64 * KiB
+"""Smaller growth per step is not a leak."""
+_MAX_LEAK_RATIO = 2.0
+"""Largest ratio between the growth of two steps: a leak grows evenly."""
 
 
-def leak(kept: Sequence[int]) -> float | None:
-    """Bytes per step by which memory in use after each step grows, where it does so evenly."""
-    grown = [later - sooner for sooner, later in pairwise(kept)]
-    if len(grown) < 2 or min(grown) < _LEAK_LEAST or max(grown) > _LEAK_UNLIKE * min(grown):
+def leak_per_step(allocated: Sequence[int]) -> float | None:
+    """Return the bytes by which memory grows after each step, or None if it does not grow evenly.
+
+    `allocated` are the bytes in use after each step.
+    """
+    growth = [later - sooner for sooner, later in pairwise(allocated)]
+    if len(growth) < 2 or min(growth) < _MIN_LEAK_BYTES:
         return None
-    return statistics.median(grown)
+    if max(growth) > _MAX_LEAK_RATIO * min(growth):
+        return None
+    return statistics.median(growth)

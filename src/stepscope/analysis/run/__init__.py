@@ -1,1 +1,1 @@
-"""A run: series, epochs, steps, GPUs and the summary."""
+"""Analysis of a run: series, epochs, steps, GPUs and the summary."""

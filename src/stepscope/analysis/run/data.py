@@ -1,4 +1,4 @@
-"""A run in memory: what `runs.load` reads once, and what every analysis and report takes."""
+"""A run in memory: read once by `runs.load`, the input of every analysis and report."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepscope.analysis.run.gpus import (
 from stepscope.analysis.run.passes import RECORD, Records, Timeline, find_passes, training_loaders
 from stepscope.analysis.run.series import EMPTY, Floats, Ints, Series, SeriesTable
 from stepscope.analysis.run.steps import StepGroup, step_groups
-from stepscope.records import CodeLocation, Ending, Gpu
+from stepscope.records import CodeLocation, ExitStatus, Gpu
 from stepscope.records.facts import RunFacts
 
 NO_RECORDS: Records = np.empty(0, RECORD)
@@ -35,23 +35,26 @@ class Loader:
     pins: bool
     persists: bool
     location: CodeLocation | None = None
-    """The line of code that made it."""
+    """The line of code that created it."""
 
 
 @dataclass(frozen=True)
 class StackLocation(CodeLocation):
-    """Where the training thread was found: the user's line, and where that led to."""
+    """Where the training thread was: the line in the user's code and the innermost frame."""
 
     inner: str = ""
-    """The innermost function, "torch/nn/modules/linear.py:forward", and its code."""
+    """The innermost function: "torch/nn/modules/linear.py:forward"."""
     inner_code: str = ""
     part: str = ""
-    """Which part of PyTorch it went through: "loader", "save", "ranks", "backward", …"""
+    """The part of PyTorch on the stack: "loader", "save", "ranks", "backward", …"""
 
 
 @dataclass(frozen=True)
 class StackSamples:
-    """How long a thread was where, told every few seconds: `place` points into `places`."""
+    """Seconds that a thread spent at each location, reported every few seconds.
+
+    `place` holds indices into `places`.
+    """
 
     t: Ints
     place: Ints
@@ -59,7 +62,7 @@ class StackSamples:
     places: Sequence[StackLocation] = ()
 
     def between(self, begin_ns: int, end_ns: int) -> dict[StackLocation, float]:
-        """Seconds by place, of what was told in a stretch of time."""
+        """Return seconds by location in a time span."""
         inside = (self.t > begin_ns) & (self.t <= end_ns)
         totals = np.bincount(
             self.place[inside], weights=self.seconds[inside], minlength=len(self.places)
@@ -74,7 +77,7 @@ NO_STACK_SAMPLES = StackSamples(np.empty(0, np.int64), np.empty(0, np.int64), np
 
 @dataclass(frozen=True)
 class TrainerSettings:
-    """What the framework was set to after the first step; None where it is not told."""
+    """Framework settings after the first step; None: not reported."""
 
     threads: int | None = None
     optimizer: str | None = None
@@ -86,12 +89,12 @@ class TrainerSettings:
 
 @dataclass(frozen=True)
 class Trainer:
-    """One process that trains: what it reported of itself."""
+    """What one training process reported."""
 
     timeline: Timeline
     loaders: Mapping[int, Loader] = field(default_factory=dict)
     device_steps: Records = field(default_factory=lambda: NO_RECORDS)
-    """Steps that were timed on a GPU: `a` ns from batch to end, `b` ns to queue them."""
+    """Steps timed on a GPU: `a` ns from batch to end, `b` ns to enqueue."""
     stack_samples: StackSamples = NO_STACK_SAMPLES
     settings: TrainerSettings = TrainerSettings()
 
@@ -100,21 +103,21 @@ class Trainer:
         return self.timeline.rank
 
     @property
-    def did_anything(self) -> bool:
-        """Whether it fetched batches, took steps or set marks."""
+    def has_events(self) -> bool:
+        """Whether the process fetched batches, took steps or set marks."""
         timeline = self.timeline
         return bool(len(timeline.batches) or len(timeline.steps) or timeline.marks)
 
 
 @dataclass(frozen=True)
 class BatchTiming:
-    """What preparing batches took, batch by batch: when it was done, and seconds."""
+    """End time and duration in seconds of the preparation of each batch."""
 
     t: Ints
     wall: Floats
     cpu: Floats
     without_cpu: Floats
-    """Ready to run, but no CPU was free."""
+    """Time spent runnable without a free CPU."""
 
     def __len__(self) -> int:
         return len(self.t)
@@ -126,9 +129,9 @@ class BatchTiming:
 
     @property
     def blocked(self) -> Floats:
-        """Neither computing nor waiting for a CPU: for storage, the network, a lock."""
-        left: Floats = np.clip(self.wall - self.cpu - self.without_cpu, 0.0, None)
-        return left
+        """Time spent blocked: on storage, the network or a lock."""
+        blocked: Floats = np.clip(self.wall - self.cpu - self.without_cpu, 0.0, None)
+        return blocked
 
 
 NO_BATCH_TIMING = BatchTiming(np.empty(0, np.int64), *[np.empty(0)] * 3)
@@ -144,14 +147,14 @@ class RunData:
     end_ns: int
     facts: RunFacts = field(default_factory=RunFacts)
     gpus: tuple[Gpu, ...] = ()
-    """All that are known of, used or not."""
-    ending: Ending | None = None
+    """All known GPUs, used or not."""
+    exit_status: ExitStatus | None = None
     trainers: tuple[Trainer, ...] = ()
     preparation: BatchTiming = NO_BATCH_TIMING
-    """What reading and transforming the samples of each batch took, in all workers."""
+    """Reading and transforming the samples of each batch, in all workers."""
     collation: BatchTiming = NO_BATCH_TIMING
     events_dropped: int = 0
-    """Events that the processes could not write."""
+    """Number of events that the processes could not write."""
 
     def of(self, metric: str, entity: str = "tree") -> Series:
         return self.series.get((metric, entity), EMPTY)
@@ -166,12 +169,12 @@ class RunData:
 
     @cached_property
     def training_loaders(self) -> list[list[int]]:
-        """Of each timeline the loaders that train: found once, asked for in every epoch."""
+        """The training loaders of each timeline. Cached: every epoch needs them."""
         return [training_loaders(timeline, find_passes(timeline)) for timeline in self.timelines]
 
     @cached_property
     def step_groups(self) -> list[StepGroup]:
-        """Steps of processes and optimizers, those that stepped together put together."""
+        """Steps by process and optimizer, grouped by those that step together."""
         return step_groups(self.timelines)
 
     @cached_property
@@ -180,7 +183,7 @@ class RunData:
 
     @cached_property
     def used_gpus(self) -> tuple[RecordedGpu, ...]:
-        """The GPUs of the run."""
+        """The GPUs that the run used."""
         return gpus_of_run(self.all_gpus)
 
     @cached_property

@@ -1,8 +1,7 @@
-"""Where the epochs of a run begin and end, from what its processes reported.
+"""Finds the epochs and phases of a run in the events of its processes.
 
-A run may tell in several ways. The user's own marks win, then a pattern on the output, then what
-Keras says, then what the loaders show: a pass over a loader in which the optimizer stepped is an
-epoch, and a pass without steps is an evaluation.
+The first source that has epochs is used: marks of the script, a pattern in the output, Keras, then
+passes over data loaders. A pass with optimizer steps is an epoch, a pass without is an evaluation.
 """
 
 from __future__ import annotations
@@ -20,12 +19,14 @@ from stepscope.records import Span
 
 _SAME_PASS = 0.5
 """Passes that overlap by more than this share are one epoch (`zip(loader_a, loader_b)`)."""
-_EPOCH_WORDS = ("epoch", "epochs")
+_EPOCH_NAMES = ("epoch", "epochs")
+_ZERO_BASED = {"lightning", "pytorch_lightning"}
+"""Frameworks that print their first epoch as 0. Everything else is numbered from 1."""
 
 
 @dataclass(frozen=True)
 class _Training:
-    """When the run, as a whole, can have trained. A pattern is told by a process that does not."""
+    """When the run trained, over all processes: a pattern is reported by one that does not."""
 
     begin_ns: int
     end_ns: int
@@ -41,8 +42,12 @@ class _Training:
 def find_epochs(
     timelines: Sequence[Timeline], begin_ns: int, end_ns: int
 ) -> tuple[Source | None, list[Span]]:
-    """The epochs of the run. Processes that train together have the same; those that train one
-    after the other each add theirs."""
+    """Return the epochs of a run and their source.
+
+    Processes that train at the same time share their epochs; the epochs of processes that train
+    one after another are concatenated and numbered consecutively. Otherwise the numbers are those
+    that the script or its framework prints.
+    """
     training = _Training.of(timelines, begin_ns, end_ns)
     finders: tuple[tuple[Source, Any], ...] = (
         ("marks", _epochs_from_marks),
@@ -51,38 +56,40 @@ def find_epochs(
         ("loader", _epochs_from_loaders),
     )
     for source, finder in finders:
-        found = [finder(timeline, source, training) for timeline in timelines]
-        spans = _one_after_the_other([spans for spans in found if spans])
+        per_process = [finder(timeline, source, training) for timeline in timelines]
+        spans = _concatenated([spans for spans in per_process if spans])
         if spans:
-            return source, spans
+            first = 0 if any(t.frameworks & _ZERO_BASED for t in timelines) else 1
+            return source, _numbered(spans, source, first)
     return None, []
 
 
 def epochs_of(timeline: Timeline, source: Source | None) -> list[Span]:
-    """The epochs as one process went through them, where its loaders show them."""
+    """Return the epochs of one process if `source` is its data loaders."""
     return _epochs_from_loaders(timeline, source) if source == "loader" else []
 
 
-def _one_after_the_other(found: list[list[Span]]) -> list[Span]:
-    """The epochs of the first process, and of others as far as they came before or after."""
+def _concatenated(per_process: list[list[Span]]) -> list[Span]:
+    """Return the epochs of the first process, and those of others that do not overlap them."""
     kept: list[list[Span]] = []
-    for spans in found:
+    for spans in per_process:
         if all(
             spans[0].begin_ns >= k[-1].end_ns or spans[-1].end_ns <= k[0].begin_ns for k in kept
         ):
             kept.append(spans)
     kept.sort(key=lambda spans: spans[0].begin_ns)
     together = [span for spans in kept for span in spans]
-    if len(kept) > 1:
-        return [replace(span, index=position) for position, span in enumerate(together)]
-    return together
+    first = together[0].index if len(kept) > 1 else None
+    if first is None:
+        return together
+    return [replace(span, index=first + i) for i, span in enumerate(together)]
 
 
 def find_phases(timelines: Sequence[Timeline], end_ns: int) -> list[Span]:
-    """Named stretches that are not epochs: the user's phases, Keras' and loaders' evaluations."""
+    """Return all phases except epochs: those of the script, and evaluations."""
     found = []
     for timeline in timelines:
-        found += [span for span in phase_spans(timeline, end_ns) if span.name not in _EPOCH_WORDS]
+        found += [span for span in phase_spans(timeline, end_ns) if span.name not in _EPOCH_NAMES]
         if len(timeline.steps):
             found += [
                 Span("evaluation", p.begin_ns, p.end_ns, None, timeline.pid, "loader")
@@ -93,7 +100,7 @@ def find_phases(timelines: Sequence[Timeline], end_ns: int) -> list[Span]:
 
 
 def phase_spans(timeline: Timeline, end_ns: int) -> list[Span]:
-    """Pairs of phase edges; one that was never closed lasts to the end."""
+    """Return the phases of one process; a phase that was never closed lasts to the end."""
     open_phases: dict[tuple[str, object], list[MarkEvent]] = {}
     spans = []
     for mark in timeline.marks:
@@ -115,34 +122,32 @@ def _epochs_from_marks(timeline: Timeline, source: Source, training: _Training) 
     spans = [
         span
         for span in phase_spans(timeline, training.end_ns)
-        if span.name in _EPOCH_WORDS and span.source == source
+        if span.name in _EPOCH_NAMES and span.source == source
     ]
     if spans:
-        return _numbered(spans)
+        return spans
     marks: list[MarkEvent] = []
     for mark in timeline.marks:
-        told = mark.edge is None and mark.name in _EPOCH_WORDS and mark.source == source
-        # A progress bar prints the same epoch many times: the first one counts.
-        if told and (not marks or mark.value is None or mark.value != marks[-1].value):
+        is_epoch = mark.edge is None and mark.name in _EPOCH_NAMES and mark.source == source
+        # A progress bar prints the same epoch many times: only the first one counts.
+        if is_epoch and (not marks or mark.value is None or mark.value != marks[-1].value):
             marks.append(mark)
     if not marks:
         return []
-    # They stand at the start of each epoch or at its end.
+    # A script sets its marks either at the start or at the end of each epoch.
     times = [mark.t for mark in marks]
     if _marks_are_ends(times, training):
         edges = [min(training.begin_ns, times[0]), *times]
     else:
         edges = [*times, training.end_ns]
-    return _numbered(
-        [
-            Span("epoch", a, b, _as_index(mark.value), timeline.pid, mark.source)
-            for a, b, mark in zip(edges[:-1], edges[1:], marks, strict=True)
-        ]
-    )
+    return [
+        Span("epoch", a, b, _as_index(mark.value), timeline.pid, mark.source)
+        for a, b, mark in zip(edges[:-1], edges[1:], marks, strict=True)
+    ]
 
 
 def _marks_are_ends(times: list[int], training: _Training) -> bool:
-    """Steps decide where there are any: they lie before the first mark or after the last."""
+    """Compare the steps before the first mark and after the last; without steps, the time."""
     steps = training.steps
     if len(steps):
         return bool((steps < times[0]).sum() > (steps > times[-1]).sum())
@@ -160,9 +165,7 @@ def _epochs_from_loaders(
     for p in training:
         if spans and _overlap(spans[-1], p) > _SAME_PASS:
             continue
-        spans.append(
-            Span("epoch", p.begin_ns, p.end_ns, len(spans), timeline.pid, source, p.complete)
-        )
+        spans.append(Span("epoch", p.begin_ns, p.end_ns, None, timeline.pid, source, p.complete))
     return spans
 
 
@@ -171,15 +174,18 @@ def _overlap(span: Span, other: Pass) -> float:
     return shared / max(1, min(span.end_ns - span.begin_ns, other.end_ns - other.begin_ns))
 
 
-def _numbered(spans: list[Span]) -> list[Span]:
-    """Keep the numbers that were told if all were, else count."""
-    if all(span.index is not None for span in spans):
-        return spans
-    return [replace(span, index=position) for position, span in enumerate(spans)]
+def _numbered(spans: list[Span], source: Source, first: int) -> list[Span]:
+    """Keep the reported numbers if all epochs have one, otherwise count from `first`."""
+    reported = [span.index for span in spans if span.index is not None]
+    if len(reported) < len(spans):
+        reported = list(range(first, first + len(spans)))
+    elif source == "fit":  # Keras passes 0 to its callbacks and prints "Epoch 1/10"
+        reported = [index + 1 for index in reported]
+    return [replace(span, index=index) for span, index in zip(spans, reported, strict=True)]
 
 
 def _as_index(value: float | str | None) -> int | None:
-    """The number of an epoch, if what was told with it is one."""
+    """Return the value of a mark as an epoch number, or None if it is not one."""
     if isinstance(value, str):
         value = value.strip()
         return int(value) if value.isdecimal() and len(value) < 18 else None

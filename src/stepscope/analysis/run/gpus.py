@@ -1,4 +1,4 @@
-"""What GPUs did for a run: which of them it used, what they did over time, and their energy."""
+"""The GPUs of a run: which ones it used, their activity over time and their energy."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from stepscope.analysis.run.series import (
     Series,
     SeriesTable,
     amount_of,
+    combined,
     integrate,
-    together,
 )
 from stepscope.records import Gpu
 
 _LEAST_BYTES = 32e6
-"""Less than any CUDA context takes: below it, memory in use is noise."""
+"""Less than any CUDA context needs: smaller amounts of used memory are noise."""
 
 
 @dataclass(frozen=True)
 class RecordedGpu:
-    """A GPU, or a MIG slice, with all that is known of it by metric."""
+    """A GPU or MIG slice with its recorded series by metric."""
 
     gpu: Gpu
     series: Mapping[str, Series]
@@ -36,14 +36,14 @@ class RecordedGpu:
         return self.series.get(metric, EMPTY)
 
     @property
-    def is_ours(self) -> bool:
-        """Whether the run's own processes were seen on it."""
-        return _highest(self.of("gpu_memory_tree")) > _LEAST_BYTES or "gpu_reserved" in self.series
+    def is_used(self) -> bool:
+        """Whether processes of the run used it."""
+        return _highest(self.of("gpu_memory_run")) > _LEAST_BYTES or "gpu_reserved" in self.series
 
     @property
-    def may_be_ours(self) -> bool:
-        """Whether it did anything at all, where nobody can tell for whom."""
-        if len(self.of("gpu_memory_tree")):
+    def may_be_used(self) -> bool:
+        """Whether it was active, if memory cannot be attributed to processes."""
+        if len(self.of("gpu_memory_run")):
             return False
         memory = self.of("gpu_memory").value
         rose = len(memory) > 0 and memory.max() - memory[0] > _LEAST_BYTES
@@ -51,8 +51,8 @@ class RecordedGpu:
 
     @cached_property
     def memory(self) -> Series:
-        """What the run holds on it: its processes, else its allocators, else everybody."""
-        known = (self.of(m) for m in ("gpu_memory_tree", "gpu_reserved", "gpu_memory"))
+        """Memory of the run's processes, else of its allocators, else of the whole GPU."""
+        known = (self.of(m) for m in ("gpu_memory_run", "gpu_reserved", "gpu_memory"))
         return next((series for series in known if _highest(series) > 0), EMPTY)
 
     @cached_property
@@ -65,30 +65,30 @@ class RecordedGpu:
 
     @cached_property
     def counter_over_readings(self) -> float:
-        """How much more energy its counter tells than its power readings, over the same time.
+        """Ratio of the energy counter to the integrated power readings over the same time.
 
-        Readings are instants, and of some GPUs they see a quarter of the time; the counter sees
-        all of it, but is read rarely. So the readings give the shape and the counter the height.
+        Readings are instantaneous, and on some GPUs cover only a quarter of the time; the counter
+        is complete but read rarely. So readings give the shape and the counter gives the total.
         """
         counter = self.of("gpu_energy")
         if self.power is None or not len(counter):
             return 1.0
         begins = counter.t - (counter.window * 1e9).astype(np.int64)
-        drawn = self.power.within(begins, counter.t)
-        both = np.isfinite(drawn)
-        by_readings = float(drawn[both].sum())
+        integrated = self.power.within(begins, counter.t)
+        both = np.isfinite(integrated)
+        by_readings = float(integrated[both].sum())
         by_counter = float((counter.value * counter.window)[both].sum())
         return by_counter / by_readings if by_readings > 0 and by_counter > 0 else 1.0
 
     def joules(self, begin_ns: int, end_ns: int) -> float | None:
-        """Energy in a stretch of time; None where neither power nor the counter was read."""
+        """Return the energy in a time span; None if neither power nor the counter was read."""
         if self.power is None:
             return integrate(self.of("gpu_energy"), begin_ns, end_ns)
-        drawn = self.power.amount(begin_ns, end_ns)
-        return None if drawn is None else drawn.total * self.counter_over_readings
+        energy = self.power.amount(begin_ns, end_ns)
+        return None if energy is None else energy.total * self.counter_over_readings
 
     def memory_peak(self, begin_ns: int, end_ns: int) -> float | None:
-        """The most that was held; what was read last before, where nothing was read meanwhile."""
+        """Return the peak memory in a time span; without a reading in it, the last one before."""
         inside = self.memory.between(begin_ns, end_ns)
         if len(inside):
             return float(inside.value.max())
@@ -98,39 +98,39 @@ class RecordedGpu:
 
 @dataclass(frozen=True)
 class GpuFigures:
-    """What GPUs did in a stretch of time, by the names it has in the ledger. None: not known."""
+    """Activity of GPUs in a time span, named as in `EpochRow`. None: not known."""
 
     gpu_sm: float | None = None
     gpu_tensor: float | None = None
     gpu_dram: float | None = None
     gpu_utilization: float | None = None
     gpu_memory_peak_bytes: float | None = None
-    pcie_to_gpu_gb: float | None = None
-    pcie_from_gpu_gb: float | None = None
+    pcie_to_gpu_bytes: float | None = None
+    pcie_from_gpu_bytes: float | None = None
     joules: float | None = None
 
 
 @dataclass(frozen=True)
 class GpuRow:
-    """What one GPU did over the whole run."""
+    """Activity of one GPU over the whole run."""
 
     gpu: Gpu
     used: bool
-    """Whether it is one of the run's."""
+    """Whether the run used it."""
     figures: GpuFigures
     power_watts: float | None
-    """Mean of the readings, like the two that follow."""
-    slowed_power: float | None
-    slowed_heat: float | None
+    """Mean of the readings, as are the next two fields."""
+    throttled_power: float | None
+    throttled_thermal: float | None
     ecc_uncorrected: float | None
 
 
 @dataclass(frozen=True)
 class GpuUse:
-    """What GPUs did over the whole run: each of them, and those of the run together."""
+    """Activity over the whole run: of each GPU, and of those that the run used together."""
 
     each: tuple[GpuRow, ...] = ()
-    together: GpuFigures = GpuFigures()
+    overall: GpuFigures = GpuFigures()
 
     @property
     def used(self) -> tuple[GpuRow, ...]:
@@ -145,27 +145,26 @@ def recorded_gpus(gpus: Sequence[Gpu], table: SeriesTable) -> tuple[RecordedGpu,
 
 
 def gpus_of_run(gpus: Sequence[RecordedGpu]) -> tuple[RecordedGpu, ...]:
-    """The GPUs that the run used; only these count in its means, sums and panels.
+    """Return the GPUs that the run used; only these count in its means, sums and panels.
 
-    They are those on which its processes held memory, or of which its allocators told. Where no
-    GPU tells whose memory it holds, all that did anything are taken for the run's. Where none did
-    anything, the run used none, and everything about GPUs is unknown rather than 0. A GPU of which
-    slices are used is not counted beside them.
+    These are the GPUs on which its processes held memory or its allocators reported some. If no
+    GPU attributes memory to processes, all active ones count. If none was active, the run used no
+    GPU, and all GPU values are unknown rather than 0. A GPU with used MIG slices does not count in
+    addition to them.
     """
-    found = [gpu for gpu in gpus if gpu.is_ours] or [gpu for gpu in gpus if gpu.may_be_ours]
-    sliced = {each.gpu.mig_of for each in found}
-    return tuple(each for each in found if each.gpu.uuid not in sliced)
+    used = [gpu for gpu in gpus if gpu.is_used] or [gpu for gpu in gpus if gpu.may_be_used]
+    sliced = {each.gpu.mig_of for each in used}
+    return tuple(each for each in used if each.gpu.uuid not in sliced)
 
 
 def figures(gpus: Sequence[RecordedGpu], begin_ns: int, end_ns: int) -> GpuFigures:
-    """What some GPUs did in a stretch of time: means over them, sums over them, the fullest."""
+    """Return the activity of GPUs in a time span: means, sums and the highest peak memory."""
 
     def mean_of(metric: str) -> float | None:
         return _mean(amount_of(gpu.of(metric), begin_ns, end_ns) for gpu in gpus)
 
-    def gigabytes_of(metric: str) -> float | None:
-        bytes_moved = _sum(integrate(gpu.of(metric), begin_ns, end_ns) for gpu in gpus)
-        return None if bytes_moved is None else bytes_moved / 1e9
+    def total_of(metric: str) -> float | None:
+        return _sum(integrate(gpu.of(metric), begin_ns, end_ns) for gpu in gpus)
 
     peaks = [gpu.memory_peak(begin_ns, end_ns) for gpu in gpus]
     curves = [gpu.utilization for gpu in gpus if gpu.utilization is not None]
@@ -175,8 +174,8 @@ def figures(gpus: Sequence[RecordedGpu], begin_ns: int, end_ns: int) -> GpuFigur
         gpu_dram=mean_of("gpu_dram"),
         gpu_utilization=_mean(curve.amount(begin_ns, end_ns) for curve in curves),
         gpu_memory_peak_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        pcie_to_gpu_gb=gigabytes_of("gpu_pcie_received"),
-        pcie_from_gpu_gb=gigabytes_of("gpu_pcie_sent"),
+        pcie_to_gpu_bytes=total_of("gpu_pcie_received"),
+        pcie_from_gpu_bytes=total_of("gpu_pcie_sent"),
         joules=_sum(gpu.joules(begin_ns, end_ns) for gpu in gpus),
     )
 
@@ -184,16 +183,16 @@ def figures(gpus: Sequence[RecordedGpu], begin_ns: int, end_ns: int) -> GpuFigur
 def use_of(
     gpus: Sequence[RecordedGpu], used: Sequence[RecordedGpu], begin_ns: int, end_ns: int
 ) -> GpuUse:
-    """What all GPUs did in a run, and together those that it `used`."""
-    ours = {each.gpu.uuid for each in used}
+    """Return the activity of all GPUs over a run, and of the `used` ones together."""
+    used_uuids = {each.gpu.uuid for each in used}
     rows = tuple(
         GpuRow(
             gpu=each.gpu,
-            used=each.gpu.uuid in ours,
+            used=each.gpu.uuid in used_uuids,
             figures=figures([each], begin_ns, end_ns),
             power_watts=_mean_reading(each.of("gpu_power")),
-            slowed_power=_mean_reading(each.of("gpu_slowed_power")),
-            slowed_heat=_mean_reading(each.of("gpu_slowed_heat")),
+            throttled_power=_mean_reading(each.of("gpu_throttled_power")),
+            throttled_thermal=_mean_reading(each.of("gpu_throttled_thermal")),
             ecc_uncorrected=_last_reading(each.of("gpu_ecc_uncorrected")),
         )
         for each in gpus
@@ -201,13 +200,13 @@ def use_of(
     return GpuUse(rows, figures(used, begin_ns, end_ns))
 
 
-def side_by_side(gpus: Sequence[RecordedGpu], metric: str, combine: Combine) -> Series:
-    """A metric of several GPUs as one series: their mean, sum or maximum at every time."""
-    return together([gpu.of(metric) for gpu in gpus], combine)
+def combined_metric(gpus: Sequence[RecordedGpu], metric: str, combine: Combine) -> Series:
+    """Combine a metric of several GPUs into one series: their mean, sum or maximum."""
+    return combined([gpu.of(metric) for gpu in gpus], combine)
 
 
 def _mean(amounts: Iterable[Amount | None]) -> float | None:
-    """The mean over time and GPUs, as far as both are known."""
+    """Return the mean over time and GPUs, weighted by known time."""
     known = [amount for amount in amounts if amount is not None]
     seconds = sum(amount.seconds for amount in known)
     return sum(amount.total for amount in known) / seconds if seconds > 0 else None

@@ -1,8 +1,8 @@
-"""Passes over data loaders: what an epoch or an evaluation looks like from outside of the loop.
+"""Finds passes over data loaders, which are epochs or evaluations.
 
-Loops differ. Some fetch one batch ahead, so that the last step comes after the loader said that it
-was exhausted; some keep one endless pass and count batches themselves; some take a single batch of
-every pass. What is found here is where a reader of the loop would put the epochs.
+Training loops differ. Some fetch one batch ahead, so their last step comes after the loader is
+exhausted; some iterate one endless pass and count batches; some take a single batch per pass. The
+passes found here match the epochs that a reader of the code would see.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from stepscope.analysis.run.series import distinct
 RECORD = np.dtype(
     [("t", "<i8"), ("kind", "<u2"), ("flags", "<u2"), ("number", "<u4"), ("a", "<i8"), ("b", "<i8")]
 )
-"""An event as `inject/events.py` writes it."""
+"""The layout of an event in `inject/events.py`."""
 Records = npt.NDArray[np.void]
-"""Arrays of them, sorted by time."""
+"""Events, sorted by time."""
 
 Times = npt.NDArray[np.int64]
 Source = Literal["marks", "pattern", "fit", "loader"]
@@ -31,7 +31,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True)
 class MarkEvent:
-    """A mark (`edge` None) or the edge of a phase."""
+    """A mark (`edge` is None), or the begin or end of a phase."""
 
     t: int
     name: str
@@ -42,7 +42,7 @@ class MarkEvent:
 
 @dataclass(frozen=True)
 class Timeline:
-    """What one process reported, in order. `a` of a batch is the wait in ns, `b` its samples."""
+    """The events of one process. `a` of a batch is the data wait in ns, `b` its samples."""
 
     pid: int
     rank: int | None
@@ -51,16 +51,18 @@ class Timeline:
     loader_ends: Records
     steps: Records
     marks: Sequence[MarkEvent] = field(default=())
+    frameworks: frozenset[str] = frozenset()
+    """Names of the frameworks that the process imported."""
 
     @property
     def last_ns(self) -> int:
-        """When anything was last reported; 0 where nothing was."""
+        """Time of the last event; 0 without events."""
         columns = (self.loader_begins, self.batches, self.loader_ends, self.steps)
         times = [int(records["t"][-1]) for records in columns if len(records)]
         return max([0, *times, *(mark.t for mark in self.marks[-1:])])
 
     def after(self, t_ns: int) -> Timeline:
-        """What was reported later than that."""
+        """Return only the events after a time."""
 
         def later(records: Records) -> Records:
             return records[records["t"] > t_ns]
@@ -89,7 +91,7 @@ class Pass:
 
 
 def find_passes(timeline: Timeline) -> list[Pass]:
-    """All passes of a process, in the order in which they began."""
+    """Return all passes of a process, ordered by start time."""
     found: list[Pass] = []
     for number in distinct(timeline.loader_begins["number"]):
         found += _of_loader(timeline, int(number))
@@ -98,7 +100,7 @@ def find_passes(timeline: Timeline) -> list[Pass]:
 
 
 def training_loaders(timeline: Timeline, passes: Sequence[Pass]) -> list[int]:
-    """The loaders in whose passes the optimizer stepped; all of them where nothing ever did."""
+    """Return the loaders whose passes have steps; all loaders if the process has no steps."""
     if not len(timeline.steps):
         return sorted({each.number for each in passes})
     return sorted({each.number for each in passes if each.trains})
@@ -113,7 +115,7 @@ def _of_loader(timeline: Timeline, number: int) -> list[Pass]:
     limits = np.append(starts[1:], _NEVER)
     length = int(begins["b"].max())
     passes: list[Pass] = []
-    for start, limit, spent in zip(starts, limits, begins["a"], strict=True):
+    for start, limit, startup in zip(starts, limits, begins["a"], strict=True):
         first, last = np.searchsorted(times, (start, limit))
         end = int(np.searchsorted(ends, start, side="right"))
         exhausted = end < len(ends) and ends[end] <= limit
@@ -123,18 +125,18 @@ def _of_loader(timeline: Timeline, number: int) -> list[Pass]:
             finish = int(times[last - 1]) if last > first else int(start)
         whole = Pass(
             number,
-            int(start - spent),
+            int(start - startup),
             finish,
             int(last - first),
             exhausted,
             complete=exhausted or limit != _NEVER,
         )
-        passes += _cut(whole, own[first:last], length)
+        passes += _split(whole, own[first:last], length)
     return _joined(passes, length)
 
 
-def _cut(whole: Pass, batches: Records, length: int) -> list[Pass]:
-    """An endless pass over a loader of known length is cut where the loop would begin anew."""
+def _split(whole: Pass, batches: Records, length: int) -> list[Pass]:
+    """Split an endless pass over a loader of known length into passes of that length."""
     if length <= 0 or len(batches) <= length:
         return [whole]
     heads = batches[::length]
@@ -150,7 +152,7 @@ def _cut(whole: Pass, batches: Records, length: int) -> list[Pass]:
 
 
 def _joined(passes: list[Pass], length: int) -> list[Pass]:
-    """`next(iter(loader))` makes a pass of every batch: such passes are put together again."""
+    """Join the single-batch passes that `next(iter(loader))` makes."""
     joined: list[Pass] = []
     for each in passes:
         last = joined[-1] if joined else None
@@ -170,12 +172,12 @@ def _joined(passes: list[Pass], length: int) -> list[Pass]:
 
 
 def _with_steps(passes: list[Pass], timeline: Timeline) -> list[Pass]:
-    """Which passes train; one whose last batches were fetched ahead ends with their last step."""
+    """Set `trains`, and extend passes to the steps of batches that were fetched ahead."""
     steps = np.ascontiguousarray(timeline.steps["t"])
     if not len(steps):
         return passes
     times = np.concatenate([timeline.loader_begins["t"], timeline.batches["t"]])
-    events = np.sort(times, kind="stable")  # of two sorted pieces: fifty times as fast
+    events = np.sort(times, kind="stable")  # 50 times faster on two sorted runs
     latest_end, found = 0, []
     for each in passes:
         first, last = np.searchsorted(steps, (each.begin_ns, each.end_ns), side="right")
@@ -183,8 +185,8 @@ def _with_steps(passes: list[Pass], timeline: Timeline) -> list[Pass]:
         if not inside_another and last - first < each.batches:
             next_event = int(np.searchsorted(events, each.end_ns, side="right"))
             until = int(events[next_event]) if next_event < len(events) else _NEVER
-            owed = int(np.searchsorted(steps, until)) - last
-            last += min(owed, each.batches - (last - first))
+            pending = int(np.searchsorted(steps, until)) - last
+            last += min(pending, each.batches - (last - first))
         end = max(each.end_ns, int(steps[last - 1])) if last > first else each.end_ns
         latest_end = max(latest_end, end)
         found.append(replace(each, end_ns=end, trains=last > first))

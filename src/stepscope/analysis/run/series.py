@@ -1,4 +1,4 @@
-"""One metric of one entity over time, and the few sums and means we take of it."""
+"""One metric of one entity over time, with its sums, means and statistics."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ Ints = npt.NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Series:
-    """Values at times (monotonic ns), in their order. A rate holds over the `window` seconds before
-    its time."""
+    """Values at times in monotonic ns, ordered. A rate covers the `window` seconds before its
+    time."""
 
     t: Ints
     window: Floats
@@ -29,7 +29,7 @@ class Series:
         return len(self.t)
 
     def between(self, begin_ns: int, end_ns: int) -> Series:
-        """The samples taken in a stretch of time."""
+        """Return the samples in a time span."""
         keep = slice(self.t.searchsorted(begin_ns), self.t.searchsorted(end_ns, side="right"))
         return Series(self.t[keep], self.window[keep], self.value[keep])
 
@@ -41,25 +41,25 @@ class Series:
 EMPTY = Series(np.empty(0, np.int64), np.empty(0), np.empty(0))
 
 SeriesTable = Mapping[tuple[str, str], Series]
-"""(metric, entity) to its values; rows of single processes are not in it."""
+"""(metric, entity) to its values, without the rows of single processes."""
 
 
 @dataclass(frozen=True)
 class Amount:
-    """What adds up in a stretch of time, and over how many seconds of it that is known."""
+    """The integral over a time span, and the seconds of it that are covered by samples."""
 
     total: float
     seconds: float
 
 
 def integrate(rate: Series, begin_ns: int, end_ns: int) -> float | None:
-    """What a rate adds up to in a stretch of time; None where no sample's window touches it."""
+    """Return the integral of a rate over a time span; None if no sample covers any of it."""
     amount = amount_of(rate, begin_ns, end_ns)
     return None if amount is None else amount.total
 
 
 def amount_of(rate: Series, begin_ns: int, end_ns: int) -> Amount | None:
-    """The amount of a rate in a stretch of time; samples on its edges count in part."""
+    """Integrate a rate over a time span; samples at its edges count partially."""
     until_ns = end_ns + rate.longest_window_ns
     near = slice(*rate.t.searchsorted((begin_ns, until_ns), side="right"))
     t, window = rate.t[near], rate.window[near]
@@ -70,10 +70,10 @@ def amount_of(rate: Series, begin_ns: int, end_ns: int) -> Amount | None:
 
 
 class Curve:
-    """A gauge as a line from reading to reading, for what lies below it (power over time: energy).
+    """A gauge, interpolated linearly and integrated (power over time is energy).
 
-    The first and the last reading stand for one usual spacing more: a run does not begin and end
-    at the instants of its readings. Where nothing was read for long, the line goes on across.
+    The first and the last reading are extended by one median spacing, since a run does not start
+    and end exactly at its readings. Gaps are interpolated.
     """
 
     def __init__(self, gauge: Series) -> None:
@@ -85,7 +85,7 @@ class Curve:
         self._below: Floats = np.concatenate(([0.0], np.cumsum(pieces)))
 
     def amount(self, begin_ns: int, end_ns: int) -> Amount | None:
-        """What lies below a stretch of the line; None where there is no line."""
+        """Integrate over a time span; None outside of the readings."""
         begin, end = np.clip((begin_ns, end_ns), self._t[0], self._t[-1])
         if end <= begin:
             return None
@@ -93,7 +93,7 @@ class Curve:
         return Amount(float(high - low), float(end - begin) / 1e9)
 
     def within(self, begins_ns: Ints, ends_ns: Ints) -> Floats:
-        """What lies below each of many stretches; NaN for one that the line does not cover."""
+        """Integrate over each of several time spans; NaN for spans that are not covered."""
         covered = (begins_ns >= self._t[0]) & (ends_ns <= self._t[-1])
         return np.where(covered, self._until(ends_ns) - self._until(begins_ns), np.nan)
 
@@ -107,14 +107,14 @@ class Curve:
 
 
 _REACH = 0.75
-"""How far a reading reaches, in usual spacings: half of one, and more as some come late."""
+"""How long a reading is valid, in median spacings: half of one, plus a margin for late ones."""
 
 Combine = Callable[..., Floats]
-"""`np.nanmean`, `np.nansum`, `np.nanmax`: from the values of several at one time to one value."""
+"""`np.nanmean`, `np.nansum` or `np.nanmax`."""
 
 
-def together(parts: Sequence[Series], combine: Combine) -> Series:
-    """Several series that are read side by side as one; each counts while it is read."""
+def combined(parts: Sequence[Series], combine: Combine) -> Series:
+    """Combine series that are read in parallel; each counts only while it is read."""
     parts = [part for part in parts if len(part)]
     if len(parts) < 2:
         return parts[0] if parts else EMPTY
@@ -126,14 +126,14 @@ def together(parts: Sequence[Series], combine: Combine) -> Series:
 
 
 def _while_read(series: Series, at: Ints) -> Floats:
-    """The nearest value at each time; NaN where another should have been nearer."""
+    """Return the nearest value at each time; NaN where no reading is close enough."""
     reach = _REACH * np.median(np.diff(series.t)) if len(series) > 1 else 0.0
     nearest = _nearest_places(series, at)
     return np.where(np.abs(series.t[nearest] - at) <= reach, series.value[nearest], np.nan)
 
 
 def concatenated(parts: Sequence[Series]) -> Series:
-    """Series that follow each other as one."""
+    """Concatenate series in time."""
     if len(parts) == 1:
         return parts[0]
     columns = ([getattr(part, name) for part in parts] for name in ("t", "window", "value"))
@@ -141,7 +141,7 @@ def concatenated(parts: Sequence[Series]) -> Series:
 
 
 def sum_of_held(parts: Sequence[Series]) -> Series:
-    """The sum of gauges that are told now and then: each holds until it is told anew."""
+    """Return the sum of gauges that are read rarely: each value holds until the next."""
     parts = [part for part in parts if len(part)]
     if len(parts) < 2:
         return parts[0] if parts else EMPTY
@@ -153,31 +153,33 @@ def sum_of_held(parts: Sequence[Series]) -> Series:
 def statistic(
     metric: str, entity: str, series: Series, is_rate: bool, seconds: float = 0.0
 ) -> Statistic | None:
-    """Mean (a rate's over time, and over `seconds` at least), 95th percentile and maximum; None
-    without any value."""
+    """Return mean, 95th percentile and maximum; None without values.
+
+    The mean of a rate is over time, and over at least `seconds`.
+    """
     if not len(series):
         return None
     covered = float(series.window.sum())
     values = series.value
     if is_rate and covered > 0:
         mean = float((values * series.window).sum()) / max(covered, seconds)
-        # The last sample of a run may be a millisecond after the one before: no rate to compare.
+        # Ignore very short windows, such as that of the last sample: their rates are not reliable.
         values = values[series.window >= np.median(series.window) / 2]
     else:
         mean = float(values.mean())
-    p95, most = float(np.percentile(values, 95)), float(values.max())
-    return Statistic(metric, entity, mean, p95, max(most, mean), len(series))
+    p95, highest = float(np.percentile(values, 95)), float(values.max())
+    return Statistic(metric, entity, mean, p95, max(highest, mean), len(series))
 
 
 MEMORY_FROM = ("rss", "processes", "pss")
-"""What the derived `memory` is made of."""
+"""The metrics that `memory` is derived from."""
 
 
 def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
-    """Add the derived `memory` of every entity that has RSS."""
+    """Add the derived metric `memory` for every entity that has RSS."""
     full = dict(series)
     for (metric, entity), rss in series.items():
-        if metric == "rss" and rss.value.any():  # else it was only read when nobody was left
+        if metric == "rss" and rss.value.any():  # else it was only read after all processes exited
             processes = series.get(("processes", entity), EMPTY)
             pss = series.get(("pss", entity), EMPTY)
             full["memory", entity] = memory_without_sharing(rss, processes, pss)
@@ -185,10 +187,10 @@ def with_memory(series: SeriesTable) -> dict[tuple[str, str], Series]:
 
 
 def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Series:
-    """Memory at every RSS sample, less what the nearest PSS reading showed to be shared.
+    """Return RSS minus the shared memory that the nearest PSS reading shows.
 
-    The nearest reading with as many processes is taken: a fork changes what is shared at once.
-    Where there is none, each process but one is taken to share as much as they did then.
+    The nearest reading with the same number of processes is used, since a fork changes the shared
+    memory immediately. Without one, shared memory is scaled by the number of processes minus one.
     """
     if not len(rss) or not len(pss):
         return rss
@@ -196,28 +198,30 @@ def memory_without_sharing(rss: Series, processes: Series, pss: Series) -> Serie
     shared_then = np.clip(_nearest(rss, pss.t) - pss.value, 0, None)
     shared = np.zeros(len(rss))
     for count in distinct(count_at):
-        now = count_at == count
-        alike, part = count_then == count, 1.0
-        if not alike.any():
-            alike = count_then > 1
-            part = max(0.0, count - 1) / np.clip(count_then[alike] - 1, 1, None)
-        if alike.any():
-            readings = Series(pss.t[alike], pss.window[alike], shared_then[alike] * part)
-            shared[now] = _nearest(readings, rss.t[now])
+        at = count_at == count
+        usable, scale = count_then == count, 1.0
+        if not usable.any():
+            usable = count_then > 1
+            scale = max(0.0, count - 1) / np.clip(count_then[usable] - 1, 1, None)
+        if usable.any():
+            readings = Series(pss.t[usable], pss.window[usable], shared_then[usable] * scale)
+            shared[at] = _nearest(readings, rss.t[at])
     return Series(rss.t, rss.window, np.clip(rss.value - shared, 0, None))
 
 
 def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-    """The values that occur, in order. With their counts: without, numpy imports its masked arrays
-    to look whether it has one, which takes longer than most of what is asked here."""
+    """Return the sorted distinct values.
+
+    With counts: without them numpy imports `numpy.ma`, which takes longer than the call.
+    """
     return np.unique(values, return_counts=True)[0]
 
 
 def held_at(series: Series, at: Ints) -> Floats:
-    """The last value at or before each time."""
+    """Return the last value at or before each time."""
     if not len(series):
         return np.zeros(len(at))
-    if at is series.t and (at[1:] > at[:-1]).all():  # of metrics that are read together
+    if at is series.t and (at[1:] > at[:-1]).all():  # read together: same times
         return series.value
     return series.value[np.clip(np.searchsorted(series.t, at, side="right") - 1, 0, None)]
 

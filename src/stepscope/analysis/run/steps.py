@@ -1,4 +1,4 @@
-"""How many steps a run took, with several optimizers, ranks, or trainings one after the other."""
+"""Counts the steps of a run with several optimizers, ranks or consecutive trainings."""
 
 from __future__ import annotations
 
@@ -33,24 +33,26 @@ class StepStream:
         return int(self.counts[first:last].sum())
 
     def rate(self, now_ns: int, seconds: float) -> float | None:
-        """Steps per second lately; the last two tell where there were few. One that hangs gets
-        slower and slower."""
+        """Return steps per second over the last `seconds`, or over the last two steps.
+
+        While the process hangs, the rate decreases.
+        """
         if len(self.times) < 2:
             return None
         first = min(int(np.searchsorted(self.times, now_ns - seconds * 1e9)), len(self.times) - 2)
         gaps = np.diff(self.times[first:])
-        hanging = now_ns - self.last
-        spent = int(gaps.sum()) + (hanging if hanging > gaps.max() else 0)
-        return float(self.counts[first + 1 :].sum()) / spent * 1e9 if spent > 0 else None
+        idle = now_ns - self.last
+        elapsed = int(gaps.sum()) + (idle if idle > gaps.max() else 0)
+        return float(self.counts[first + 1 :].sum()) / elapsed * 1e9 if elapsed > 0 else None
 
 
 StepGroup = Sequence[StepStream]
-"""Streams that went on at the same time: ranks, or the two optimizers of a GAN. They step together,
-so that the busiest counts for all."""
+"""Concurrent streams: ranks, or the two optimizers of a GAN. They step together, so the stream with
+the most steps counts for all."""
 
 
 def step_groups(timelines: Sequence[Timeline]) -> list[StepGroup]:
-    """Streams that overlap in time are one group; one that follows is a group of its own."""
+    """Group the streams that overlap in time."""
     streams = sorted(
         (stream for timeline in timelines for stream in _streams(timeline)), key=lambda s: s.first
     )
@@ -67,9 +69,10 @@ def step_groups(timelines: Sequence[Timeline]) -> list[StepGroup]:
 def steps_between(
     groups: Sequence[StepGroup], begin_ns: int, end_ns: int, pid: int | None = None
 ) -> int | None:
-    """Steps in a stretch of time, as `pid` took them if it did; None where none was ever reported.
+    """Return the steps in a time span; None if the run reported no steps.
 
-    The edges of an epoch are those of one rank: another may be a step ahead.
+    Streams of `pid` are preferred: the span may be an epoch of that rank, and other ranks may be
+    a step ahead.
     """
     if not groups:
         return None

@@ -1,4 +1,4 @@
-"""What a run consumed: statistics per metric, and a ledger with a line per epoch."""
+"""The summary of a run: statistics per metric, and one row per epoch."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from stepscope.records import EpochRow, Span, Summary
 _GPU_BYTES = ("gpu_pcie_received", "gpu_pcie_sent", "gpu_nvlink_received", "gpu_nvlink_sent")
 
 
-def summarise(data: RunData) -> Summary:
-    """The summary of a run, complete or cut off."""
+def summarize(data: RunData) -> Summary:
+    """Summarize a run, complete or cut off."""
     source, epochs = find_epochs(data.timelines, data.begin_ns, data.end_ns)
     own_epochs = [epochs_of(timeline, source) for timeline in data.timelines]
     phases: dict[str, list[float]] = {}
     for span in find_phases(data.timelines, data.end_ns):
         phases.setdefault(span.name, []).append(span.seconds)
-    # A role may have lived for a part of the run only. Its mean is over the time that the whole
-    # tree was watched, so that the means of the roles add up to that of the tree.
+    # The processes of a role may run for only a part of the run. Its mean is over the time that
+    # the tree was sampled, so that the means of the roles add up to the mean of the tree.
     statistics = (
         statistic(metric, entity, series, is_counter(metric), float(data.of(metric).window.sum()))
         for (metric, entity), series in data.series.items()
@@ -37,19 +37,18 @@ def summarise(data: RunData) -> Summary:
         core_seconds=_amount(data.of("cpu")),
         steps=steps_between(data.step_groups, data.begin_ns, data.end_ns) or 0,
         samples=_total_samples(data),
-        epochs=tuple(_epoch_row(span, i, data, own_epochs) for i, span in enumerate(epochs)),
+        epochs=tuple(_epoch_row(span, data, own_epochs) for span in epochs),
         epoch_source=source,
         phases=tuple((name, len(each), sum(each)) for name, each in phases.items()),
         statistics=tuple(each for each in statistics if each is not None),
         roles=tuple(sorted({e for (m, e) in data.series if m == "cpu" and e != "tree"})),
-        watcher=_overhead(data),
+        monitor=_overhead(data),
         totals=_totals(data),
     )
 
 
-def _epoch_row(
-    span: Span, position: int, data: RunData, own_epochs: Sequence[Sequence[Span]]
-) -> EpochRow:
+def _epoch_row(span: Span, data: RunData, own_epochs: Sequence[Sequence[Span]]) -> EpochRow:
+    assert span.index is not None  # every epoch has a number
     begin, end = span.begin_ns, span.end_ns
     samples = _samples_in(data, span, own_epochs)
     core_seconds = integrate(data.of("cpu"), begin, end)
@@ -58,7 +57,7 @@ def _epoch_row(
     written = integrate(data.of("write"), begin, end)
     gpu = figures(data.used_gpus, begin, end)
     return EpochRow(
-        index=span.index if span.index is not None else position,
+        index=span.index,
         begin_s=(begin - data.begin_ns) / 1e9,
         seconds=span.seconds,
         steps=steps_between(data.step_groups, begin, end, span.pid),
@@ -67,8 +66,8 @@ def _epoch_row(
         data_wait_share=_wait_share(data, begin, end),
         core_seconds=core_seconds,
         cores=core_seconds / span.seconds if core_seconds is not None and span.seconds else None,
-        read_gb=None if read is None else read / 1e9,
-        written_gb=None if written is None else written / 1e9,
+        read_bytes=read,
+        written_bytes=written,
         memory_peak_bytes=float(memory.value.max()) if len(memory) else None,
         complete=span.complete,
         samples_per_joule=samples / gpu.joules if samples and gpu.joules else None,
@@ -78,13 +77,14 @@ def _epoch_row(
 
 def _between(records: Records, begin: int, end: int) -> Records:
     t = records["t"]
-    return records.take(np.flatnonzero((t >= begin) & (t <= end)))  # by a mask it takes longer
+    return records.take(np.flatnonzero((t >= begin) & (t <= end)))  # faster than a mask
 
 
 def _samples_in(data: RunData, span: Span, own_epochs: Sequence[Sequence[Span]]) -> int | None:
-    """Samples of all ranks, from each rank's busiest loader; None where a batch did not tell.
+    """Return the samples of all ranks, from each rank's busiest loader.
 
-    Ranks do not begin and end an epoch at the same instant: of each the nearest of its own counts.
+    None if the size of a batch is unknown. Ranks do not start and end an epoch at the same time,
+    so each rank counts its own epoch that overlaps most.
     """
 
     def overlap(other: Span) -> int:
@@ -107,7 +107,7 @@ def _samples_in(data: RunData, span: Span, own_epochs: Sequence[Sequence[Span]])
 
 
 def _total_samples(data: RunData) -> int | None:
-    """All samples that were trained on; loaders made anew for each epoch all count."""
+    """Return all samples trained on, over all loaders: some scripts create one per epoch."""
     total, known = 0, False
     for timeline, numbers in zip(data.timelines, data.training_loaders, strict=True):
         batches = timeline.batches
@@ -120,45 +120,44 @@ def _total_samples(data: RunData) -> int | None:
 
 
 def _wait_share(data: RunData, begin: int, end: int) -> float | None:
-    """Share of the time in which the training process waited for a batch, mean over the ranks."""
+    """Return the share of time that training waited for a batch, mean over the ranks."""
     shares = []
     for timeline in data.timelines:
         batches = _between(timeline.batches, begin, end)
         if len(batches) and end > begin:
             edges = (timeline.loader_begins, timeline.loader_ends)
-            told = [batches, *(_between(records, begin, end) for records in edges)]
-            waited = sum(int(records["a"].sum()) for records in told)
+            waits = [batches, *(_between(records, begin, end) for records in edges)]
+            waited = sum(int(records["a"].sum()) for records in waits)
             shares.append(min(1.0, waited / (end - begin)))
     return float(np.mean(shares)) if shares else None
 
 
 def _amount(rate: Series) -> float | None:
-    """What a rate adds up to over all samples; the last may be a little after the end."""
+    """Integrate a rate over all samples; the last may be slightly after the end of the run."""
     return float((rate.value * rate.window).sum()) if len(rate) else None
 
 
 def _totals(data: RunData) -> dict[str, float]:
-    """Sums over the whole run, in the unit times seconds; network over all namespaces, GPUs over
-    those of the run."""
+    """Return sums over the whole run: network over all namespaces, GPUs over the used ones."""
     gpus = {each.gpu.uuid for each in data.used_gpus}
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for (metric, entity), rate in data.series.items():
-        of_tree = is_counter(metric) and (entity == "tree" or entity.startswith("net:"))
-        if of_tree or (metric in _GPU_BYTES and entity in gpus):
-            found[metric] = found.get(metric, 0.0) + (_amount(rate) or 0.0)
+        is_total = is_counter(metric) and (entity == "tree" or entity.startswith("net:"))
+        if is_total or (metric in _GPU_BYTES and entity in gpus):
+            totals[metric] = totals.get(metric, 0.0) + (_amount(rate) or 0.0)
     joules = [each.joules(data.begin_ns, data.end_ns) for each in data.used_gpus]
     known = [amount for amount in joules if amount is not None]
-    return {**found, "gpu_energy": sum(known)} if known else found
+    return {**totals, "gpu_energy": sum(known)} if known else totals
 
 
 def _overhead(data: RunData) -> dict[str, float]:
-    cpu, rss = data.of("watcher_cpu", "watcher"), data.of("watcher_rss", "watcher")
+    cpu, rss = data.of("monitor_cpu", "monitor"), data.of("monitor_rss", "monitor")
     times = data.of("rss").t
-    cost: dict[str, float] = {}
+    overhead: dict[str, float] = {}
     if len(cpu):
-        cost["cores"] = float((cpu.value * cpu.window).sum() / max(1e-9, cpu.window.sum()))
+        overhead["cores"] = float((cpu.value * cpu.window).sum() / max(1e-9, cpu.window.sum()))
     if len(rss):
-        cost["rss_bytes"] = float(rss.value.max())
+        overhead["rss_bytes"] = float(rss.value.max())
     if len(times) > 1:
-        cost["longest_gap_s"] = float(np.diff(times).max()) / 1e9
-    return cost
+        overhead["longest_gap_s"] = float(np.diff(times).max()) / 1e9
+    return overhead

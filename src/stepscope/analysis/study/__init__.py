@@ -1,1 +1,1 @@
-"""What many trials teach together. Pure: observations in, records out."""
+"""Analysis of a study's trials. Pure functions: observations in, records out."""

@@ -1,4 +1,4 @@
-"""Every point of a design over its repeats: which are as good as the best, which no other beats."""
+"""Means of configurations, those equivalent to the best one, and Pareto fronts."""
 
 from __future__ import annotations
 
@@ -32,34 +32,35 @@ from stepscope.records.trial import ProcessNoise
 
 
 def configurations(
-    observations: Sequence[Observation], fit: Fitted | None, known: ProcessNoise | None
+    observations: Sequence[Observation], fit: Fitted | None, prior: ProcessNoise | None
 ) -> tuple[Configuration, ...]:
-    """By throughput, the highest first; those without it last.
+    """Return the mean of each configuration, the highest throughput first.
 
-    Where a rate lies is told by what all repeats of the study scatter, and by its own where they
-    scatter more; `known` is what was known before. `fit` is that of throughput.
+    The interval of a throughput uses the noise of all repeats of the study, or that of the
+    configuration's own repeats if it is larger. `fit` is the fit of throughput; `prior` is the
+    noise as it was known before the study.
     """
     groups: dict[object, list[Observation]] = {}
     for each in observations:
         key = tuple(sorted((name, level_key(level)) for name, level in each.levels.items()))
         groups.setdefault((each.name, key), []).append(each)
-    found = []
-    for first, *others in groups.values():
-        measured = {key: _measured([first, *others], key) for key in RESPONSES}
+    means = []
+    for repeats in groups.values():
+        measured = {key: _measured(repeats, key) for key in RESPONSES}
         values = {key: _mean(each, key) for key, each in measured.items() if each}
-        between = _interval(measured[THROUGHPUT], fit, known)
-        low, high = (between.low, between.high) if between else (None, None)
-        levels = dict(first.levels)
-        found.append(Configuration(first.name, levels, 1 + len(others), values, low, high))
+        interval = _interval(measured[THROUGHPUT], fit, prior)
+        low, high = (interval.low, interval.high) if interval else (None, None)
+        name, levels = repeats[0].name, dict(repeats[0].levels)
+        means.append(Configuration(name, levels, len(repeats), values, low, high))
 
     def order(each: Configuration) -> tuple[float, str, str]:
         return -each.values.get(THROUGHPUT, -math.inf), each.name, str(each.levels)
 
-    return tuple(sorted(found, key=order))
+    return tuple(sorted(means, key=order))
 
 
-def _measured(group: Sequence[Observation], key: str) -> list[float]:
-    values = [each.values[key] for each in group if key in each.values]
+def _measured(repeats: Sequence[Observation], key: str) -> list[float]:
+    values = [each.values[key] for each in repeats if key in each.values]
     is_ratio = RESPONSES[key].scale == "ratio"
     return [each for each in values if math.isfinite(each) and (each > 0 or not is_ratio)]
 
@@ -71,30 +72,32 @@ def _mean(values: Sequence[float], key: str) -> float:
 
 
 def _interval(
-    rates: Sequence[float], fit: Fitted | None, known: ProcessNoise | None
+    throughputs: Sequence[float], fit: Fitted | None, prior: ProcessNoise | None
 ) -> Interval | None:
-    if not rates or fit is None:
+    if not throughputs or fit is None:
         return None
-    # What is known of the noise but for these repeats: by all others, and before the study.
-    own, others = Scatter(*scatter(rates)), fit.trials - len(rates)
+    # The noise without these repeats: from the other repeats of the study, and from the prior.
+    own, others = Scatter(*scatter(throughputs)), fit.trials - len(throughputs)
     squares, dof = max(0.0, fit.repeats.squares - own.squares), fit.repeats.dof - own.dof
-    if known:
-        before = with_evidence(known, squares, dof, others)
+    if prior:
+        known = with_evidence(prior, squares, dof, others)
     elif dof >= 1:
-        before = ProcessNoise(math.sqrt(squares / dof), dof, "learnt", others)
+        known = ProcessNoise(math.sqrt(squares / dof), dof, "learned", others)
     elif fit.noise.source == "none":
         return None
     else:
-        before = ProcessNoise(fit.noise.sigma, fit.noise.dof, "others")
-    found = combined(rates, before)
-    scale = _mean(rates, THROUGHPUT) / found.mean
-    return Interval(float(found.interval.low) * scale, float(found.interval.high) * scale)
+        known = ProcessNoise(fit.noise.sigma, fit.noise.dof, "other_workloads")
+    result = combined(throughputs, known)
+    scale = _mean(throughputs, THROUGHPUT) / result.mean
+    return Interval(float(result.interval.low) * scale, float(result.interval.high) * scale)
 
 
-def as_good(found: Sequence[Configuration], noise: Noise | None) -> tuple[str, ...]:
-    """Names of those that cannot be told from the best: how far two may be apart by chance, when
-    the best of so many was picked (Bonferroni)."""
-    rated = [each for each in found if THROUGHPUT in each.values]
+def equivalent(means: Sequence[Configuration], noise: Noise | None) -> tuple[str, ...]:
+    """Return the names of the configurations that are not significantly slower than the best.
+
+    One-sided, simultaneous for all comparisons with the best (Bonferroni).
+    """
+    rated = [each for each in means if THROUGHPUT in each.values]
     if len(rated) < 2 or noise is None:
         return ()
     best, others = rated[0], rated[1:]
@@ -110,7 +113,7 @@ def as_good(found: Sequence[Configuration], noise: Noise | None) -> tuple[str, .
 
 
 def fronts(configurations: Sequence[Configuration]) -> tuple[Front, ...]:
-    """Throughput against memory and against energy, for each model, where they were measured."""
+    """Return the Pareto fronts of throughput with memory and with energy, for each model."""
 
     def has(each: Configuration, key: str) -> bool:
         return math.isfinite(each.values.get(key, math.nan))
@@ -118,31 +121,31 @@ def fronts(configurations: Sequence[Configuration]) -> tuple[Front, ...]:
     models: dict[Level, list[Configuration]] = {}
     for each in configurations:
         models.setdefault(each.levels.get("model"), []).append(each)
-    found = []
+    result = []
     for model in sorted(models, key=str):
         own, group = models[model], {"model": model} if len(models) > 1 else {}
-        # Bytes of a GPU and of the host are not compared: the memory that most of them have.
+        # GPU and host memory are not comparable: use the one that most configurations have.
         memory = max(MEMORY, key=lambda key: sum(has(each, key) for each in own))
-        for other in (memory, ENERGY):
-            measured = [each for each in own if has(each, THROUGHPUT) and has(each, other)]
+        for cost in (memory, ENERGY):
+            measured = [each for each in own if has(each, THROUGHPUT) and has(each, cost)]
             if measured:
-                best = tuple(_unbeaten(measured, other))
-                found.append(Front((THROUGHPUT, other), best, len(measured) - len(best), group))
-    return tuple(found)
+                front = tuple(_non_dominated(measured, cost))
+                dominated = len(measured) - len(front)
+                result.append(Front((THROUGHPUT, cost), front, dominated, group))
+    return tuple(result)
 
 
-def _unbeaten(measured: Sequence[Configuration], other: str) -> list[Configuration]:
-    """From the highest throughput to the lowest, those that have less of the other response than
-    all before them; equals stand or fall together."""
+def _non_dominated(measured: Sequence[Configuration], response: str) -> list[Configuration]:
+    """Return the front, the highest throughput first; ties are kept or dropped together."""
 
-    def costs(each: Configuration) -> tuple[float, float]:
-        return -each.values[THROUGHPUT], each.values[other]
+    def order(each: Configuration) -> tuple[float, float]:
+        return -each.values[THROUGHPUT], each.values[response]
 
-    best: list[Configuration] = []
-    least = math.inf
-    by_cost = sorted(measured, key=lambda each: (*costs(each), each.name, str(each.levels)))
-    for (_, cost), equals in groupby(by_cost, costs):
-        if cost < least:
-            least = cost
-            best += equals
-    return best
+    front: list[Configuration] = []
+    lowest = math.inf
+    by_throughput = sorted(measured, key=lambda each: (*order(each), each.name, str(each.levels)))
+    for (_, cost), ties in groupby(by_throughput, order):
+        if cost < lowest:
+            lowest = cost
+            front += ties
+    return front

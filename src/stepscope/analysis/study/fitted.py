@@ -1,4 +1,4 @@
-"""A response of trials and the model fitted to it: what effects, rankings and curves share."""
+"""Models fitted to responses, shared by effects, rankings and scaling curves."""
 
 from __future__ import annotations
 
@@ -25,42 +25,38 @@ from stepscope.analysis.study.table import (
     cells_of,
     level_key,
 )
-from stepscope.analysis.trial.throughput import LEARNT_FROM
+from stepscope.analysis.trial.throughput import MIN_NOISE_DOF
 from stepscope.records.trial import ProcessNoise
 
 
 @dataclass(frozen=True)
 class Margin:
-    """What trials with each level of a factor have on average, the others being equally mixed."""
+    """Marginal means of the levels of a factor."""
 
-    factor: Factor
-    """With the levels of which that is told."""
-    means: Floats
-    """Logarithms for ratios."""
-    covariance: Floats
-    """In units of the variance of a trial."""
+    factor: Factor  # with its estimable levels
+    means: Floats  # logarithms for ratios
+    covariance: Floats  # in units of the variance of a trial
     trials: tuple[int, ...]
     not_estimable: tuple[Level, ...] = ()
 
     def error(self, one: int, other: int) -> float:
-        """Of the difference of two, in units of the noise."""
+        """Return the standard error of the difference of two means, in units of the noise."""
         own = self.covariance[one, one] + self.covariance[other, other]
         return float(np.sqrt(max(0.0, own - 2 * self.covariance[one, other])))
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """A response of trials, and what a model says of it."""
+    """A model fitted to one response."""
 
     response: Response
     cells: Cells
     model: Model
-    means: Floats
-    """Of configurations; logarithms for ratios."""
+    means: Floats  # of configurations; logarithms for ratios
     moments: Floats
     repeats: Scatter
     noise: Noise
-    explained: float | None
+    explained_variance_share: float | None
     remarks: tuple[Remark, ...] = ()
 
     @property
@@ -68,30 +64,31 @@ class Fitted:
         return int(self.cells.repeats.sum())
 
     def margin(self, column: int) -> Margin | None:
-        """By the model with most terms that tells all its levels; None if none tells two.
+        """Return the marginal means of a factor, or None if fewer than two are estimable.
 
-        Where other factors changed together, the mean over their grid is not told. Then it is
-        over what was observed of them.
+        They come from the model with the most terms in which most levels are estimable. Where
+        other factors are confounded, the mean over their grid is not estimable: it is then the
+        mean over their observed combinations.
         """
         model, rows = self.model, self.model.rows(column)
         factor, trials = self.cells.factors[column], self.cells.trials(column)
         best: Margin | None = None
-        for fit, centre in (
-            (model.full, model.centre()),
-            (model.kept, model.centre()),
-            (model.kept, model.centre(without=column)),
+        for fit, center in (
+            (model.full, model.center()),
+            (model.reduced, model.center()),
+            (model.reduced, model.center(without=column)),
         ):
-            told = np.flatnonzero(fit.estimable(rows + centre))
-            if len(told) > max(1, len(best.means) if best else 0):
-                chosen = (rows + centre)[told]
+            estimable = np.flatnonzero(fit.estimable(rows + center))
+            if len(estimable) > max(1, len(best.means) if best else 0):
+                contrasts = (rows + center)[estimable]
                 best = Margin(
-                    Factor(factor.name, tuple(factor.levels[at] for at in told)),
-                    chosen @ fit.solved(self.moments),
-                    fit.covariance(chosen),
-                    tuple(int(trials[at]) for at in told),
-                    tuple(level for at, level in enumerate(factor.levels) if at not in told),
+                    Factor(factor.name, tuple(factor.levels[at] for at in estimable)),
+                    contrasts @ fit.coefficients(self.moments),
+                    fit.covariance(contrasts),
+                    tuple(int(trials[at]) for at in estimable),
+                    tuple(level for at, level in enumerate(factor.levels) if at not in estimable),
                 )
-            if len(told) == len(rows):
+            if len(estimable) == len(rows):
                 break
         return best
 
@@ -99,14 +96,14 @@ class Fitted:
 def fitted(
     table: ObservationTable,
     responses: Iterable[Response],
-    known: ProcessNoise | None = None,
-    usual: Noise | None = None,
+    prior: ProcessNoise | None = None,
+    pooled: Noise | None = None,
 ) -> dict[str, Fitted]:
-    """Those of which there are two trials, by their keys.
+    """Return the fit of every response that at least two trials have, by its key.
 
-    Responses that the same trials have share a model: to solve it is most of the work. `known` is
-    the noise of throughput as it was known before, `usual` that of a larger set of trials, for
-    where there are too few repeats among these.
+    Responses of the same trials share a model, because solving it is most of the work. `prior` is
+    the noise of throughput as it was known before the study; `pooled` is the noise of a larger set
+    of trials, which is used if these have too few repeats.
     """
     models: dict[bytes, Model] = {}
     fits = {}
@@ -117,8 +114,8 @@ def fitted(
         at = rows.tobytes()
         if at not in models:
             models[at] = Model(cells_of(table, rows))
-        before = known if response.key == THROUGHPUT else None
-        fit = _fit(response, models[at], values, before, usual)
+        own_prior = prior if response.key == THROUGHPUT else None
+        fit = _fit(response, models[at], values, own_prior, pooled)
         fits[response.key] = replace(fit, remarks=table.remarks + remarks + fit.cells.remarks)
     return fits
 
@@ -127,56 +124,56 @@ def _fit(
     response: Response,
     model: Model,
     values: Floats,
-    known: ProcessNoise | None,
-    usual: Noise | None,
+    prior: ProcessNoise | None,
+    pooled: Noise | None,
 ) -> Fitted:
     cells = model.cells
     means = cells.mean(values)
-    within = float(((values - means[cells.which]) ** 2).sum())
+    within = float(((values - means[cells.cell_of_trial]) ** 2).sum())
     repeats = Scatter(within, float(len(values) - len(means)))
     moments = model.moments(means)
-    leftovers = []
-    for fit in (model.full, model.kept, model.additive):
-        rest = means - model.predicted(fit.solved(moments))
-        squares = float((rest**2 * cells.repeats).sum())
-        leftovers.append(Scatter(squares, float(len(means) - fit.rank)))
+    residuals = []
+    for fit in (model.full, model.reduced, model.additive):
+        deviations = means - model.predicted(fit.coefficients(moments))
+        squares = float((deviations**2 * cells.repeats).sum())
+        residuals.append(Scatter(squares, float(len(means) - fit.rank)))
     unit = 1.0 if response.scale == "ratio" else float(np.abs(values).max())
-    noise = noise_of(repeats, leftovers, known, len(values), unit)
-    if usual and repeats.dof < LEARNT_FROM:
-        noise = usual
-    # Explained by the model with most terms that leaves something free: any other explains all.
+    noise = noise_of(repeats, residuals, prior, len(values), unit)
+    if pooled and repeats.dof < MIN_NOISE_DOF:
+        noise = pooled
+    # R² of the model with the most terms that is not saturated: a saturated one explains all.
     total = float(((values - values.mean()) ** 2).sum())
-    free = next((each for each in leftovers if repeats.dof + each.dof > 0), None)
-    explained = None
-    if free and total > 0:
-        explained = min(1.0, max(0.0, 1 - (repeats.squares + free.squares) / total))
-    return Fitted(response, cells, model, means, moments, repeats, noise, explained)
+    unsaturated = next((each for each in residuals if repeats.dof + each.dof > 0), None)
+    r_squared = None
+    if unsaturated and total > 0:
+        r_squared = min(1.0, max(0.0, 1 - (repeats.squares + unsaturated.squares) / total))
+    return Fitted(response, cells, model, means, moments, repeats, noise, r_squared)
 
 
-class Throughputs:
-    """The model of throughput, for all trials and for those with a level; each fitted once."""
+class ThroughputFits:
+    """Fits of throughput: for all trials, and for the trials with a given level (cached)."""
 
     def __init__(
-        self, table: ObservationTable, known: ProcessNoise | None, whole: Fitted | None
+        self, table: ObservationTable, prior: ProcessNoise | None, fit: Fitted | None
     ) -> None:
-        self.all = whole
+        self.all = fit
         self._table = table
-        self._known = known
+        self._prior = prior
         self._fits: dict[tuple[str, tuple[bool, Level]], Fitted | None] = {}
 
     def of(self, factor: str, level: Level) -> Fitted | None:
-        """Those with this level; None if there are fewer than two."""
+        """Return the fit of the trials with this level, or None if there are fewer than two."""
         key = factor, level_key(level)
         if key not in self._fits:
-            # What all repeats tell, for groups with few of their own.
-            usual = self.all.noise if self.all and self.all.noise.source == "repeats" else None
-            table = self._table.only(factor, level)
-            fits = fitted(table, [RESPONSES[THROUGHPUT]], self._known, usual)
+            # Groups with few repeats use the noise of the whole study.
+            pooled = self.all.noise if self.all and self.all.noise.source == "repeats" else None
+            table = self._table.subset(factor, level)
+            fits = fitted(table, [RESPONSES[THROUGHPUT]], self._prior, pooled)
             self._fits[key] = fits.get(THROUGHPUT)
         return self._fits[key]
 
     @property
     def grouping(self) -> Factor | None:
-        """What trials are grouped by: the model, else the machine, if they differ in it."""
+        """The factor to group trials by: the model, or else the machine, if it varies."""
         factors = {each.name: each for each in self.all.cells.factors} if self.all else {}
         return factors.get("model") or factors.get("machine")

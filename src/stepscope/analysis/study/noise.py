@@ -1,9 +1,8 @@
-"""How much trials of the same configuration differ: by repeats, by what a model leaves over, or by
-what was learnt before.
+"""The noise between identical trials: from repeats, from residuals, or from a prior.
 
-Repeats are asked first. Where the model leaves far more over than repeats scatter (three factors
-that act together), repeats still count: what is told of a factor is its mean over this grid, and
-how sure that is depends on how well the grid was measured, not on how smooth it is.
+Repeats take precedence, even if the residuals of the model are much larger (for example because
+three factors interact): a marginal mean is the mean over this grid, and its precision depends on
+how precisely the grid was measured, not on how well the model fits.
 """
 
 from __future__ import annotations
@@ -15,16 +14,16 @@ from typing import Literal
 
 from stepscope.analysis.statistics import t_quantile
 from stepscope.analysis.study.records import Estimate, Noise, Scale
-from stepscope.analysis.trial.throughput import CONFIDENCE, LEARNT_FROM, with_evidence
+from stepscope.analysis.trial.throughput import CONFIDENCE, MIN_NOISE_DOF, with_evidence
 from stepscope.records.trial import ProcessNoise
 
 _ROUNDING = 1e-9
-"""Below it two numbers are the same, however exact their repeats were."""
+"""Relative differences below it are rounding errors, however well the repeats agree."""
 
 
 @dataclass(frozen=True)
 class Scatter:
-    """A sum of squared deviations, and of how many that are free."""
+    """A sum of squared deviations with its degrees of freedom."""
 
     squares: float
     dof: float
@@ -39,55 +38,60 @@ class Scatter:
 
 def noise_of(
     repeats: Scatter,
-    leftovers: Sequence[Scatter],
-    known: ProcessNoise | None,
+    residuals: Sequence[Scatter],
+    prior: ProcessNoise | None,
     trials: int,
     unit: float,
 ) -> Noise:
-    """`leftovers` are of models, the one with most terms first: it leaves least over that it does
-    not know of. `unit` is how large values are, for what rounding does to them."""
+    """Return the noise from the best available source.
 
-    def of(sigma: float, dof: float, source: Literal["repeats", "residuals", "known"]) -> Noise:
+    `residuals` are those of several models, the one with the most terms first, because it is the
+    least biased. `unit` is the magnitude of the values, for rounding errors.
+    """
+
+    def noise(sigma: float, dof: float, source: Literal["repeats", "residuals", "prior"]) -> Noise:
         return Noise(max(sigma, _ROUNDING * unit), dof, source)
 
-    if repeats.dof >= LEARNT_FROM:
-        return of(repeats.sigma, repeats.dof, "repeats")
-    if repeats.dof and known:
-        spread = with_evidence(known, repeats.squares, repeats.dof, trials)
-        return of(spread.cv, spread.dof, "repeats")
-    for leftover in leftovers:
-        both = repeats + leftover
-        if both.dof >= LEARNT_FROM:
-            return of(both.sigma, both.dof, "residuals")
+    if repeats.dof >= MIN_NOISE_DOF:
+        return noise(repeats.sigma, repeats.dof, "repeats")
+    if repeats.dof and prior:
+        updated = with_evidence(prior, repeats.squares, repeats.dof, trials)
+        return noise(updated.cv, updated.dof, "repeats")
+    for each in residuals:
+        both = repeats + each
+        if both.dof >= MIN_NOISE_DOF:
+            return noise(both.sigma, both.dof, "residuals")
     if repeats.dof:
-        return of(repeats.sigma, repeats.dof, "repeats")
-    return of(known.cv, known.dof, "known") if known else Noise(0.0, 0.0, "none")
+        return noise(repeats.sigma, repeats.dof, "repeats")
+    return noise(prior.cv, prior.dof, "prior") if prior else Noise(0.0, 0.0, "none")
 
 
-def estimate(value: float, error: float, noise: Noise, scale: Scale, looked: int = 1) -> Estimate:
-    """A contrast with its interval; `error` is in units of the noise.
+def estimate(
+    value: float, error: float, noise: Noise, scale: Scale, comparisons: int = 1
+) -> Estimate:
+    """Return a contrast with its confidence interval; `error` is in units of the noise.
 
-    The largest of several that were looked at is large by chance too: its interval is as wide as
-    it takes for all of them to hold at once (Bonferroni).
+    A contrast that was selected as the largest of several `comparisons` is large partly by chance,
+    so its interval is simultaneous for all of them (Bonferroni).
     """
     half = math.inf
     if noise.source != "none":
-        tail = (1 - CONFIDENCE) / 2 / max(looked, 1)
+        tail = (1 - CONFIDENCE) / 2 / max(comparisons, 1)
         half = t_quantile(1 - tail, noise.dof) * noise.sigma * error
     low, high = value - half, value + half
     if scale == "ratio":
-        return Estimate(raised(value), raised(low), raised(high))
+        return Estimate(exp(value), exp(low), exp(high))
     return Estimate(value, low, high)
 
 
 def is_significant(size: Estimate, scale: Scale) -> bool:
-    """Whether it is not no effect."""
-    nothing = 1.0 if scale == "ratio" else 0.0
-    return not size.low <= nothing <= size.high
+    """Whether the interval excludes "no effect"."""
+    no_effect = 1.0 if scale == "ratio" else 0.0
+    return not size.low <= no_effect <= size.high
 
 
-def raised(logarithm: float) -> float:
-    """Its exponential, also where that is more than a number can be."""
+def exp(logarithm: float) -> float:
+    """Return the exponential, or infinity where it overflows."""
     try:
         return math.exp(logarithm)
     except OverflowError:

@@ -1,7 +1,7 @@
-"""The nouns of a study's analysis: what was observed, and what is told of it.
+"""Records of a study's analysis: observations, effects, scaling curves and Pareto fronts.
 
-Every number that is told of several trials is an `Estimate`: with an interval, at a confidence of
-`analysis.throughput.CONFIDENCE`.
+Every number that is computed from several trials is an `Estimate` with a confidence interval; the
+confidence level is `analysis.trial.throughput.CONFIDENCE`.
 """
 
 from __future__ import annotations
@@ -11,36 +11,33 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Level = str | int | float | bool | None
-"""A value of a setting or a limit. None is "as much as there is", or what the workload chooses."""
+"""A value of a setting or a limit. None: no limit, or the workload's default."""
 
 Scale = Literal["ratio", "difference"]
 
 
 @dataclass(frozen=True)
 class Response:
-    """Something measured of every trial, that factors may have an effect on."""
+    """A measurement of every trial on which factors may have an effect."""
 
     key: str
     label: str
-    unit: str
-    """"1/s", "share", "bytes", "J"."""
-    scale: Scale
-    """How two values are compared: 1.28 times as much, or 12 points more."""
-    better: Literal["more", "less", ""]
-    """Which of two values a user wants; nothing where that depends."""
+    unit: str  # "1/s", "share", "bytes" or "J"
+    scale: Scale  # how two values are compared: 1.28× as much, or 12 points more
+    better: Literal["higher", "lower", ""]  # empty: neither is better in general
 
 
 RESPONSES: dict[str, Response] = {
     response.key: response
     for response in (
-        Response("samples_per_second", "throughput", "1/s", "ratio", "more"),
-        Response("gpu_utilization", "GPU utilisation", "share", "difference", "more"),
-        Response("gpu_sm", "SM activity", "share", "difference", "more"),
-        Response("cpu_share", "CPU utilisation", "share", "difference", ""),
-        Response("data_wait_share", "waiting for data", "share", "difference", "less"),
-        Response("host_memory_peak", "host memory", "bytes", "ratio", "less"),
-        Response("gpu_memory_peak", "GPU memory", "bytes", "ratio", "less"),
-        Response("joules_per_sample", "energy per sample", "J", "ratio", "less"),
+        Response("samples_per_second", "throughput", "1/s", "ratio", "higher"),
+        Response("gpu_utilization", "GPU utilization", "share", "difference", "higher"),
+        Response("gpu_sm", "SM activity", "share", "difference", "higher"),
+        Response("cpu_share", "CPU utilization", "share", "difference", ""),
+        Response("data_wait_share", "data wait", "share", "difference", "lower"),
+        Response("host_memory_peak", "host memory", "bytes", "ratio", "lower"),
+        Response("gpu_memory_peak", "GPU memory", "bytes", "ratio", "lower"),
+        Response("joules_per_sample", "energy per sample", "J", "ratio", "lower"),
     )
 }
 THROUGHPUT = "samples_per_second"
@@ -50,24 +47,23 @@ ENERGY = "joules_per_sample"
 
 @dataclass(frozen=True)
 class Observation:
-    """One trial that trained: the levels of its factors, and what was measured of it."""
+    """One successful trial: the levels of its factors, and its measurements."""
 
     levels: Mapping[str, Level]
-    values: Mapping[str, float]
-    """By the keys of `RESPONSES`; what was not measured is not in it."""
+    values: Mapping[str, float]  # by the keys of `RESPONSES`; without what was not measured
     name: str = ""
 
 
 @dataclass(frozen=True)
 class Factor:
-    """What was varied, with its levels in the order of the design."""
+    """A setting or limit that the study varies."""
 
     name: str
-    levels: tuple[Level, ...]
+    levels: tuple[Level, ...]  # in the order of the design
 
     @property
     def is_numeric(self) -> bool:
-        """Whether its levels have an order of their own."""
+        """Whether all levels are numbers, so that they have a natural order."""
         return all(
             isinstance(level, int | float) and not isinstance(level, bool) for level in self.levels
         )
@@ -75,114 +71,109 @@ class Factor:
 
 @dataclass(frozen=True)
 class Estimate:
-    """A ratio (1 is no effect) or a difference (0 is none), and where it lies."""
+    """A ratio (1 means no effect) or a difference (0 means no effect), with its interval."""
 
     value: float
-    low: float
-    high: float
+    low: float  # lower end of the confidence interval
+    high: float  # upper end of the confidence interval
 
 
 @dataclass(frozen=True)
 class Noise:
-    """How much trials of the same configuration differ, and how that is known."""
+    """The variation between identical trials, and where the estimate comes from."""
 
     sigma: float
-    """Of logarithms for ratios, so that 0.05 is 5 %; of the values themselves for differences."""
-    dof: float
-    source: Literal["repeats", "residuals", "known", "none"]
-    """From repeats; from what the model leaves over; from what was learnt of this machine before;
-    or nothing is known, and no interval can be told."""
+    """Standard deviation: of the natural logarithm for ratios (0.05 is about 5 %), in the unit of
+    the response for differences."""
+    dof: float  # degrees of freedom
+    source: Literal["repeats", "residuals", "prior", "none"]
+    """`repeats`; `residuals` of the model; `prior`, what was known of the machine before the study;
+    or `none`: the noise is unknown and there are no intervals."""
 
 
 @dataclass(frozen=True)
 class Remark:
-    """What could not be told of some trials, and why."""
+    """A limitation of the analysis: what is excluded or not estimable, and why."""
 
     kind: Literal[
         "too_few_trials",
         "unknown_level",
-        "bad_values",
+        "invalid_values",
         "too_many_levels",
         "confounded_factor",
         "confounded_levels",
         "noise_unknown",
         "noise_from_residuals",
-        "pairs_unknown",
-        "pair_incomplete",
-        "pair_confounded",
-        "too_many_pairs",
+        "interactions_not_estimable",
+        "interaction_incomplete",
+        "interaction_confounded",
+        "too_many_interactions",
     ]
-    factors: tuple[str, ...] = ()
-    """The factor, or the two of a pair."""
+    factors: tuple[str, ...] = ()  # one factor, or the two of an interaction
     levels: tuple[Level, ...] = ()
     response: str = ""
-    count: int = 0
-    """Of trials, levels or configurations."""
+    count: int = 0  # of trials, levels or configurations
 
 
 @dataclass(frozen=True)
 class LevelMean:
-    """What trials with one level have on average, all other factors being equally mixed."""
+    """Marginal mean of a level: the mean over an equal mix of the levels of all other factors."""
 
     level: Level
-    mean: float
-    low: float
-    high: float
-    trials: int
+    mean: float  # in the unit of the response
+    low: float  # lower end of the confidence interval
+    high: float  # upper end of the confidence interval
+    trials: int  # number of trials with this level
 
 
 @dataclass(frozen=True)
 class MainEffect:
-    """How much one factor changes a response."""
+    """The effect of one factor on a response."""
 
     factor: str
-    levels: tuple[LevelMean, ...]
-    """In the order of the design; those that were never observed are not in it."""
-    highest: Level
-    lowest: Level
-    size: Estimate
-    """Highest level over lowest (or minus it)."""
-    is_significant: bool
-    """Whether it can be told from no effect at all."""
+    levels: tuple[LevelMean, ...]  # in the order of the design; only levels that were observed
+    highest_level: Level  # the level with the highest mean
+    lowest_level: Level  # the level with the lowest mean
+    size: Estimate  # highest mean divided by the lowest, or minus it, depending on the scale
+    is_significant: bool  # whether the interval of the size excludes "no effect"
 
 
 @dataclass(frozen=True)
 class CellMean:
-    """What trials with a level of each of two factors have on average."""
+    """Mean of the trials with a given level of each of two factors."""
 
-    first: Level
-    second: Level
-    mean: float
-    trials: int
+    first: Level  # level of the first factor
+    second: Level  # level of the second factor
+    mean: float  # in the unit of the response
+    trials: int  # number of trials with both levels
 
 
 @dataclass(frozen=True)
 class Interaction:
-    """How much the effect of one factor depends on the level of another."""
+    """How much the effect of one factor depends on the level of another.
 
-    first: str
-    second: str
+    The effect of the first factor is that of a change from `from_level` to `to_level`.
+    """
+
+    first: str  # name of the first factor
+    second: str  # name of the second factor
     cells: tuple[CellMean, ...]
     size: Estimate
-    """The effect of the first where the second makes it largest, over that where it makes it
-    smallest (or minus it)."""
-    is_significant: bool
-    low: Level
-    """The effect of the first factor is that of going from this level …"""
-    high: Level
-    """… to this one."""
-    more: Level
-    """The level of the second with which that does more …"""
-    less: Level
-    """… than with this one."""
-    changes: tuple[tuple[Level, float], ...]
-    """The effect with each of these two, in the order of the design; none where only their ratio
-    (or difference) is told."""
+    """Effect of the first factor at `stronger_at` divided by that at `weaker_at`, or minus it,
+    depending on the scale."""
+    is_significant: bool  # whether the interval of the size excludes "no interaction"
+    from_level: Level
+    to_level: Level
+    stronger_at: Level  # level of the second factor with the larger effect
+    weaker_at: Level  # level of the second factor with the smaller effect
+    simple_effects: tuple[tuple[Level, float], ...]
+    """The effect at each of these two levels, in the order of the design; empty if only the size of
+    the interaction is estimable."""
 
 
 @dataclass(frozen=True)
 class Effects:
-    """All that factors do to one response, the largest first."""
+    """All effects on one response, the largest first."""
 
     response: Response
     trials: int
@@ -190,105 +181,94 @@ class Effects:
     noise: Noise
     main: tuple[MainEffect, ...]
     interactions: tuple[Interaction, ...]
-    explained: float | None
-    """Part of the variance between trials that the effects account for."""
+    explained_variance_share: float | None  # of the variance between trials, 0 to 1 (R²)
     remarks: tuple[Remark, ...] = ()
 
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What matters, the most first: for a group (the trials of a model), or for all together."""
+    """Main effects on throughput, the largest first, for a group of trials or for all."""
 
-    group: Mapping[str, Level]
+    group: Mapping[str, Level]  # such as {"model": "vit"}; empty for all trials
     effects: tuple[MainEffect, ...]
 
 
 @dataclass(frozen=True)
+class Fall:
+    """A significant loss of throughput beyond the best level."""
+
+    peak: Level
+    worst: Level
+    loss: Estimate  # throughput at the worst level divided by that at the peak
+
+
+@dataclass(frozen=True)
 class Knee:
-    """Where more of something stops paying."""
+    """The level beyond which more of a factor gains less than 5 %."""
 
     level: float
-    best: Level
-    gain: Estimate
-    """Of the best level beyond it over the knee."""
-    is_sure: bool
-    """Whether the intervals bear it out: less is worse, and more is hardly better."""
+    best: Level  # the best level beyond the knee
+    gain: Estimate  # throughput at that level divided by that at the knee
+    is_certain: bool  # whether the intervals confirm it: less is slower, more gains below 10 %
     fall: Fall | None = None
 
 
 @dataclass(frozen=True)
-class Fall:
-    """Too much is worse than enough."""
-
-    peak: Level
-    worst: Level
-    loss: float
-    """At the worst level beyond the peak, as a part of the peak."""
-
-
-@dataclass(frozen=True)
 class NoKnee:
-    """Why a curve has no knee: what its levels do instead."""
+    """Why a curve has no knee."""
 
-    kind: Literal["gaining", "unclear", "flat", "never_pays", "two_levels"]
+    kind: Literal[
+        "two_levels", "not_significant", "flat", "gaining", "slower", "unclear", "small_gain"
+    ]
     level: Level
     other: Level
-    gain: Estimate
-    """Of the other level over the first."""
+    gain: Estimate  # throughput at the other level divided by that at the level
 
 
 @dataclass(frozen=True)
 class ScalingCurve:
-    """Throughput over the levels of a numeric factor, for one group of trials."""
+    """Throughput over the levels of a numeric factor, for a group of trials or for all."""
 
     factor: str
-    group: Mapping[str, Level]
-    """Levels of the other factors it holds for; nothing where they are averaged."""
-    points: tuple[LevelMean, ...]
+    group: Mapping[str, Level]  # levels of other factors; empty for all trials
+    points: tuple[LevelMean, ...]  # in samples per second, by ascending level
     knee: Knee | None
     no_knee: NoKnee | None = None
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """One point of a design, over its repeats."""
+    """One combination of levels, with the means of its repeats."""
 
     name: str
     levels: Mapping[str, Level]
-    trials: int
-    values: Mapping[str, float]
-    """Means over its repeats, by the keys of `RESPONSES` (of ratios: geometric)."""
-    low: float | None = None
-    """Of throughput."""
-    high: float | None = None
+    trials: int  # number of successful trials
+    values: Mapping[str, float]  # means by the keys of `RESPONSES`; geometric means for ratios
+    low: float | None = None  # samples per second: lower end of the confidence interval
+    high: float | None = None  # samples per second: upper end of the confidence interval
 
 
 @dataclass(frozen=True)
 class Front:
-    """Configurations that no other beats in all of some responses at once."""
+    """Pareto front: the configurations that no other one dominates in two responses."""
 
     responses: tuple[str, ...]
-    best: tuple[Configuration, ...]
-    """By throughput, the highest first."""
-    beaten: int
+    configurations: tuple[Configuration, ...]  # by throughput, the highest first
+    dominated: int  # number of configurations that are not on the front
     group: Mapping[str, Level] = field(default_factory=dict)
-    """The model, where there are several: one is no substitute for another."""
+    """The model if there are several: models are never compared with each other."""
 
 
 @dataclass(frozen=True)
 class StudyAnalysis:
-    """All that a study teaches."""
+    """All results of a study's analysis."""
 
-    factors: tuple[Factor, ...]
-    """That were varied and observed on more than one level."""
-    configurations: tuple[Configuration, ...]
-    """By throughput, the highest first."""
-    effects: tuple[Effects, ...]
-    """A response each, in the order of `RESPONSES`; only those that were measured."""
+    factors: tuple[Factor, ...]  # those that were observed at more than one level
+    configurations: tuple[Configuration, ...]  # by throughput, the highest first
+    effects: tuple[Effects, ...]  # one per measured response, in the order of `RESPONSES`
     sensitivity: tuple[Sensitivity, ...]
-    """All together first, then each model (or machine) where there are several."""
+    """All trials first, then each model (or machine) if there are several."""
     curves: tuple[ScalingCurve, ...]
     fronts: tuple[Front, ...]
-    as_good: tuple[str, ...] = ()
-    """Names of the others that cannot be told from the best."""
+    equivalent: tuple[str, ...] = ()  # names of configurations not significantly below the best
     remarks: tuple[Remark, ...] = ()

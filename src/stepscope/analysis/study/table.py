@@ -1,4 +1,4 @@
-"""Observations as numbers: which level every trial has of every factor, and what was measured."""
+"""Observations as arrays: the level codes of every trial, and the response values."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from stepscope.analysis.study.records import Factor, Level, Observation, Remark,
 Floats = npt.NDArray[np.float64]
 Integers = npt.NDArray[np.int64]
 
-_LARGEST = 1e150
-"""No measurement is larger; of what is, not even the square can be written."""
-MOST_LEVELS = 100
-"""Of a factor whose effect is told: of a seed with a thousand levels there is nothing to tell."""
+_MAX_VALUE = 1e150
+"""Larger values cannot be measurements, and their squares overflow."""
+MAX_LEVELS = 100
+"""Factors with more levels, such as a seed, are not analyzed."""
 
 
 def level_key(level: Level) -> tuple[bool, Level]:
-    """Equal for equal levels only: 1 is 1.0, as a file may have it, but it is not True."""
+    """Return a key by which 1 equals 1.0 (files may contain either) but not True."""
     return isinstance(level, bool), level
 
 
 @dataclass(frozen=True)
 class ObservationTable:
-    """Trials (rows) by factors (columns): which of its levels each has."""
+    """Trials (rows) by factors (columns), as indexes of levels."""
 
     observations: tuple[Observation, ...]
     factors: tuple[Factor, ...]
     codes: Integers
     remarks: tuple[Remark, ...] = ()
 
-    def only(self, factor: str, level: Level) -> ObservationTable:
-        """The trials with this level, of which this factor is none any more."""
+    def subset(self, factor: str, level: Level) -> ObservationTable:
+        """Return the trials with this level, without the column of the factor."""
         at = [each.name for each in self.factors].index(factor)
         keys = [level_key(each) for each in self.factors[at].levels]
         chosen = np.flatnonzero(self.codes[:, at] == keys.index(level_key(level)))
@@ -47,25 +47,25 @@ class ObservationTable:
         )
 
     def rows_with(self, response: Response) -> tuple[Integers, Floats, tuple[Remark, ...]]:
-        """Which trials have it, its values there (their logarithms for ratios), and remarks."""
+        """Return the rows with a valid response, its values (logarithms for ratios) and remarks."""
         measured = [each.values.get(response.key) for each in self.observations]
         values = np.array([math.nan if each is None else each for each in measured], np.float64)
-        good = np.abs(values) < _LARGEST
+        valid = np.abs(values) < _MAX_VALUE
         if response.scale == "ratio":
-            good &= values > 1 / _LARGEST
-        left_out = sum(each is not None for each in measured) - int(good.sum())
-        remark = Remark("bad_values", response=response.label, count=left_out)
-        chosen = np.flatnonzero(good)
+            valid &= values > 1 / _MAX_VALUE
+        excluded = sum(each is not None for each in measured) - int(valid.sum())
+        remark = Remark("invalid_values", response=response.label, count=excluded)
+        chosen = np.flatnonzero(valid)
         kept = values[chosen]
         return (
             chosen,
             np.log(kept) if response.scale == "ratio" else kept,
-            ((remark,) if left_out else ()),
+            ((remark,) if excluded else ()),
         )
 
 
 def table_of(observations: Sequence[Observation], factors: Sequence[Factor]) -> ObservationTable:
-    """All observations that have a level of every factor."""
+    """Return the table of all observations that have a known level of every factor."""
     codes = np.zeros((len(observations), len(factors)), np.int64)
     remarks = []
     for column, factor in enumerate(factors):
@@ -84,46 +84,46 @@ def table_of(observations: Sequence[Observation], factors: Sequence[Factor]) -> 
 
 @dataclass(frozen=True)
 class Cells:
-    """The distinct configurations of some trials, with only what was observed of factors."""
+    """The distinct configurations of some trials."""
 
     factors: tuple[Factor, ...]
-    """On more than one level, with those levels only."""
+    """Factors that were observed at more than one level, with only these levels."""
     codes: Integers
     repeats: Integers
-    which: Integers
-    """The configuration of every trial."""
+    cell_of_trial: Integers
     remarks: tuple[Remark, ...] = ()
 
     def sizes(self) -> tuple[int, ...]:
         return tuple(len(factor.levels) for factor in self.factors)
 
     def mean(self, values: Floats) -> Floats:
-        return np.bincount(self.which, values, len(self.repeats)) / self.repeats
+        return np.bincount(self.cell_of_trial, values, len(self.repeats)) / self.repeats
 
     def trials(self, column: int) -> Integers:
+        """Return the number of trials per level of a factor."""
         return np.bincount(self.codes[:, column], self.repeats, self.sizes()[column]).astype(
             np.int64
         )
 
 
 def cells_of(table: ObservationTable, rows: Integers) -> Cells:
-    """Of these trials; factors that they all have the same level of are none."""
+    """Return the configurations of these trials, without factors that are constant among them."""
     codes = table.codes[rows]
     factors, columns, remarks = [], [], []
     for column, factor in enumerate(table.factors):
-        seen, again = np.unique(codes[:, column], return_inverse=True)
-        if len(seen) > MOST_LEVELS:
-            remarks.append(Remark("too_many_levels", (factor.name,), count=len(seen)))
-        elif len(seen) > 1:
-            factors.append(replace(factor, levels=tuple(factor.levels[each] for each in seen)))
-            columns.append(again.reshape(-1))
+        observed, recoded = np.unique(codes[:, column], return_inverse=True)
+        if len(observed) > MAX_LEVELS:
+            remarks.append(Remark("too_many_levels", (factor.name,), count=len(observed)))
+        elif len(observed) > 1:
+            factors.append(replace(factor, levels=tuple(factor.levels[each] for each in observed)))
+            columns.append(recoded.reshape(-1))
     stacked = np.stack(columns, axis=1) if columns else np.zeros((len(codes), 0), np.int64)
     sizes = [len(factor.levels) for factor in factors]
-    place = np.zeros(len(codes), np.int64)
+    cell = np.zeros(len(codes), np.int64)
     for column, size in enumerate(sizes):
-        # Numbered anew each time: many factors have more combinations than there are numbers.
-        place = np.unique(place * size + stacked[:, column], return_inverse=True)[1].reshape(-1)
-    _, first, which, repeats = np.unique(
-        place, return_index=True, return_inverse=True, return_counts=True
+        # Renumbered in every pass: many factors have more combinations than an int64 can count.
+        cell = np.unique(cell * size + stacked[:, column], return_inverse=True)[1].reshape(-1)
+    _, first, cell_of_trial, repeats = np.unique(
+        cell, return_index=True, return_inverse=True, return_counts=True
     )
-    return Cells(tuple(factors), stacked[first], repeats, which.reshape(-1), tuple(remarks))
+    return Cells(tuple(factors), stacked[first], repeats, cell_of_trial.reshape(-1), tuple(remarks))

@@ -1,1 +1,1 @@
-"""A trial: steady state, throughput with its interval, interference, profile."""
+"""Analysis of a trial: steady state, throughput with its interval, interference, measurement."""

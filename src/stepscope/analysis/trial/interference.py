@@ -1,6 +1,6 @@
-"""What changed a measurement from outside: other processes on CPUs or GPU, the hypervisor, heat.
+"""Interference with a measurement: other processes on CPUs or GPUs, the hypervisor, heat.
 
-One rule for trials and for the bottleneck of any run; its thresholds are in the table.
+Trials and `explain` use the same rules.
 """
 
 from __future__ import annotations
@@ -13,51 +13,49 @@ from stepscope.analysis.run.series import amount_of
 from stepscope.records.trial import InterferenceReason
 
 
-def takes_cores(others: float | None, busy: float | None, machine: float | None) -> bool:
-    """Whether other processes took CPU time that the run may have wanted.
+def has_cpu_interference(other: float | None, busy: float | None, machine: float | None) -> bool:
+    """Whether other processes took CPU time that the run may have needed.
 
-    Others only take something away where little is left: on a machine that is less busy there was
-    nearly always a CPU free.
+    This is only possible on a busy machine: otherwise a CPU is nearly always free.
     """
-    if others is None or busy is None or machine is None:
+    if other is None or busy is None or machine is None:
         return False
-    return others > limit("others_cores") and busy > limit("busy_machine") * machine
+    return other > limit("other_cores") and busy > limit("machine_busy") * machine
 
 
-def takes_gpu(share: float | None) -> bool:
-    """Whether kernels of other processes ran for a part of the time that matters."""
-    return share is not None and share >= limit("others_gpu")
+def has_gpu_interference(share: float | None) -> bool:
+    """Whether kernels of other processes ran for a significant share of the time."""
+    return share is not None and share >= limit("other_gpu_use")
 
 
 @dataclass(frozen=True)
 class Interference:
-    """What others did over a stretch of time; None where that is not known."""
+    """Activity outside the run over a time span; None if unknown."""
 
     machine_cores: float | None = None
-    busy_cores: float | None = None  # on average, with whatever it was
-    other_cores: float | None = None  # busy with neither the run nor its monitor
-    stolen_cores: float | None = None  # given to others by the hypervisor
-    gpu_share: float | None = None
-    """Of the time, in which kernels of other processes ran on a GPU of the run."""
-    heat_share: float | None = None  # of the time, in which heat held the clocks of a GPU down
+    busy_cores: float | None = None  # mean over the time span
+    other_cores: float | None = None  # used by neither the run nor its monitor
+    steal_cores: float | None = None  # taken by the hypervisor
+    gpu_share: float | None = None  # time with kernels of other processes on a GPU of the run
+    thermal_share: float | None = None  # time with thermal throttling of a GPU
 
     @property
     def on_cpus(self) -> bool:
-        return takes_cores(self.other_cores, self.busy_cores, self.machine_cores)
+        return has_cpu_interference(self.other_cores, self.busy_cores, self.machine_cores)
 
     def reasons(self) -> tuple[InterferenceReason, ...]:
-        """None where the trial was alone, or nobody can tell."""
-        found = []
+        """Return the detected kinds of interference; empty if there are none or if unknown."""
+        reasons = []
         if self.on_cpus:
-            found.append(InterferenceReason("cpu", self.other_cores, self.machine_cores))
-        stolen = self.stolen_cores
-        if stolen is not None and stolen >= limit("stolen_cores") * (self.machine_cores or 1.0):
-            found.append(InterferenceReason("hypervisor", stolen, self.machine_cores))
-        if takes_gpu(self.gpu_share):
-            found.append(InterferenceReason("gpu", self.gpu_share))
-        if self.heat_share is not None and self.heat_share >= limit("slowed"):
-            found.append(InterferenceReason("heat", self.heat_share))
-        return tuple(found)
+            reasons.append(InterferenceReason("cpu", self.other_cores, self.machine_cores))
+        steal = self.steal_cores
+        if steal is not None and steal >= limit("steal") * (self.machine_cores or 1.0):
+            reasons.append(InterferenceReason("hypervisor", steal, self.machine_cores))
+        if has_gpu_interference(self.gpu_share):
+            reasons.append(InterferenceReason("gpu", self.gpu_share))
+        if self.thermal_share is not None and self.thermal_share >= limit("clock_throttled"):
+            reasons.append(InterferenceReason("heat", self.thermal_share))
+        return tuple(reasons)
 
 
 def interference(data: RunData, begin_ns: int | None, end_ns: int | None) -> Interference:
@@ -74,14 +72,14 @@ def interference(data: RunData, begin_ns: int | None, end_ns: int | None) -> Int
         return max((float(each.value.mean()) for each in readings if len(each)), default=None)
 
     busy, own = cores("host_cpu", "host"), cores("cpu", "tree")
-    others = None
+    other = None
     if busy is not None and own is not None:
-        others = max(0.0, busy - own - (cores("watcher_cpu", "watcher") or 0.0))
+        other = max(0.0, busy - own - (cores("monitor_cpu", "monitor") or 0.0))
     return Interference(
         machine_cores=machine,
         busy_cores=busy,
-        other_cores=others,
-        stolen_cores=cores("host_steal", "host"),
-        gpu_share=worst_gpu("gpu_others"),
-        heat_share=worst_gpu("gpu_slowed_heat"),
+        other_cores=other,
+        steal_cores=cores("host_steal", "host"),
+        gpu_share=worst_gpu("gpu_other_processes"),
+        thermal_share=worst_gpu("gpu_throttled_thermal"),
     )

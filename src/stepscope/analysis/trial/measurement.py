@@ -1,7 +1,7 @@
-"""What a trial measured: its throughput with an interval, the parts of its steps, its overhead.
+"""The measurements of a trial: throughput with its interval, parts of the steps, overhead.
 
-Ranks step together, so a step of the trial is over when it is over on the slowest of them. The
-first step has no length of its own: when it began is not in the log, and it is never steady.
+Ranks step together, so a step ends when it ends on the slowest rank. The first step has no length,
+because its start is not in the log; it is never steady.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from stepscope.analysis.trial.steady import Floats, Steady, find_steady
 from stepscope.analysis.trial.throughput import Interval, Rate, interval, throughput
 from stepscope.records.trial import LimitFacts, ProcessNoise, RankFacts, TrialFacts, TrialSettings
 
-Steps = npt.NDArray[np.void]  # steps of one rank, as `runs.trial.read_steps` gives them
+Steps = npt.NDArray[np.void]  # steps of one rank, from `runs.trial.read_steps`
 Ints = npt.NDArray[np.int64]
 
 _Number = TypeVar("_Number", int, float)
 
-_LEAST_LENGTHS = 3
-"""Steps whose length is known; fewer of them tell no throughput."""
-_OWN_PHASES = ("data", "build", "first_step", "profile", "closing")
-"""Told by the processes themselves, with `import`; their training is in the steps."""
+_MIN_LENGTHS = 3  # steps with a known length that a throughput needs
+_PHASES = ("data", "build", "first_step", "profile", "closing")
+"""Phases that the ranks report, in addition to `import`."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +40,9 @@ class RankRecord:
 
 @dataclass(frozen=True)
 class TrialRecord:
-    """What a trial left beside the samples of its run."""
+    """The records of a trial in addition to the samples of its run."""
 
-    workload: Mapping[str, Any]  # all its settings, for display
+    workload: Mapping[str, Any]  # all settings, for display
     settings: TrialSettings
     limits: LimitFacts
     trial: TrialFacts
@@ -51,19 +50,19 @@ class TrialRecord:
 
     @property
     def first(self) -> RankFacts:
-        """The facts of the first rank that left any: ranks are alike."""
+        """The facts of the first rank that recorded any; all ranks have the same settings."""
         known = (rank.facts for rank in self.ranks if rank.facts.pid is not None)
         return next(known, RankFacts())
 
     @property
     def noise(self) -> ProcessNoise | None:
-        """Between processes, as it was known when the trial ran."""
-        noise = self.trial.spread
+        """Noise between processes, as known when the trial ran."""
+        noise = self.trial.noise
         return noise if noise and noise.cv >= 0 and noise.dof > 0 else None
 
     @property
     def samples_per_step(self) -> int | None:
-        """Of all ranks together: the global batch."""
+        """The global batch size: samples per step of all ranks together."""
         settings = self.settings
         if "global" in self.first.batch:
             return self.first.batch["global"] or None
@@ -74,7 +73,7 @@ class TrialRecord:
 
 @dataclass(frozen=True)
 class Part:
-    """A part of every steady step, in seconds."""
+    """Time of one part of the steady steps, in seconds."""
 
     median: float
     p95: float
@@ -82,9 +81,9 @@ class Part:
 
 @dataclass(frozen=True)
 class Overhead:
-    """Seconds of a trial that are not its steady steps; None where they are not known."""
+    """Seconds of a trial outside its steady steps; None if unknown."""
 
-    start: float | None = None  # until its processes were started
+    start: float | None = None  # until the processes are started
     imports: float | None = None
     data: float | None = None
     build: float | None = None
@@ -92,25 +91,23 @@ class Overhead:
     warmup: float | None = None  # after the first step
     profile: float | None = None
     closing: float | None = None
-    other: float | None = None
-    """What its processes spent besides: interpreters, the launcher, leaving."""
+    other: float | None = None  # interpreter, launcher, exit of the processes
     cleanup: float | None = None
     total: float | None = None
 
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """Peaks in bytes, of the rank that has most."""
+    """Peak memory in bytes, of the rank with the highest peak."""
 
-    allocated: float | None = None  # tensors, as the framework's allocator counts them
-    reserved: float | None = None  # what the allocator took from the device for them
-    device: float | None = None
-    """What the driver says that the trial held, contexts and libraries included."""
-    retries: int | None = None  # how often the allocator had to free its cache and try again
+    allocated: float | None = None  # tensors, as counted by the framework's allocator
+    reserved: float | None = None  # reserved by the allocator
+    device: float | None = None  # reported by the driver, including contexts and libraries
+    retries: int | None = None  # allocator retries
 
     @property
     def peak(self) -> float | None:
-        """By the best source that there is."""
+        """The peak from the best available source."""
         peaks = (self.device, self.reserved, self.allocated)
         return next((peak for peak in peaks if peak is not None), None)
 
@@ -125,50 +122,49 @@ class MissingRate:
 
 @dataclass(frozen=True)
 class Measurement:
-    """A trial as a measured fact. None where it is not known."""
+    """The measurements of a trial; None if unknown."""
 
     rate: Rate | None  # samples per second of all ranks together
     interval: Interval | None
     noise: ProcessNoise | None
     missing_rate: MissingRate | None
     steady: Steady
-    steps: int  # that all ranks took, like the samples
+    steps: int  # completed by all ranks
     steady_steps: int
-    samples: int | None
+    samples: int | None  # in all completed steps of all ranks
     step: Part | None
-    wait: Part | None  # for the batch, as the host sees it
+    wait: Part | None  # wait of the host for a batch
     copy: Part | None
     compute: Part | None
-    data_wait_share: float | None  # of the steady time, in which missing data held the training up
+    data_wait_share: float | None  # share of the steady time in which training waits for data
     epoch_seconds: float | None
     epoch_measured: bool
-    """Whether a whole one was run after the warm-up; else it is projected from the rate."""
-    imbalance: float | None  # step time of the slowest rank over that of the fastest
+    """Whether a whole epoch ran after the warm-up; otherwise `epoch_seconds` is an estimate."""
+    imbalance: float | None  # step time of the slowest rank over that of the fastest rank
     overhead: Overhead
     host_memory_peak: float | None
     device_memory: DeviceMemory
-    joules: float | None  # of its GPUs, over the steady steps
+    joules: float | None  # energy of the GPUs over the steady steps
     samples_per_joule: float | None
-    interference: Interference = field(default_factory=Interference)
-    """Of others, over the steady steps."""
-    begin_ns: int | None = None  # of the steady steps, like `end_ns`
+    interference: Interference = field(default_factory=Interference)  # over the steady steps
+    begin_ns: int | None = None  # of the steady steps
     end_ns: int | None = None
 
     @property
-    def is_disturbed(self) -> bool:
-        """Whether others took CPU time that the trial may have wanted."""
+    def has_interference(self) -> bool:
+        """Whether other processes took CPU time that the trial may have needed."""
         return self.interference.on_cpus
 
 
 @dataclass(frozen=True)
-class _StepsTaken:
-    """Steps that all ranks took, and when each was over on the last of them."""
+class _CommonSteps:
+    """Steps that all ranks completed, with the end time of each on the slowest rank."""
 
     ranks: tuple[Steps, ...]
     ends: Ints
 
     @classmethod
-    def of(cls, record: TrialRecord) -> _StepsTaken:
+    def of(cls, record: TrialRecord) -> _CommonSteps:
         logs = [rank.steps for rank in record.ranks]
         if not logs:
             return cls((), np.empty(0, np.int64))
@@ -176,12 +172,12 @@ class _StepsTaken:
         ranks = tuple(log[np.isin(log["step"], common)] for log in logs)
         return cls(ranks, np.max([steps["end_ns"] for steps in ranks], axis=0))
 
-    def after(self, warmup: int) -> _StepsTaken:
-        return _StepsTaken(tuple(steps[warmup:] for steps in self.ranks), self.ends[warmup:])
+    def after(self, warmup: int) -> _CommonSteps:
+        return _CommonSteps(tuple(steps[warmup:] for steps in self.ranks), self.ends[warmup:])
 
     @property
     def lengths(self) -> Floats:
-        """In seconds, of all but the first."""
+        """Durations in seconds of all steps but the first."""
         return np.diff(self.ends) / 1e9
 
     @property
@@ -190,46 +186,46 @@ class _StepsTaken:
 
 
 def measure(record: TrialRecord, data: RunData) -> Measurement:
-    taken = _StepsTaken.of(record)
-    steady = find_steady(taken.lengths, record.settings.workers)
-    kept = taken.after(steady.warmup)
+    steps = _CommonSteps.of(record)
+    steady = find_steady(steps.lengths, record.settings.workers)
+    measured = steps.after(steady.warmup)
     batch, noise = record.samples_per_step, record.noise
     rate, joules, per_joule = None, None, None
-    if batch and len(kept.lengths) >= _LEAST_LENGTHS:
-        rate = throughput(kept.lengths, batch)
-        joules = figures(data.used_gpus, int(kept.ends[0]), int(kept.ends[-1])).joules
-        per_joule = batch * len(kept.lengths) / joules if joules else None
-    epoch_seconds, epoch_measured = _epoch(record, taken, steady.warmup, rate)
+    if batch and len(measured.lengths) >= _MIN_LENGTHS:
+        rate = throughput(measured.lengths, batch)
+        joules = figures(data.used_gpus, int(measured.ends[0]), int(measured.ends[-1])).joules
+        per_joule = batch * len(measured.lengths) / joules if joules else None
+    epoch_seconds, epoch_measured = _epoch(record, steps, steady.warmup, rate)
     imbalance = None
-    if len(kept.ranks) > 1 and len(kept.ends) > 1:
-        medians = [float(np.median(np.diff(steps["end_ns"]))) for steps in kept.ranks]
+    if len(measured.ranks) > 1 and len(measured.ends) > 1:
+        medians = [float(np.median(np.diff(rank["end_ns"]))) for rank in measured.ranks]
         imbalance = max(medians) / min(medians)
     memory, devices = data.of("memory").value, [rank.facts.device_memory for rank in record.ranks]
-    begin, end = (int(kept.ends[i]) if len(kept.ends) else None for i in (0, -1))
+    begin, end = (int(measured.ends[i]) if len(measured.ends) else None for i in (0, -1))
     return Measurement(
         rate=rate,
         interval=interval(rate, noise) if rate and noise else None,
         noise=noise,
-        missing_rate=None if rate else _missing_rate(record, taken),
+        missing_rate=None if rate else _missing_rate(record, steps),
         steady=steady,
-        steps=len(taken.ends),
-        steady_steps=len(kept.lengths),
-        samples=None if batch is None else batch * len(taken.ends),
-        step=_part(kept.lengths),
-        wait=_logged(kept, "wait_ns"),
-        copy=_logged(kept, "copy_ns"),
-        compute=_logged(kept, "compute_ns"),
-        data_wait_share=_data_wait_share(kept),
+        steps=len(steps.ends),
+        steady_steps=len(measured.lengths),
+        samples=None if batch is None else batch * len(steps.ends),
+        step=_part(measured.lengths),
+        wait=_logged(measured, "wait_ns"),
+        copy=_logged(measured, "copy_ns"),
+        compute=_logged(measured, "compute_ns"),
+        data_wait_share=_data_wait_share(measured),
         epoch_seconds=epoch_seconds,
         epoch_measured=epoch_measured,
         imbalance=imbalance,
-        overhead=_overhead(record, taken, kept),
+        overhead=_overhead(record, steps, measured),
         host_memory_peak=float(memory.max()) if len(memory) else None,
         device_memory=DeviceMemory(
-            allocated=_most(each.allocated_peak for each in devices),
-            reserved=_most(each.reserved_peak for each in devices),
-            device=data.gpu_use.together.gpu_memory_peak_bytes,
-            retries=_most(each.retries for each in devices),
+            allocated=_max(each.allocated_peak for each in devices),
+            reserved=_max(each.reserved_peak for each in devices),
+            device=data.gpu_use.overall.gpu_memory_peak_bytes,
+            retries=_max(each.retries for each in devices),
         ),
         joules=joules,
         samples_per_joule=per_joule,
@@ -239,14 +235,13 @@ def measure(record: TrialRecord, data: RunData) -> Measurement:
     )
 
 
-def _missing_rate(record: TrialRecord, taken: _StepsTaken) -> MissingRate:
+def _missing_rate(record: TrialRecord, steps: _CommonSteps) -> MissingRate:
     idle = [rank.rank for rank in record.ranks if not len(rank.steps)]
     if idle and len(idle) < len(record.ranks):
         return MissingRate("idle_rank", idle[0])
-    steps = len(taken.ends)
-    if steps and record.samples_per_step is None:
+    if len(steps.ends) and record.samples_per_step is None:
         return MissingRate("unknown_batch")
-    return MissingRate("few_steps", steps)
+    return MissingRate("few_steps", len(steps.ends))
 
 
 def _part(seconds: Floats) -> Part | None:
@@ -255,28 +250,31 @@ def _part(seconds: Floats) -> Part | None:
     return Part(float(np.median(seconds)), float(np.percentile(seconds, 95)))
 
 
-def _logged(kept: _StepsTaken, field: str) -> Part | None:
-    """A part of the steps as the ranks logged it; negative is "not known"."""
-    values = [steps[field][1:] for steps in kept.ranks]
-    every = np.concatenate(values) if values else np.empty(0)
-    return _part(every[every >= 0] / 1e9)
+def _logged(steps: _CommonSteps, field: str) -> Part | None:
+    """Return a part of the steps from the logs of the ranks; negative values are unknown."""
+    values = [rank[field][1:] for rank in steps.ranks]
+    times = np.concatenate(values) if values else np.empty(0)
+    return _part(times[times >= 0] / 1e9)
 
 
-def _data_wait_share(kept: _StepsTaken) -> float | None:
-    stalled, time = 0, 0
-    for steps in kept.ranks:
-        lengths, stalls = np.diff(steps["end_ns"]), steps["stall_ns"][1:]
+def _data_wait_share(steps: _CommonSteps) -> float | None:
+    stalled, total = 0, 0
+    for rank in steps.ranks:
+        lengths, stalls = np.diff(rank["end_ns"]), rank["stall_ns"][1:]
         stalled += int(stalls[stalls >= 0].sum())
-        time += int(lengths[stalls >= 0].sum())
-    return min(1.0, stalled / time) if time else None
+        total += int(lengths[stalls >= 0].sum())
+    return min(1.0, stalled / total) if total else None
 
 
 def _epoch(
-    record: TrialRecord, taken: _StepsTaken, warmup: int, rate: Rate | None
+    record: TrialRecord, steps: _CommonSteps, warmup: int, rate: Rate | None
 ) -> tuple[float | None, bool]:
-    """The time of an epoch, and whether it was measured: the mean of those that lie wholly after
-    the warm-up, which the first never does, else what the throughput lets expect."""
-    ends, length = taken.ends, int(record.first.steps_per_epoch or 0)
+    """Return the time of an epoch, and whether it was measured.
+
+    A measured time is the mean of the epochs that lie entirely after the warm-up, which the first
+    one never does. Otherwise it is estimated from the throughput.
+    """
+    ends, length = steps.ends, int(record.first.steps_per_epoch or 0)
     if length > 0:
         first, last = -(-(warmup + 1) // length), len(ends) // length
         if last > first:
@@ -286,27 +284,27 @@ def _epoch(
     return (samples / rate.per_second, False) if samples and rate else (None, False)
 
 
-def _overhead(record: TrialRecord, taken: _StepsTaken, kept: _StepsTaken) -> Overhead:
+def _overhead(record: TrialRecord, steps: _CommonSteps, measured: _CommonSteps) -> Overhead:
     def seconds(begin_ns: int | None, end_ns: int | None) -> float | None:
         return None if begin_ns is None or end_ns is None else (end_ns - begin_ns) / 1e9
 
-    # Ranks go through a phase at the same time: the longest counts.
+    # All ranks run a phase at the same time, so the longest time counts.
     def longest(phase: str) -> float | None:
-        return _most(rank.facts.phases.get(phase) for rank in record.ranks)
+        return _max(rank.facts.phases.get(phase) for rank in record.ranks)
 
-    phases = {"imports": longest("import"), **{name: longest(name) for name in _OWN_PHASES}}
+    phases = {"imports": longest("import"), **{name: longest(name) for name in _PHASES}}
     trial = record.trial
-    life, whole = seconds(trial.spawned_ns, trial.ended_ns), trial.seconds
-    accounted = taken.seconds + sum(each or 0.0 for each in phases.values())
+    running, total = seconds(trial.spawned_ns, trial.ended_ns), trial.seconds
+    accounted = steps.seconds + sum(each or 0.0 for each in phases.values())
     return Overhead(
         **phases,
         start=seconds(trial.started_ns, trial.spawned_ns),
-        warmup=taken.seconds - kept.seconds if len(taken.ends) else None,
-        other=None if life is None else max(0.0, life - accounted),
+        warmup=steps.seconds - measured.seconds if len(steps.ends) else None,
+        other=None if running is None else max(0.0, running - accounted),
         cleanup=seconds(trial.ended_ns, trial.cleaned_ns),
-        total=None if whole is None else max(0.0, whole - kept.seconds),
+        total=None if total is None else max(0.0, total - measured.seconds),
     )
 
 
-def _most(values: Iterable[_Number | None]) -> _Number | None:
+def _max(values: Iterable[_Number | None]) -> _Number | None:
     return max((value for value in values if value is not None), default=None)

@@ -1,9 +1,9 @@
-"""The throughput of a trial, and how sure of it we are.
+"""The throughput of a trial and its confidence interval.
 
-Steps of one process differ: the scatter of batch means tells what that does to their mean, as steps
-next to each other are alike. Processes differ far more, and no number of steps shows it: only
-repeats do, so what is known of it comes from outside, as a `ProcessNoise`. It enters the interval
-of one trial in full. The interval is Student's: the fewer repeats, the wider.
+The standard error within a process comes from batch means, because consecutive steps are
+correlated. Noise between processes is far larger, and only repeats can show it. It is therefore an
+input, `ProcessNoise`, and counts in full in the interval of a single trial. The interval uses
+Student's t distribution: the fewer repeats, the wider.
 """
 
 from __future__ import annotations
@@ -22,27 +22,27 @@ from stepscope.records.trial import ProcessNoise
 
 CONFIDENCE = 0.9
 _BATCHES = 20
-LEARNT_FROM = 4
-"""Degrees of freedom (five repeats have four) from which on no assumption is asked any more."""
+MIN_NOISE_DOF = 4
+"""Degrees of freedom (five repeats have four) from which measured noise replaces the assumption."""
 ASSUMED_NOISE: dict[Literal["cpu", "gpu"], ProcessNoise] = {
     "cpu": ProcessNoise(0.08, 4, "assumed"),
     "gpu": ProcessNoise(0.02, 4, "assumed"),
 }
-"""Measured on two shared cores (6 to 9.5 %), and on a GPU without other processes."""
+"""Measured on two shared CPU cores (6 to 9.5 %) and on a GPU without other processes."""
 
 
 @dataclass(frozen=True)
 class Rate:
-    """Samples per second of one process, with the standard error from its own steps alone."""
+    """Samples per second of one process, with the standard error from its own steps only."""
 
     per_second: float
-    within: float  # as a part of the rate
+    relative_error: float
     dof: float
 
 
 @dataclass(frozen=True)
 class Interval:
-    """Where the true rate lies, with so much confidence."""
+    """A confidence interval of a rate."""
 
     low: float
     high: float
@@ -51,7 +51,7 @@ class Interval:
 
 @dataclass(frozen=True)
 class Combined:
-    """The mean of repeats, where it lies, and the noise that says so."""
+    """The mean rate of repeats, its interval, and the noise that it is based on."""
 
     mean: float
     interval: Interval
@@ -59,7 +59,7 @@ class Combined:
 
 
 def throughput(seconds: npt.ArrayLike, samples_per_step: float) -> Rate:
-    """The rate of steady steps of these lengths: all samples over all time, slow steps included."""
+    """Return the rate of steady steps: all samples over the total time, slow steps included."""
     steps = np.asarray(seconds, np.float64)
     means = batch_means(steps, _BATCHES)
     mean = float(steps.mean())
@@ -68,19 +68,19 @@ def throughput(seconds: npt.ArrayLike, samples_per_step: float) -> Rate:
 
 
 def interval(rate: Rate, noise: ProcessNoise) -> Interval:
-    """Where the mean rate of trials like this one lies."""
-    within, between = rate.within**2, noise.cv**2
-    both = within + between
-    # Welch and Satterthwaite: the sum is known about as well as the part that dominates it.
+    """Return the interval of the mean rate of trials like this one."""
+    within, between = rate.relative_error**2, noise.cv**2
+    total = within + between
+    # Welch-Satterthwaite degrees of freedom of a sum of variances.
     parts = within**2 / rate.dof + between**2 / noise.dof
-    return _around(rate.per_second, math.sqrt(both), both**2 / parts if parts else math.inf)
+    return _around(rate.per_second, math.sqrt(total), total**2 / parts if parts else math.inf)
 
 
 def combined(rates: Sequence[float], known: ProcessNoise) -> Combined:
-    """The mean of repeats of one trial; `known` is the noise as it was before them.
+    """Return the mean of repeats of one trial; `known` is the noise known before them.
 
-    Repeats that scatter more than trials usually do here are believed: this workload may be
-    noisier than others.
+    If the repeats vary more than expected, their own variation counts: this workload may be noisier
+    than other workloads.
     """
     mean = sum(rates) / len(rates)
     squares, dof = scatter(rates)
@@ -91,22 +91,22 @@ def combined(rates: Sequence[float], known: ProcessNoise) -> Combined:
 
 
 def scatter(rates: Sequence[float]) -> tuple[float, float]:
-    """The sum of squared relative deviations of repeats from their mean, and its freedom."""
+    """Return the sum of squared relative deviations of repeats, and its degrees of freedom."""
     logarithms = [math.log(rate) for rate in rates]
     mean = math.fsum(logarithms) / len(logarithms)
     return math.fsum((each - mean) ** 2 for each in logarithms), len(rates) - 1.0
 
 
 def with_evidence(known: ProcessNoise, squares: float, dof: float, trials: int) -> ProcessNoise:
-    """What is known of the noise once the scatter of more repeats is.
+    """Update the noise with the variation of more repeats.
 
-    An assumption counts like the repeats that it has degrees of freedom, until enough are seen.
+    An assumption is weighted by its degrees of freedom until enough repeats replace it.
     """
-    if known.source != "learnt" and dof >= LEARNT_FROM:
-        return ProcessNoise(cv=math.sqrt(squares / dof), dof=dof, source="learnt", trials=trials)
+    if known.source != "learned" and dof >= MIN_NOISE_DOF:
+        return ProcessNoise(cv=math.sqrt(squares / dof), dof=dof, source="learned", trials=trials)
     total = known.dof + dof
     cv = math.sqrt((known.cv**2 * known.dof + squares) / total)
-    is_assumed = known.source != "learnt" and dof > 0
+    is_assumed = known.source != "learned" and dof > 0
     assumed = None
     if is_assumed:
         assumed = known.cv if known.assumed is None else known.assumed
@@ -116,7 +116,7 @@ def with_evidence(known: ProcessNoise, squares: float, dof: float, trials: int) 
 
 
 def students_t(dof: float) -> float:
-    """The half-width, in standard errors, of an interval with a confidence of 90 %."""
+    """Return the half-width of a 90 % interval in standard errors."""
     return t_quantile((1 + CONFIDENCE) / 2, max(dof, 1.0))
 
 

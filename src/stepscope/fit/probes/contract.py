@@ -1,4 +1,4 @@
-"""What probes offer to a search: forks on a GPU, trials on the host, models in tests."""
+"""The interface between a search and its probes: forks on a GPU, trials on the host."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 
 @dataclass(frozen=True)
 class HostFacts:
-    """What the processes of a host probe know of themselves."""
+    """What a probe on the host reports about its processes."""
 
-    before: int = 0
-    """Bytes held before the first step: framework, data set and model."""
+    before_bytes: int = 0
+    """Memory before the first step: framework, data set and model."""
     data_bytes: int = 0
-    """Bytes of a data set that is held in memory."""
+    """Size of the data set, if it is in memory."""
     enforced_by: str = ""
-    """What kept the limit: "cgroup v1", "soft"."""
-    reached: str = ""
+    """What enforced the memory limit: "cgroup v1", "soft"."""
+    last_phase: str = ""
     """The phase in which it ended."""
 
 
 @dataclass(frozen=True)
 class ProbeOutcome:
-    """The results of one probe, one for each batch in their order; the last may be a failure."""
+    """The results of one probe, one per batch in order; the last one may be a failure."""
 
     request: ProbeRequest
     results: tuple[ProbeResult, ...]
@@ -40,12 +40,12 @@ class ProbeOutcome:
 
 @dataclass(frozen=True)
 class StartProbe:
-    """From the client of forked probes to the process that holds the workload."""
+    """Message from the client of forked probes to the server."""
 
     number: int
     probe: ProbeRequest
-    beside: tuple[int, ...]
-    """The numbers of those that are started together."""
+    group: tuple[int, ...]
+    """Numbers of the probes that are started together."""
 
 
 @dataclass(frozen=True)
@@ -59,5 +59,5 @@ class Probes(Protocol):
     subject: Subject
 
     def run(self, requests: Sequence[ProbeRequest]) -> list[ProbeOutcome]:
-        """All of them at once where that is possible; the outcomes in their order."""
+        """Run probes, in parallel if possible, and return their outcomes in order."""
         ...

@@ -1,4 +1,4 @@
-"""Probes of host memory: each is a trial of one batch, in fresh processes within the limit."""
+"""Probes of host memory: each is a trial of one batch, in fresh processes under the limit."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from stepscope.analysis.memory.model import Parts
-from stepscope.errors import CannotTry
+from stepscope.errors import TrialError
 from stepscope.fit.probes.client import probe_folder
 from stepscope.fit.probes.contract import HostFacts, ProbeOutcome
-from stepscope.fit.thresholds import PRESSED
+from stepscope.fit.thresholds import HIDDEN_PEAK_BYTES
 from stepscope.records import Outcome
 from stepscope.records.codec import salvage
 from stepscope.records.trial import LimitFacts, MemoryLimit, RankError, RankFacts
@@ -24,9 +24,9 @@ from stepscope.workloads.probing import Kind, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
 
 _INTERVAL_S = 0.25
-"""Only the limit matters here, and that is the kernel's."""
-_PAGE_TABLES = 1 / 512
-"""What the kernel itself holds for each byte of a process."""
+"""Coarse, because the kernel enforces the limit."""
+_PAGE_TABLE_SHARE = 1 / 512
+"""Page tables that the kernel needs for each byte of a process."""
 _KINDS: dict[Outcome, Kind] = {
     Outcome.OK: "ok",
     Outcome.HOST_OOM: "host_oom",
@@ -36,25 +36,25 @@ _KINDS: dict[Outcome, Kind] = {
 
 
 class TrialProbes:
-    """`with TrialProbes(workload, limits, …) as probes`: nothing stays of a probe but its outcome.
+    """Context manager for probes on the host. It deletes everything but the outcomes.
 
-    They take turns with the trials of studies on this machine. `cap` of a request is another limit
-    than the usual one.
+    Probes take turns with the trials of studies on this machine. `cap` of a request overrides the
+    memory limit.
     """
 
     def __init__(
         self,
         workload: Workload,
         limits: Limits,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         show: Callable[[str], None],
     ) -> None:
         self._workload = workload
         self._limits = limits
-        self._tell = tell
+        self._notify = notify
         self._show = show
         self.subject = Subject("cpu", "CPU", 0, 0, None, optimizer=workload.optimizer)
-        """Known once a probe has passed."""
+        """Complete once a probe has passed."""
 
     def __enter__(self) -> TrialProbes:
         self._folder = probe_folder()
@@ -77,28 +77,28 @@ class TrialProbes:
         def show(number: int, progress: Progress) -> None:
             self._show(f"batch {batch:,}: {progress.phase}")
 
-        with machine_turn(self._tell, machine_lock()):
-            (tried,) = run_repeats(trial, self._tell, show)
-        if tried.asked_to_end:
+        with machine_turn(self._notify, machine_lock(), "fit"):
+            (completed,) = run_repeats(trial, self._notify, show)
+        if completed.termination_requested:
             raise KeyboardInterrupt
-        if tried.leftovers:
-            left = "; ".join(tried.leftovers)
-            raise CannotTry(
-                f"No other batch was tried: {left} is left of batch {batch:,}",
-                "End it, then try again",
+        if completed.leftovers:
+            leftovers = "; ".join(completed.leftovers)
+            raise TrialError(
+                f"Processes of the probe of batch {batch:,} are still running: {leftovers}",
+                "End them, then run `stepscope fit` again",
             )
-        outcome, subject = read_trial_probe(tried, workload, request)
+        outcome, subject = read_trial_probe(completed, workload, request)
         if outcome.last.is_ok and not self.subject.parameters:
             self.subject = subject
-        shutil.rmtree(tried.paths.folder, ignore_errors=True)
+        shutil.rmtree(completed.paths.folder, ignore_errors=True)
         return outcome
 
 
 @dataclass(frozen=True)
 class _HostMemory:
-    before: int = 0
-    peak: int = 0
-    kept: tuple[int, ...] = ()
+    before_bytes: int = 0
+    peak_bytes: int = 0
+    after_step_bytes: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -109,54 +109,54 @@ class _ProbedRank(RankFacts):
 
 
 def read_trial_probe(
-    tried: CompletedTrial, workload: Workload, request: ProbeRequest
+    completed: CompletedTrial, workload: Workload, request: ProbeRequest
 ) -> tuple[ProbeOutcome, Subject]:
-    """What a trial left, as far as it came."""
+    """Read the outcome of a trial, also of one that failed early."""
     from stepscope.runs.trial import read_steps
 
-    paths, ending = tried.paths, tried.ending
+    paths, exit_status = completed.paths, completed.exit_status
     ranks = [
         salvage(_ProbedRank, read_json(paths.trial_rank(rank))) for rank in range(workload.ranks)
     ]
-    first, is_ok = ranks[0], ending.outcome is Outcome.OK
+    first, is_ok = ranks[0], exit_status.outcome is Outcome.OK
     limit = salvage(LimitFacts, read_json(paths.run_json).get("limits")).memory
     error, data = first.error or RankError(), first.data
-    reached = first.phase or "start"
-    # Each step of the first rank, from the end of the one before it. The first has none.
+    last_phase = first.phase or "start"
+    # Duration of each step of the first rank, from the end of the step before.
     steps = read_steps(paths.trial_steps(0))
-    spent = steps["wait_ns"] + steps["copy_ns"].clip(0) + steps["compute_ns"].clip(0)
-    phase = reached
-    if ending.outcome is Outcome.SHM_FULL:
+    durations = steps["wait_ns"] + steps["copy_ns"].clip(0) + steps["compute_ns"].clip(0)
+    phase = last_phase
+    if exit_status.outcome is Outcome.SHM_FULL:
         phase = "/dev/shm"
-    elif reached in ("first step", "training"):
-        phase = f"step {len(spent) + 1}"
+    elif last_phase in ("first step", "training"):
+        phase = f"step {len(durations) + 1}"
     place = f" ({error.where})" if error.where else ""
     result = ProbeResult(
         workload.batch_size,
-        _KINDS.get(ending.outcome, "error"),
+        _KINDS.get(exit_status.outcome, "error"),
         phase="" if is_ok else phase,
-        reserved_peak=_peak(ranks, limit, workload),
-        step_s=tuple(float(ns) / 1e9 for ns in spent),
-        kept=first.host_memory.kept,
+        reserved_peak_bytes=_peak(ranks, limit, workload),
+        step_s=tuple(float(ns) / 1e9 for ns in durations),
+        allocated_bytes=first.host_memory.after_step_bytes,
         parts=first.parts,
-        message="" if is_ok else f"{ending.reason}{place}",
+        message="" if is_ok else f"{exit_status.reason}{place}",
         hint=error.hint,
         notes=(first.note,) if first.note else (),
     )
     data_bytes = data.bytes or 0 if data.source == "memory" else 0
     host = HostFacts(
-        before=sum(rank.host_memory.before for rank in ranks),
+        before_bytes=sum(rank.host_memory.before_bytes for rank in ranks),
         data_bytes=data_bytes,
-        enforced_by=limit.by if limit else "",
-        reached=reached,
+        enforced_by=limit.enforced_by if limit else "",
+        last_phase=last_phase,
     )
-    # Random data is made as large as it must be.
+    # Random data is generated as large as needed.
     is_endless = data_bytes and workload.samples is None
     subject = Subject(
         device="cpu",
         device_name="CPU",
         parameters=first.model.parameters or 0,
-        sample_bytes=first.parts.inputs // workload.batch_size,
+        sample_bytes=first.parts.inputs_bytes // workload.batch_size,
         samples=None if is_endless else data.samples,
         optimizer=workload.optimizer,
         versions=first.versions,
@@ -165,15 +165,15 @@ def read_trial_probe(
 
 
 def _peak(ranks: list[_ProbedRank], limit: MemoryLimit | None, workload: Workload) -> int:
-    """Bytes that could not be taken back, of all processes; 0 where it is unknown.
+    """Return the peak of unreclaimable memory of all processes, in bytes; 0 if unknown.
 
-    Where one process does everything, it knows best, since a group counts cached files too. Of
-    several, with those that they start, only the group knows the peak.
+    With a single process, its own measurement is best, because a cgroup also counts cached files.
+    With several processes, only the cgroup knows the peak.
     """
-    of_group = limit.peak or 0 if limit else 0
-    own = sum(rank.host_memory.peak for rank in ranks)
-    own += int(own * _PAGE_TABLES)
-    if limit and of_group and of_group >= limit.asked - PRESSED:
+    cgroup_peak = limit.peak or 0 if limit else 0
+    rank_peak = sum(rank.host_memory.peak_bytes for rank in ranks)
+    rank_peak += int(rank_peak * _PAGE_TABLE_SHARE)
+    if limit and cgroup_peak and cgroup_peak >= limit.requested - HIDDEN_PEAK_BYTES:
         return 0
-    several = workload.ranks > 1 or workload.workers > 0
-    return of_group if several and of_group else own
+    has_others = workload.ranks > 1 or workload.workers > 0
+    return cgroup_peak if has_others and cgroup_peak else rank_peak

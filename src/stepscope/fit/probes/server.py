@@ -1,12 +1,12 @@
-"""The process that holds a workload, and forks a disposable one for each probe.
+"""The probe server: builds a workload once, and forks a disposable process for each probe.
 
     python -m stepscope.fit.probes.server FOLDER DESCRIPTOR
 
-DESCRIPTOR is its end of a connection: it first tells what it holds, or why it cannot, then takes
-`StartProbe` and `KillProbe`, and answers with the number and the exit code when a probe has ended;
-the results of a probe are in `FOLDER/<number>.json`. It imports the framework once and leaves the
-GPU alone, so that a probe costs a fork and the start of a context. When it dies, its children die
-too.
+DESCRIPTOR is its end of a connection. The server first sends a `Subject`, or the error of the
+build. It then accepts `StartProbe` and `KillProbe`, and sends the number and the exit code of each
+probe that ended; the results of a probe are in `FOLDER/<number>.json`. The server imports the
+framework but never uses the GPU, so a probe costs only a fork and a CUDA context. When the server
+exits, the kernel ends its children.
 """
 
 from __future__ import annotations
@@ -24,46 +24,46 @@ from pathlib import Path
 from stepscope.fit.probes.contract import KillProbe, StartProbe
 from stepscope.records.codec import dumps, loads
 from stepscope.runs.paths import replace_atomically
-from stepscope.trials.child import die_with_parent
+from stepscope.trials.child import exit_with_parent
+from stepscope.workloads.custom import describe_error
 from stepscope.workloads.frameworks.contract import BuiltWorkload, check_capabilities
 from stepscope.workloads.frameworks.registry import get_framework
-from stepscope.workloads.own import explain
 from stepscope.workloads.probing import ProbeResult
 from stepscope.workloads.spec import Workload
 
-_COLD = "STEPSCOPE_PROBES_COLD"
-"""Set where imports ahead of time are known to do harm."""
+_NO_PRELOAD = "STEPSCOPE_PROBES_NO_PRELOAD"
+"""Set if preloading modules is known to break CUDA in forks."""
 
 
-def main(folder: str, descriptor: str) -> int:
-    die_with_parent()
-    place, client = Path(folder), Connection(int(descriptor))
-    workload = loads(Workload, (place / "workload.json").read_bytes())
+def main(folder_name: str, descriptor: str) -> int:
+    exit_with_parent()
+    folder, client = Path(folder_name), Connection(int(descriptor))
+    workload = loads(Workload, (folder / "workload.json").read_bytes())
     try:
         framework = get_framework(workload.framework)
         framework.load()
         check_capabilities(framework, workload)
-        if not os.environ.get(_COLD) and not framework.load_for_probes():
-            # What was imported to save time has cost us the GPU: once more, without it.
-            os.environ[_COLD] = "1"
+        if not os.environ.get(_NO_PRELOAD) and not framework.load_for_probes():
+            # The preloaded modules initialized CUDA. Restart without them.
+            os.environ[_NO_PRELOAD] = "1"
             os.execv(sys.executable, sys.orig_argv)
-        os.set_inheritable(client.fileno(), False)  # no program that is started here gets it
+        os.set_inheritable(client.fileno(), False)  # not for child programs
         built = framework.build(workload)
         subject = built.subject
     except Exception as error:
         traceback.print_exc()
-        client.send(explain(error, workload))
+        client.send(describe_error(error, workload))
         return 1
     gc.collect()
-    gc.freeze()  # what children only read stays shared
+    gc.freeze()  # keeps pages shared between forks
     client.send(subject)
-    _serve(built, place, client)
+    _serve(built, folder, client)
     return 0
 
 
-def _serve(built: BuiltWorkload, place: Path, client: Connection) -> None:
-    """Fork a child for each request, and answer when it has ended, until the client is gone."""
-    children: dict[int, tuple[int, int]] = {}  # by number: process and its descriptor
+def _serve(built: BuiltWorkload, folder: Path, client: Connection) -> None:
+    """Fork a child for each request and report its exit code, until the client disconnects."""
+    children: dict[int, tuple[int, int]] = {}  # PID and pidfd by number
     selector = selectors.DefaultSelector()
     selector.register(client.fileno(), selectors.EVENT_READ, None)
     while True:
@@ -85,31 +85,31 @@ def _serve(built: BuiltWorkload, place: Path, client: Connection) -> None:
             pid = os.fork()
             if pid == 0:
                 client.close()
-                os._exit(_live(built, place, request))
+                os._exit(_run_probe(built, folder, request))
             children[request.number] = pid, os.pidfd_open(pid)
             selector.register(children[request.number][1], selectors.EVENT_READ, request.number)
 
 
-def _live(built: BuiltWorkload, place: Path, request: StartProbe) -> int:
+def _run_probe(built: BuiltWorkload, folder: Path, request: StartProbe) -> int:
     code = 1
-    file = place / f"{request.number}.json"
+    file = folder / f"{request.number}.json"
     results: list[ProbeResult] = []
 
-    def tell(result: ProbeResult) -> None:
+    def notify(result: ProbeResult) -> None:
         results.append(result)
         replace_atomically(file, dumps(results))
 
     try:
-        die_with_parent()
-        # What a user's code prints goes into a file of the probe.
+        exit_with_parent()
+        # Output of user code goes to the log of the probe.
         sys.stdout.flush()
         sys.stderr.flush()
         log = os.open(file.with_suffix(".log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)
         os.close(log)
-        faulthandler.enable()  # a crash in native code leaves its stack in the log
-        built.probe(request.probe, tell, file.with_suffix(".trace"), request.beside)
+        faulthandler.enable()  # writes the stack of a native crash to the log
+        built.probe(request.probe, notify, file.with_suffix(".trace"), request.group)
         code = 0
     except BaseException:
         traceback.print_exc()

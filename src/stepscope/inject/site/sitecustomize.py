@@ -1,6 +1,6 @@
-# Loaded by every Python interpreter that a watched command starts, whatever its version: it must
-# be cheap, keep to old syntax, and never fail. It says hello, begins to wait for a framework, and
-# hands over to the sitecustomize that it hides, if there is one.
+# Loaded by every Python interpreter of a monitored command, of any version: it must be cheap, use
+# old syntax, and never fail. It installs the import hook, and then runs the sitecustomize that it
+# shadows, if there is one.
 import os
 import sys
 
@@ -18,7 +18,7 @@ def _begin():
     finder.install(os.environ["STEPSCOPE_EVENTS"])
 
 
-def _run_hidden_sitecustomize():
+def _run_shadowed_sitecustomize():
     from importlib.machinery import PathFinder
 
     spec = PathFinder.find_spec("sitecustomize", sys.path)
@@ -37,4 +37,4 @@ if sys.version_info >= _OLDEST:
             _begin()
     except Exception:
         pass
-    _run_hidden_sitecustomize()
+    _run_shadowed_sitecustomize()

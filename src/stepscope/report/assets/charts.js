@@ -1,11 +1,11 @@
-// Draws what the report computed: the panels on one clock, with linked zoom and cursor.
+// Draws the panels of a run on a shared time axis, with linked zoom and cursor.
 "use strict";
 
 (() => {
   const run = JSON.parse(document.getElementById("run-data").textContent);
   const root = document.documentElement;
   const reset = document.getElementById("reset");
-  const beside = matchMedia("(min-width: 901px)"); // where the legend has room beside its panel
+  const isWide = matchMedia("(min-width: 901px)"); // the legend fits next to its panel
   const charts = [];
 
   const AXIS_WIDTH = 62;
@@ -20,9 +20,9 @@
   ];
 
   const css = (name) => getComputedStyle(root).getPropertyValue(name).trim();
-  const colour = (line) => `--c-${line.colour}`;
+  const color = (line) => `--c-${line.color}`;
 
-  // 12.5 s in a short run, 2:05 in one of minutes, 1:02:05 in one of hours (1:02 h on its axis).
+  // "12.5 s" in runs of seconds, "2:05" of minutes, "1:02:05" of hours ("1:02 h" on the axis).
   function timeText(seconds, step) {
     const digits = step < 1 ? Math.max(1, Math.ceil(-Math.log10(step) - 1e-9)) : 0;
     if (run.seconds < 60) return `${seconds.toFixed(digits)} s`;
@@ -43,10 +43,10 @@
   function valueText(panel, value) {
     if (value == null) return "";
     const text = `${numberText(value)} ${panel.unit}`;
-    return panel.whole ? `${text} · ${((100 * value) / panel.whole).toFixed(0)} %` : text;
+    return panel.fullScale ? `${text} · ${((100 * value) / panel.fullScale).toFixed(0)} %` : text;
   }
 
-  // All that is drawn in a panel: first the edges of the bands, to lie beneath, then the lines.
+  // Everything drawn in a panel: the edges of the bands first, below the lines.
   function parts(panel) {
     const all = panel.tables.flatMap((table) => table.lines.map((line) => ({ x: table.x, line })));
     const bands = all.filter(({ line }) => line.low && line.style !== "dashed");
@@ -56,7 +56,7 @@
     ];
   }
 
-  // Lines come with clocks of their own; a null is a break, what joining leaves open is not.
+  // Lines may have different times. A null is a gap; an undefined from joining is not.
   function joined(drawn) {
     const EXPAND = 2;
     const tables = [[[0, run.seconds]], ...drawn.map(({ x, line, edge }) => [x, line[edge || "y"]])];
@@ -66,11 +66,11 @@
   function bandsOf(drawn) {
     return drawn.flatMap(({ line, edge }, i) => (edge !== "high" ? [] : [{
       series: [i + 1, i + 2],
-      fill: () => `color-mix(in srgb, ${css(colour(line))} 20%, transparent)`,
+      fill: () => `color-mix(in srgb, ${css(color(line))} 20%, transparent)`,
     }]));
   }
 
-  // The nearest value that the line really has, unless the line is broken there.
+  // The index of the nearest value of the line, or the given index inside a gap.
   function nearest(u, series, index) {
     const values = u.data[series];
     if (!series || values[index] !== undefined) return index;
@@ -82,7 +82,7 @@
     return u.data[0][index] - u.data[0][left] <= u.data[0][right] - u.data[0][index] ? left : right;
   }
 
-  // A level is the same everywhere: it needs no point under the cursor.
+  // A level is constant: it needs no point under the cursor.
   function hoverPoint(part) {
     return part && !part.edge && part.line.style !== "level" ? document.createElement("div") : null;
   }
@@ -96,7 +96,7 @@
       label: line.label,
       class: edge ? "edge" : "line",
       show: line.shown,
-      stroke: () => (edge ? "transparent" : css(colour(line))),
+      stroke: () => (edge ? "transparent" : css(color(line))),
       width: edge ? 0 : WIDTHS[line.style],
       dash: DASHES[line.style],
       points: { show: false },
@@ -127,15 +127,15 @@
       grid: { show: false },
       values: (u, splits) => splits.map((s) => `${numberText(s).replace(/\.0+$/, "")} %`),
     };
-    return panel.whole ? [time, left, right] : [time, left];
+    return panel.fullScale ? [time, left, right] : [time, left];
   }
 
   function scalesOf(panel) {
     const roof = (high) => panel.top || high;
     const y = { range: (u, low, high) => [0, roof(high) > 0 ? roof(high) * 1.06 : 1] };
     const scales = { x: { time: false }, y };
-    if (panel.whole) {
-      const percent = (value) => (100 * value) / panel.whole;
+    if (panel.fullScale) {
+      const percent = (value) => (100 * value) / panel.fullScale;
       scales.share = { from: "y", range: (u, low, high) => [percent(low), percent(high)] };
     }
     return scales;
@@ -153,7 +153,7 @@
     u.ctx.restore();
   }
 
-  // How many epochs apart the numbers are, and the lines: those of numbers alone if it gets dense.
+  // The step between epoch numbers, and between epoch lines. If dense, only numbered ones have lines.
   function epochSteps(places, ratio) {
     if (places.length < 2) return [1, 1];
     const usual = (places[places.length - 1] - places[0]) / (places.length - 1) / ratio;
@@ -196,7 +196,7 @@
     reset.hidden = max - min > run.seconds * 0.999;
   }
 
-  // Hiding a line hides its band.
+  // Hiding a line also hides its band.
   function lineToggled(drawn) {
     return (u, series, { show }) => {
       if (show == null || series == null || !series || drawn[series - 1].edge) return;
@@ -206,7 +206,7 @@
     };
   }
 
-  // The legend is uPlot's; this makes it work from the keyboard as well.
+  // Makes the legend of uPlot usable from the keyboard.
   function legendKeys(u) {
     u.root.querySelectorAll(".u-legend .u-series:not(:first-child) th").forEach((name) => {
       Object.assign(name, { tabIndex: 0, role: "button" });
@@ -219,7 +219,7 @@
   }
 
   function sizeOf(place) {
-    const legend = beside.matches ? LEGEND_WIDTH : 0;
+    const legend = isWide.matches ? LEGEND_WIDTH : 0;
     const width = root.dataset.theme === "light" ? PRINT_WIDTH : place.clientWidth - legend;
     return { width: Math.max(260, width), height: width < 600 ? 190 : 236 };
   }
@@ -228,7 +228,7 @@
     const drawn = parts(panel);
     const options = {
       ...sizeOf(place),
-      padding: [10, panel.whole ? 0 : AXIS_WIDTH, 0, 0],
+      padding: [10, panel.fullScale ? 0 : AXIS_WIDTH, 0, 0],
       scales: scalesOf(panel),
       series: seriesOf(panel, drawn),
       bands: bandsOf(drawn),
@@ -254,7 +254,7 @@
             const { line } = drawn[i - 1];
             const dash = { dashed: "dotted", level: "dashed" }[line.style] || "solid";
             const width = line.style === "bold" ? 3 : 2;
-            marker.style.cssText = `border-top: ${width}px ${dash} var(${colour(line)})`;
+            marker.style.cssText = `border-top: ${width}px ${dash} var(${color(line)})`;
           });
           legendKeys(u);
         }],
@@ -290,7 +290,7 @@
     charts.forEach(({ chart }) => chart.redraw());
   });
 
-  // On paper: light, as wide as a page, nothing folded.
+  // Print in the light theme, at page width, with all sections expanded.
   const folded = document.querySelectorAll("details:not([open])");
   addEventListener("beforeprint", () => {
     root.dataset.theme = "light";

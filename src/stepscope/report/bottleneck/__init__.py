@@ -1,1 +1,1 @@
-"""The bottleneck of a run."""
+"""The diagnosis of a run."""

@@ -1,4 +1,4 @@
-"""The words of recommendations: one row for each action, worded for scripts and for trials."""
+"""Texts of recommendations: one entry for each action, for scripts and for trials."""
 
 from __future__ import annotations
 
@@ -6,214 +6,233 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class ActionWords:
-    """A change: as code or a command for a script, as an option for a trial, and why.
+class ActionText:
+    """A change to a script or its environment, the option of a trial with the same effect, and the
+    reason.
 
-    Templates as in `words`, with the new `{value}` of the setting.
+    Templates as in `messages`; `{value}` is the new value of the setting.
     """
 
     change: str
-    why: str = ""
-    option: str = ""  # of `stepscope trial`; empty where a trial has none
+    reason: str = ""
+    option: str = ""  # of `stepscope trial`, if it has one
 
 
-def _workers(why: str = "") -> ActionWords:
-    return ActionWords("num_workers={value}", why, "--workers {value}")
+def _workers(reason: str = "") -> ActionText:
+    return ActionText("Set num_workers={value}", reason, "--workers {value}")
 
 
-def _batch(why: str) -> ActionWords:
-    return ActionWords("batch_size={value}", why, "--batch-size {value}")
+def _batch(reason: str) -> ActionText:
+    return ActionText("Set batch_size={value}", reason, "--batch-size {value}")
 
 
-def _compile(why: str, arguments: str = "model") -> ActionWords:
-    return ActionWords(f"model = torch.compile({arguments})", why, "--compile")
+def _bf16(device: str, reason: str) -> ActionText:
+    autocast = f"torch.autocast('{device}', dtype=torch.bfloat16)"
+    change = f"Run the forward pass and the loss under {autocast}"
+    return ActionText(change, reason, "--precision {value}")
+
+
+def _compile(reason: str, arguments: str = "model") -> ActionText:
+    return ActionText(f"Use model = torch.compile({arguments})", reason, "--compile")
 
 
 _FILL_GPU = (
-    "up to {times} times as many samples in the time of a step, and more beyond until the GPU is "
-    "filled; check the learning rate, and that it fits"
+    "Up to {times}× as many samples in the time of a step, and possibly more until the GPU is "
+    "full. Check the learning rate, and that the batch fits into memory."
 )
-_LESS_BATCH = "a little less, and nothing has to be freed"
-_FIND_KEPT = (
-    "look for something that is kept from every step and gone through in each: a list of losses, a "
-    "running statistic over all of it, a graph that is never freed"
+_SMALLER_BATCH = "With a slightly smaller batch, the allocator does not need to free its cache."
+_FIND_GROWING_STATE = (
+    "Find what is stored in every step and processed again in each later one: a list of losses, a "
+    "statistic over all steps, a graph that is never freed"
 )
 
 # fmt: off
-ACTIONS: dict[str, ActionWords] = {
+ACTIONS: dict[str, ActionText] = {
     # Data loading
     "enough_workers": _workers(
-        "a batch takes {batch_preparation:ms} to prepare and is needed every {step_besides:ms}"),
+        "Preparing a batch takes {batch_preparation:time}, and training needs one every "
+        "{step_without_wait:time}."),
     "more_workers": _workers(),
     "more_reads_at_once": _workers(
-        "more reads under way at once help if it is latency that is waited for, not if the link is "
-        "full"),
-    "cheaper_transform": ActionWords(
-        "make the transform cheaper: vectorise it, decode to the size that is needed, or move it "
-        "to the GPU",
-        "a batch takes {batch_cpu:ms} of CPU, and the training needs one every {rest:ms}"),
-    "prepare_data_once": ActionWords(
-        "prepare the data set once and store the result", "every epoch does the same work again"),
-    "copy_data_near": ActionWords(
-        "copy the data set to a local disk or into memory before training",
-        "reads come at {rate:mb1}/s"),
-    "larger_files": ActionWords(
-        "store samples in larger files (tar shards, Parquet, LMDB)",
-        "many small reads pay the latency of each"),
-    "collate_without_loops": ActionWords(
-        "a collate_fn that allocates once and copies (torch.stack(samples, out=…), pad_sequence)",
-        "loops over elements in Python are what takes long"),
-    "prefetch_more": ActionWords(
-        "prefetch_factor={value}", "more batches on their way", "--prefetch {value}"),
-    "fewer_tensors": ActionWords(
-        "return one tensor per field from the data set, not many small ones",
-        "each tensor is a file descriptor to hand over"),
-    "keep_workers": ActionWords(
-        "persistent_workers=True", "workers stay for the next epoch", "--persistent"),
+        "More concurrent reads help if latency is the limit, but not if bandwidth is."),
+    "cheaper_transform": ActionText(
+        "Make the transform cheaper: vectorize it, decode to the needed size, or move it to the "
+        "GPU",
+        "Preparing a batch takes {batch_cpu:time} of CPU time, and training needs one every "
+        "{step_without_wait:time}."),
+    "prepare_data_once": ActionText(
+        "Preprocess the dataset once and store the result", "Every epoch repeats the same work."),
+    "copy_data_locally": ActionText(
+        "Copy the dataset to a local disk or into memory before training",
+        "The data arrives at {rate:bytes}/s."),
+    "larger_files": ActionText(
+        "Store the samples in larger files (tar shards, Parquet, LMDB)",
+        "Every small read pays the full latency."),
+    "vectorize_collation": ActionText(
+        "Use a collate_fn that allocates once and copies (torch.stack(samples, out=…), "
+        "pad_sequence)",
+        "Python loops over elements are slow."),
+    "prefetch_more": ActionText(
+        "Set prefetch_factor={value}", "Each worker then prepares more batches in advance.",
+        "--prefetch {value}"),
+    "fewer_tensors": ActionText(
+        "Return one tensor per field from the dataset instead of many small ones",
+        "Each tensor is transferred as a separate file descriptor."),
+    "keep_workers": ActionText(
+        "Set persistent_workers=True", "The workers then keep running between epochs.",
+        "--persistent"),
     # CPU cores
-    "find_processes": ActionWords(
-        "ps -eo pid,pcpu,user,args --sort=-pcpu | head",
-        "tells who they are: stop them, or move one of the two elsewhere"),
-    "exclusive_cores": ActionWords(
-        "ask for cores of your own: --exclusive (Slurm), docker --cpuset-cpus on both",
-        "an affinity of yours keeps nobody else out"),
-    "raise_quota": ActionWords(
-        "raise the quota of the container (docker --cpus, resources.limits.cpu in Kubernetes)",
-        "it is {allowed:g} cores of {machine:g}"),
-    "threads_of_workers": ActionWords(
-        "torch.set_num_threads({value})",
-        "in worker_init_fn: {workers} workers then use {value} each"),
-    "threads_of_processes": ActionWords(
-        "torch.set_num_threads({value})", "at the beginning of each process"),
-    "threads_of_libraries": ActionWords(
-        "OMP_NUM_THREADS={value} MKL_NUM_THREADS={value} python …",
-        "for NumPy, OpenCV and other libraries with pools of their own"),
-    "more_threads": ActionWords("torch.set_num_threads({value})", "or unset OMP_NUM_THREADS"),
-    "more_cores": ActionWords(
-        "ask for more CPUs: --cpus-per-task={value} (Slurm), docker --cpuset-cpus=0-{last_core}, "
-        "or drop the taskset",
-        "{wanted:.1f} threads want to run"),
-    "find_affinity": ActionWords(
-        "look for os.sched_setaffinity, taskset, numactl and KMP_AFFINITY in the script and in "
-        "what starts it",
-        "one of them narrowed it"),
-    "bf16_on_cpu": ActionWords(
-        "with torch.autocast('cpu', dtype=torch.bfloat16): around the forward pass",
-        "on CPUs with AMX or AVX512-BF16 products take half the time; nothing else in the script "
-        "holds it back",
-        "--precision {value}"),
+    "find_processes": ActionText(
+        "Run `ps -eo pid,pcpu,user,args --sort=-pcpu | head`",
+        "It lists the other processes. Stop them, or move them or this run to another machine."),
+    "exclusive_cores": ActionText(
+        "Request exclusive cores: --exclusive (Slurm), docker --cpuset-cpus for both containers",
+        "Setting your own affinity does not keep other processes off these cores."),
+    "raise_quota": ActionText(
+        "Raise the CPU quota of the container (docker --cpus, resources.limits.cpu in Kubernetes)",
+        "It allows {allowed:g} of {machine:cores}."),
+    "limit_worker_threads": ActionText(
+        "Call torch.set_num_threads({value}) in worker_init_fn",
+        "Each loader worker then uses {value:threads}."),
+    "limit_process_threads": ActionText(
+        "Call torch.set_num_threads({value}) at the start of each process",
+        "Each process then uses {value:threads}."),
+    "limit_library_threads": ActionText(
+        "Set OMP_NUM_THREADS={value} and MKL_NUM_THREADS={value}",
+        "This also limits NumPy, OpenCV and other libraries with their own thread pools."),
+    "more_threads": ActionText(
+        "Call torch.set_num_threads({value}), or unset OMP_NUM_THREADS",
+        "The model is then computed on all allowed cores."),
+    "more_cores": ActionText(
+        "Request more CPUs: --cpus-per-task={value} (Slurm), docker --cpuset-cpus=0-{last_core}, "
+        "or remove taskset",
+        "On average, {runnable:.1f} threads are ready to run."),
+    "find_affinity": ActionText(
+        "Check the script and its launcher for os.sched_setaffinity, taskset, numactl and "
+        "KMP_AFFINITY",
+        "One of them may restrict the run to these cores."),
+    "bf16_on_cpu": _bf16(
+        "cpu",
+        "On CPUs with AMX or AVX512-BF16, matrix products take half the time. Nothing else limits "
+        "the training."),
     # Batch size
     "larger_batch": _batch(_FILL_GPU),
-    "batch_times_larger": ActionWords("a batch {times} times as large", _FILL_GPU),
+    "batch_times_larger": ActionText("Make the batch {times}× as large", _FILL_GPU),
     "larger_batch_on_cpu": _batch(
-        "up to {times} times as many samples in nearly the same time; check the learning rate"),
-    "smaller_batch": _batch(_LESS_BATCH),
-    "some_smaller_batch": ActionWords("a smaller batch", _LESS_BATCH),
+        "Up to {times}× as many samples in nearly the same time. Check the learning rate."),
+    "smaller_batch": _batch(_SMALLER_BATCH),
+    "reduce_batch": ActionText("Reduce the batch size", _SMALLER_BATCH),
     # GPU
-    "pin_memory": ActionWords(
-        "pin_memory=True", "copies from pinned memory need no second copy and do not block",
+    "pin_memory": ActionText(
+        "Set pin_memory=True", "Copies from pinned memory need no staging copy and do not block.",
         "--pin"),
-    "copy_ahead": ActionWords(
-        ".to(device, non_blocking=True), one batch ahead on a stream of its own",
-        "the copy then runs beside the computation"),
-    "copy_fewer_bytes": ActionWords(
-        "copy uint8 or bfloat16 and convert on the GPU", "a quarter or half of the bytes"),
-    "read_back_rarely": ActionWords(
-        "add it up on the GPU (total += loss.detach()) and read it every 100 steps",
-        "each .item(), .cpu(), print of a tensor waits until the GPU has done all its work"),
+    "copy_ahead": ActionText(
+        "Copy one batch ahead on a separate CUDA stream: .to(device, non_blocking=True)",
+        "The copy then overlaps with the computation."),
+    "copy_fewer_bytes": ActionText(
+        "Copy uint8 or bfloat16 and convert on the GPU",
+        "A quarter or half of the bytes of float32."),
+    "read_back_less_often": ActionText(
+        "Accumulate on the GPU (total += loss.detach()) and read the result every 100 steps",
+        "Each .item(), .cpu() or print of a tensor waits until the GPU has finished all its work."),
     "compile_to_graphs": _compile(
-        "fuses small kernels and replays a step as one CUDA graph",
+        "This fuses small kernels and replays a step as one CUDA graph.",
         'model, mode="reduce-overhead"'),
-    "graph_callables": ActionWords(
-        "torch.cuda.make_graphed_callables(model, sample_args)", "where shapes never change"),
-    "fused_optimizer": ActionWords(
-        "torch.optim.…(params, fused=True)", "one launch instead of one per parameter"),
-    "compile": _compile("what is left to gain is inside the kernels: fused, they move less memory"),
-    "compile_for_larger_kernels": _compile("fewer and larger kernels"),
+    "graph_callables": ActionText(
+        "Use torch.cuda.make_graphed_callables(model, sample_args)",
+        "This requires constant shapes."),
+    "fused_optimizer": ActionText(
+        "Pass fused=True to the optimizer", "One kernel launch replaces one per parameter."),
+    "compile": _compile(
+        "The remaining gain is inside the kernels: fused kernels move less memory."),
+    "compile_for_larger_kernels": _compile("This makes fewer and larger kernels."),
     "compile_for_bandwidth": _compile(
-        "fused kernels read and write memory once instead of once for each operation"),
-    "bf16_for_bandwidth": ActionWords(
-        "torch.autocast('cuda', dtype=torch.bfloat16)", "half as many bytes",
+        "Fused kernels read and write memory once instead of once per operation."),
+    "bf16_for_bandwidth": _bf16("cuda", "This halves the bytes."),
+    "bf16": _bf16("cuda", "Twice the throughput of TF32 and half the memory."),
+    "tf32": ActionText(
+        'Call torch.set_float32_matmul_precision("high")',
+        "Matrix products then use TF32 on the tensor cores, with a 10-bit mantissa[. The current "
+        'precision is "{precision}"].',
         "--precision {value}"),
-    "bf16": ActionWords(
-        "with torch.autocast('cuda', dtype=torch.bfloat16):",
-        "around the forward pass and the loss: twice the rate of TF32, half the memory",
-        "--precision {value}"),
-    "tf32": ActionWords(
-        'torch.set_float32_matmul_precision("high")',
-        'TF32 on the tensor cores; 10 bits of mantissa in products[, now it is "{precision}"]',
-        "--precision {value}"),
-    "find_gpu_processes": ActionWords(
-        "nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv",
-        "tells who it is: stop it, or set CUDA_VISIBLE_DEVICES to another GPU"),
-    "exclusive_gpu": ActionWords(
-        "nvidia-smi -c EXCLUSIVE_PROCESS", "lets one process at a time on the GPU"),
-    "show_power_limit": ActionWords(
-        "nvidia-smi -q -d POWER", "shows the limit; some cards allow a higher one (-pl)"),
-    "better_cooling": ActionWords(
-        "see to the cooling: fans, air flow, neighbours in the chassis",
-        "nvidia-smi -q -d TEMPERATURE shows the limits"),
+    "find_gpu_processes": ActionText(
+        "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`",
+        "It lists the other process. Stop it, or set CUDA_VISIBLE_DEVICES to another GPU."),
+    "exclusive_gpu": ActionText(
+        "Run `nvidia-smi -c EXCLUSIVE_PROCESS`", "It allows one process at a time on the GPU."),
+    "show_power_limit": ActionText(
+        "Run `nvidia-smi -q -d POWER`",
+        "It shows the power limit. Some GPUs allow a higher one (`nvidia-smi -pl`)."),
+    "better_cooling": ActionText(
+        "Improve the cooling: fans, air flow, other devices in the chassis",
+        "`nvidia-smi -q -d TEMPERATURE` shows the temperature limits."),
     # Ranks
-    "look_at_straggler": ActionWords(
-        "look at what rank {rank} alone does here",
-        "give the ranks equal work, or let this be done by all of them in turn"),
-    "accumulate_gradients": ActionWords(
-        "with model.no_sync(): for all but the last of N micro-batches",
-        "gradients are exchanged once in N steps"),
-    "compress_gradients": ActionWords(
-        "model.register_comm_hook(None, default_hooks.bf16_compress_hook)", "half as many bytes"),
-    "larger_batch_per_rank": ActionWords(
-        "a larger batch per rank", "as many bytes for more samples"),
-    # Besides training
-    "evaluate_less_often": ActionWords(
-        "evaluate less often, or on a part of the validation set", "every 10th time costs a tenth"),
-    "larger_validation_batch": ActionWords(
-        "a larger batch_size for the validation loader, under torch.inference_mode()",
-        "nothing is kept for a backward pass"),
-    "save_less_often": ActionWords(
-        "save less often: every N minutes instead of every N steps",
-        "what a checkpoint protects is time"),
-    "save_in_background": ActionWords(
-        "torch.distributed.checkpoint.async_save, or copy the state to the host and write it in a "
-        "thread",
-        "training goes on while it is written"),
-    "log_less_often": ActionWords(
-        "log every 50 steps (if step % 50 == 0:), and let a thread write",
-        "nothing is computed while it formats and writes"),
-    "remove_sleep": ActionWords("remove the sleep", "nothing else runs meanwhile"),
+    "balance_ranks": ActionText(
+        "Check what only rank {rank} does here",
+        "Distribute the work equally, or let the ranks take turns with it."),
+    "accumulate_gradients": ActionText(
+        "Run all but the last of N micro-batches under model.no_sync()",
+        "Gradients are then exchanged once per N micro-batches."),
+    "compress_gradients": ActionText(
+        "Call model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
+        "This halves the bytes."),
+    "larger_batch_per_rank": ActionText(
+        "Use a larger batch per rank", "The same traffic then serves more samples."),
+    # Training loop
+    "evaluate_less_often": ActionText(
+        "Evaluate less often, or on part of the validation set",
+        "Evaluating a tenth as often takes a tenth of the time."),
+    "larger_validation_batch": ActionText(
+        "Use a larger batch_size for the validation loader, and torch.inference_mode()",
+        "Nothing is kept for a backward pass."),
+    "save_less_often": ActionText(
+        "Save less often: every N minutes instead of every N steps",
+        "A checkpoint only needs to limit the training time that a failure can cost."),
+    "save_in_background": ActionText(
+        "Use torch.distributed.checkpoint.async_save, or copy the state to the host and write it "
+        "in a thread",
+        "Training then continues while the checkpoint is written."),
+    "log_less_often": ActionText(
+        "Log every 50 steps (if step % 50 == 0:), and write in a separate thread",
+        "Training pauses while the training thread formats and writes."),
+    "remove_sleep": ActionText(
+        "Remove the sleep", "Training pauses while the training thread sleeps."),
     # Memory
-    "find_growth_in_dataset": ActionWords(
-        "look in the data set for a list or dict that grows in __getitem__",
-        "workers are copies of it: each keeps its own"),
-    "find_growth_in_loop": ActionWords(
-        "look for a list that keeps tensors, losses or samples of every step",
-        "keep loss.item() or loss.detach(), not loss"),
-    "detach_loss": ActionWords(
-        "keep loss.detach() or loss.item(), not loss", "a loss that is kept keeps its whole graph"),
-    "find_kept_outputs": ActionWords(
-        "look for a list or dict that outputs are appended to in the loop, and move what is kept "
-        "to the host: outputs.detach().cpu()"),
-    "find_what_is_kept": ActionWords(_FIND_KEPT, "the training thread is mostly here"),
-    "find_what_is_kept_somewhere": ActionWords(_FIND_KEPT),
-    "expandable_segments": ActionWords(
-        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True python …",
-        "if sizes vary from step to step"),
-    "less_gpu_memory": ActionWords(
-        "a smaller batch_size, or torch.utils.checkpoint for the largest layers"),
-    "halve_workers_or_prefetch": ActionWords(
-        "num_workers or prefetch_factor lower by half", "each worker holds its batches in memory"),
-    "larger_shm": ActionWords(
-        "docker run --shm-size=8g, or --ipc=host",
-        "batches on their way need workers × prefetch_factor × batch"),
-    "share_through_files": ActionWords(
-        "torch.multiprocessing.set_sharing_strategy('file_system')"),
-    # What was measured
-    "mark_steps": ActionWords(
-        'stepscope.mark("step") at the end of each step',
-        "then waits and launches can be told apart"),
-    "train_longer": ActionWords(
-        "let it train for half a minute, and for a hundred steps at least", "after the warm-up"),
-    "look_at_panels": ActionWords(
-        "look at the panels of the report", "they show what was used over time"),
+    "find_growth_in_dataset": ActionText(
+        "Check the dataset for a list or dict that grows in __getitem__",
+        "Each loader worker has its own copy of the dataset."),
+    "find_growth_in_loop": ActionText(
+        "Check the training loop for a list that keeps the tensors, losses or samples of every "
+        "step",
+        "Keep loss.item() or loss.detach() instead of loss."),
+    "detach_loss": ActionText(
+        "Keep loss.detach() or loss.item() instead of loss",
+        "A loss keeps its entire autograd graph in memory."),
+    "find_kept_outputs": ActionText(
+        "Check the training loop for a list or dict that collects outputs, and move them to the "
+        "host: outputs.detach().cpu()"),
+    "find_growing_state": ActionText(
+        _FIND_GROWING_STATE, "The training thread spends most of its time here."),
+    "find_growing_state_anywhere": ActionText(_FIND_GROWING_STATE),
+    "expandable_segments": ActionText(
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True",
+        "This helps if tensor sizes vary from step to step."),
+    "less_gpu_memory": ActionText(
+        "Use a smaller batch_size, or torch.utils.checkpoint for the largest layers"),
+    "halve_workers_or_prefetch": ActionText(
+        "Halve num_workers or prefetch_factor", "Each loader worker holds its batches in memory."),
+    "larger_shm": ActionText(
+        "Enlarge /dev/shm: docker run --shm-size=8g, or --ipc=host",
+        "Prefetched batches need num_workers × prefetch_factor × the size of a batch."),
+    "share_through_files": ActionText(
+        "Call torch.multiprocessing.set_sharing_strategy('file_system')"),
+    # Monitoring
+    "mark_steps": ActionText(
+        'Call stepscope.mark("step") at the end of each step',
+        "stepscope can then distinguish data waits from kernel launches."),
+    "train_longer": ActionText(
+        "Train for at least 30 s and 100 steps after the warm-up"),
+    "open_report": ActionText(
+        "Check the panels of the report", "They show the resource usage over time."),
 }
 # fmt: on

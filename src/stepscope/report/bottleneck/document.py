@@ -1,4 +1,4 @@
-"""A diagnosis as blocks of the kit: the card of the page, `stepscope explain`, and what ends other
+"""A diagnosis as document blocks: for the report page, `stepscope explain`, and the end of other
 commands."""
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Iterator
 from pathlib import Path
 
-from stepscope.records import Ending
+from stepscope.records import ExitStatus
 from stepscope.report.bottleneck.view import DiagnosisView, FindingView, RecommendationView
 from stepscope.report.kit.document import (
     Block,
@@ -26,95 +26,111 @@ _EVIDENCE = (
     Column("Evidence", number=False),
     Column("Value"),
     Column("Threshold", number=False),
-    Column("Measured by", number=False),
+    Column("Source", number=False),
 )
+_NEXT = "Next bottleneck"
+_BASIS = "Based on"
 
 
 def diagnosis_section(view: DiagnosisView) -> Section:
-    """The first finding with all that it rests on; the others are folded."""
+    """Return the section of the report page: the first finding in full, other findings folded."""
     first, others = view.first, view.others
     count = f"{len(others)} other {plural(len(others), 'finding')}"
-    names = ", ".join(each.title for each in others)
+    titles = ", ".join(each.title for each in others)
     folded = tuple(
-        Section(each.title, (Paragraph(each.summary), _badge(each), *_support(each)))
+        Section(each.title, (Paragraph(each.summary), _badge(each), *_details(each)))
         for each in others
     )
     return Section(
         first.summary,
         (
             _badge(first),
-            *_support(first),
-            Paragraph(view.next, label="Next"),
-            Section(f"{count}: {names}", folded, folded=True),
-            Paragraph(f"Judged: {view.basis}", "note"),
-            Paragraph(view.weakness, "warning"),
+            *_details(first),
+            Paragraph(view.next, label=_NEXT),
+            Section(f"{count}: {titles}", folded, folded=True),
+            Paragraph(f"{_BASIS}: {view.basis}", "note"),
+            Paragraph(view.warning, "warning"),
         ),
         tone=first.tone,
     )
 
 
 def explained_document(
-    name: str, ending: Ending, view: DiagnosisView, in_full: bool = False
+    name: str, exit_status: ExitStatus, view: DiagnosisView, in_full: bool = False
 ) -> Document:
-    """The first finding with all that it rests on, and the others shorter or in full."""
-    state, tone = OUTCOMES[ending.outcome]
-    blocks: list[Block] = [*_finding(view.first), Paragraph(view.next, label="Next")]
+    """Return the output of `stepscope explain`: the first finding in full, the other findings
+    short or in full."""
+    state, tone = OUTCOMES[exit_status.outcome]
+    blocks: list[Block] = [
+        *_finding(view.first.heading, view.first),
+        Paragraph(view.next, label=_NEXT),
+    ]
     if in_full:
         for other in view.others:
-            blocks += [Paragraph(f"Also: {other.title}", "note"), *_finding(other)]
+            blocks += _finding(f"Other finding: {other.title}", other)
     else:
-        also = (
-            Item(
-                f"{other.title}  {other.brief}", why="".join(map(_brief, other.recommendations[:1]))
-            )
+        items = (
+            Item(other.short_text, "", "", "".join(map(_short, other.recommendations[:1])))
             for other in view.others
         )
-        blocks.append(Section("Also found (all of it with --all)", (Listing(tuple(also)),)))
-    judged = (Paragraph(view.basis, label="Judged"), Paragraph(view.weakness, "warning"))
-    blocks.append(Section("", judged))
-    return Document(name, state, tone, tuple(blocks), reason=ending.reason)
+        blocks.append(Section("Other findings (details: --all)", (Listing(tuple(items)),)))
+    basis = (Paragraph(view.basis, label=_BASIS), Paragraph(view.warning, "warning"))
+    blocks.append(Section("", basis))
+    return Document(name, state, tone, tuple(blocks), reason=exit_status.reason)
 
 
 def closing_section(view: DiagnosisView, run: Path | None = None) -> Section:
-    """What ends a command: the first finding, what it is worth, and what to do about it. That of a
-    run also tells what comes next and how to see more; trials have figures of their own."""
+    """Return the first finding as the last lines of a command.
+
+    For a run, it includes the next bottleneck and the command that shows the details.
+    """
     first = view.first
-    confidence = f"{first.confidence} confidence"
-    worth = f"{first.gain} ({confidence})" if first.gain else confidence.capitalize()
-    changes = tuple(Item(_brief(each)) for each in first.recommendations[: 2 if run else 1])
+    confidence = f"Confidence: {first.confidence}"
+    gain = f"{first.gain_text}. {confidence}" if first.gain_text else confidence
+    changes = tuple(Item(_short(each)) for each in first.recommendations[: 2 if run else 1])
     command = "" if run is None else shlex.join(["stepscope", "explain", str(run)])
     return Section(
         "",
         (
             Paragraph(first.summary, tone=first.tone),
-            Paragraph(worth),
+            Paragraph(gain),
             Listing(changes, numbered=True),
-            Paragraph(view.next if command else "", label="Next"),
-            Verbatim(command, "More"),
+            Paragraph(view.next if command else "", label=_NEXT),
+            Verbatim(command, "Details"),
         ),
     )
 
 
-def _finding(finding: FindingView) -> Iterator[Block]:
-    lines = (Paragraph(finding.gain), Paragraph(finding.sure))
-    yield Section("", (Paragraph(finding.summary, tone=finding.tone), *lines))
-    yield from _support(finding)
+def brief_rows(view: DiagnosisView) -> Iterator[tuple[str, str]]:
+    """Yield the first finding as labeled lines: what it is, what it costs and what to change."""
+    first = view.first
+    yield ("Bottleneck" if first.is_bottleneck else "Finding"), first.summary
+    if first.gain_text:
+        yield "Gain", f"{first.bound or first.gain_text} ({first.confidence} confidence)"
+    for change in first.recommendations[:1]:
+        yield "Change", _short(change)
+
+
+def _finding(heading: str, finding: FindingView) -> Iterator[Block]:
+    texts = (Paragraph(finding.gain_text), Paragraph(finding.confidence_text))
+    summary = Paragraph(finding.summary, tone=finding.tone)
+    yield Section(heading, (summary, *texts))
+    yield from _details(finding)
 
 
 def _badge(finding: FindingView) -> Paragraph:
-    badge = finding.gain or ("Healthy" if finding.healthy else "")
-    return Paragraph(finding.sure, tone=finding.tone, badge=badge)
+    return Paragraph(finding.confidence_text, tone=finding.tone, badge=finding.badge)
 
 
-def _support(finding: FindingView) -> Iterator[Block]:
+def _details(finding: FindingView) -> Iterator[Block]:
     yield Table(_EVIDENCE, tuple(row.cells for row in finding.evidence))
     changes = tuple(
-        Item(each.change, each.where or "", each.line or "", each.why)
+        Item(each.change, each.location or "", each.code or "", each.reason)
         for each in finding.recommendations
     )
-    yield Section("What to do", (Listing(changes, numbered=True),))
+    yield Section("Recommendations", (Listing(changes, numbered=True),))
 
 
-def _brief(recommendation: RecommendationView) -> str:
-    where = f"  ({recommendation.where})" if recommendation.where else ""
-    return f"{recommendation.change}{where}"
+def _short(recommendation: RecommendationView) -> str:
+    location = f"  ({recommendation.location})" if recommendation.location else ""
+    return f"{recommendation.change}{location}"

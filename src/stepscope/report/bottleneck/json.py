@@ -1,6 +1,7 @@
-"""A diagnosis for programs: `stepscope explain --json`, `derived/findings.json`, and the summary.
+"""A diagnosis as JSON: `stepscope explain --json`, `derived/findings.json`, and the summary.
 
-Keys are never renamed, only added. Times are in seconds, shares are parts of 1, missing is null.
+Keys are never renamed, only added. Times are in seconds, shares are fractions of 1, and missing
+values are null.
 """
 
 from __future__ import annotations
@@ -12,51 +13,59 @@ from stepscope.report.bottleneck.view import DiagnosisView
 from stepscope.runs.reader import Run
 
 FORMAT = 1
-_CEILING = "how many times as fast it could be at most without it; null where not known"
+_BOUND = "Upper bound of the speed-up if it is fixed, such as 2.1; null if unknown"
 
 KEYS: tuple[tuple[str, str], ...] = (
-    ("format", "of these keys"),
-    ("run", "what the run is called"),
-    ("outcome", "how it ended"),
-    ("cause", "of the first finding; all causes are listed in docs/explain.md"),
-    ("says", "the first finding in a sentence"),
-    ("confidence", "in it: high, medium, low"),
-    ("ceiling", _CEILING),
-    ("healthy", "whether that is how it should be"),
-    ("findings", "all of them, what matters most first, each with the keys of the next table"),
-    ("next", "what would hold it back once the first is fixed; null where nothing is known"),
-    ("basis", "which steps of which stretch were judged, and what was not known"),
-    ("window", "that stretch, on the clock of the run: begin_s, end_s"),
-    ("weak", "whether no steps were seen, so that it goes by the use of resources alone"),
+    ("format", "Version of these keys"),
+    ("run", "Name of the run"),
+    ("outcome", "Outcome of the run, such as ok or gpu_oom"),
+    ("cause", "Cause of the first finding; docs/explain.md lists all causes"),
+    ("summary", "First finding in a sentence"),
+    ("confidence", "Confidence of the first finding: high, medium or low"),
+    ("speedup_bound", _BOUND),
+    ("healthy", "Whether the hardware is the limit and nothing needs to be fixed"),
+    ("findings", "All findings, the most important first, each with the keys of the next table"),
+    ("next", "Next bottleneck once the first finding is fixed; null if there is nothing to fix"),
+    ("basis", "Steps and duration that the diagnosis is based on"),
+    ("window", "Analyzed part of the run: begin_s and end_s, in seconds since its start"),
+    ("without_steps", "Whether no steps were observed: based on resource usage only"),
 )
 FINDING_KEYS: tuple[tuple[str, str, str], ...] = (
-    ("cause", "cause", "one of the causes"),
-    ("title", "title", "a few words"),
-    ("says", "summary", "one sentence with the numbers"),
-    ("confidence", "confidence", "high, medium, low"),
-    ("because", "reason", "why that sure"),
-    ("ceiling", "speedup_bound", _CEILING),
-    ("healthy", "healthy", "whether this is how it should be"),
-    ("evidence", "evidence", "numbers, each with what, value, unit, threshold, limit, source"),
-    ("advice", "recommendations", "what to change, each with change, why, where, line"),
+    ("cause", "cause", "Cause"),
+    ("title", "title", "Title of the cause"),
+    ("summary", "summary", "Finding in a sentence with its numbers"),
+    ("confidence", "confidence", "Confidence: high, medium or low"),
+    ("confidence_reason", "reason", "Reason for the confidence"),
+    ("speedup_bound", "speedup_bound", _BOUND),
+    ("healthy", "healthy", "Whether nothing needs to be fixed"),
+    (
+        "evidence",
+        "evidence",
+        "Measurements, each with name, value, unit, threshold, limit and source",
+    ),
+    (
+        "recommendations",
+        "recommendations",
+        "Changes to make, each with change, reason, location and code",
+    ),
 )
-"""Keys, where they stand in the view, and what they mean."""
+"""Keys, attributes of FindingView, and descriptions."""
 
-_FIRST = ("cause", "says", "confidence", "ceiling", "healthy")
+_FIRST = ("cause", "summary", "confidence", "speedup_bound", "healthy")
 
 
 def explained_dict(run: Run, view: DiagnosisView) -> dict[str, Any]:
-    """A diagnosis with the run that it is on."""
+    """Return the diagnosis of a run as plain values, with the run itself."""
     return {
         "format": FORMAT,
         "run": run.name,
-        "outcome": run.ending.outcome.value,
+        "outcome": run.exit_status.outcome.value,
         **diagnosis_dict(view),
     }
 
 
 def diagnosis_dict(view: DiagnosisView) -> dict[str, Any]:
-    """A diagnosis as plain values, the first finding also by itself."""
+    """Return a diagnosis as plain values; the first finding is also at the top level."""
     findings = [
         {key: getattr(each, name) for key, name, _ in FINDING_KEYS} for each in view.findings
     ]
@@ -67,7 +76,7 @@ def diagnosis_dict(view: DiagnosisView) -> dict[str, Any]:
             "next": view.next or None,
             "basis": view.basis,
             "window": {"begin_s": view.begin_s, "end_s": view.end_s},
-            "weak": view.weak,
+            "without_steps": view.without_steps,
         }
     )
     return plain

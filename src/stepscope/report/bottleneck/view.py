@@ -1,6 +1,6 @@
-"""The bottleneck of a run in words: a diagnosis worded once, for terminal, page and JSON.
+"""A diagnosis as texts, for the terminal, the report page and JSON.
 
-Nothing of the report is imported here: `stepscope explain` has to be quick.
+Nothing else of the report is imported here, because `stepscope explain` must start fast.
 """
 
 from __future__ import annotations
@@ -19,32 +19,40 @@ from stepscope.records import (
     Recommendation,
 )
 from stepscope.report.bottleneck.actions import ACTIONS
-from stepscope.report.bottleneck.words import CAUSE_WORDS, EVIDENCE, REASONS, Sentence, fill
+from stepscope.report.bottleneck.messages import (
+    CAUSE_TEXTS,
+    EVIDENCE,
+    REASONS,
+    Template,
+    duration_text,
+    fill,
+)
 from stepscope.report.kit.format import (
     MISSING,
     is_known,
-    seconds_text,
+    plural,
     share_text,
     significant,
     value_text,
 )
 from stepscope.report.kit.outcomes import Tone
+from stepscope.runs.tracking import reason_text
 
-_LEAST_GAIN = 1.05
-"""A bound up to this is no speed worth naming: repeats of one run differ by as much."""
+_MIN_GAIN = 1.05
+"""A speed-up bound up to this is not shown: identical runs differ by as much."""
 _TONES: dict[str, Tone] = {"healthy": "good", "undecided": "neutral"}
-_WEAK = (
-    "Without steps, this goes by the use of resources alone. To be told more, call "
-    'stepscope.mark("step") once a step, or train in a loop that the hook sees: a PyTorch '
-    "DataLoader with an optimizer, Lightning, or Keras"
+_NO_STEPS = (
+    "No steps were observed, so this diagnosis is based on resource usage only. For a better one, "
+    'call stepscope.mark("step") once per step, or train in a loop that the hook supports: a '
+    "PyTorch DataLoader with an optimizer, Lightning, or Keras"
 )
 
 
 @dataclass(frozen=True)
 class EvidenceRow:
-    """A number that a finding rests on."""
+    """A measurement that supports a finding."""
 
-    what: str
+    name: str
     value: float
     unit: str
     threshold: str | None
@@ -53,36 +61,36 @@ class EvidenceRow:
 
     @property
     def cells(self) -> tuple[str, str, str, str]:
-        """What it is, the value, on which side of which threshold, and what measured it."""
+        """Name, value, comparison with the threshold, and source."""
         threshold = self.threshold or ""
         if is_known(self.limit) and is_known(self.value):
             side = "at" if self.value == self.limit else "above"
             side = "below" if self.value < self.limit else side
             named = f" ({threshold})" if threshold else ""
             threshold = f"{side} {quantity_text(self.limit, self.unit)}{named}"
-        return self.what, quantity_text(self.value, self.unit), threshold, self.source
+        return self.name, quantity_text(self.value, self.unit), threshold, self.source
 
 
 @dataclass(frozen=True)
 class RecommendationView:
-    """A recommendation in words."""
+    """A recommendation, ready to be shown."""
 
-    change: str  # the new code, setting or command: "num_workers=8"
-    why: str = ""
-    where: str | None = None  # "train.py:41", where it is known
-    line: str | None = None  # the code that is there now
+    change: str  # "Set num_workers=8"
+    reason: str = ""
+    location: str | None = None  # "train.py:41"
+    code: str | None = None  # the current code at the location
 
 
 @dataclass(frozen=True)
 class FindingView:
-    """One finding, ready to be drawn. Texts are as they were recorded: whoever draws escapes."""
+    """One finding, ready to be shown. Texts are not escaped: renderers do that."""
 
     cause: str
     title: str
-    summary: str  # one sentence with the numbers
+    summary: str
     tone: Tone
     confidence: str  # "high"
-    reason: str  # why that sure
+    reason: str  # for the confidence
     speedup_bound: float | None
     evidence: tuple[EvidenceRow, ...] = ()
     recommendations: tuple[RecommendationView, ...] = ()
@@ -92,45 +100,68 @@ class FindingView:
         return self.tone == "good"
 
     @property
+    def heading(self) -> str:
+        """ "Bottleneck: Too few loader workers"."""
+        return f"Bottleneck: {self.title}" if self.is_bottleneck else self.title
+
+    @property
+    def is_bottleneck(self) -> bool:
+        """Whether it limits throughput; a leak or an unknown cause does not."""
+        return self.tone != "neutral" and not self.ends_run
+
+    @property
+    def ends_run(self) -> bool:
+        """Whether the run may fail, such as by a memory leak."""
+        return self.cause.startswith(("leak.", "memory."))
+
+    @property
     def bound(self) -> str:
-        """ "at most 1.8×"; empty where that is not known, or too little to be worth it."""
+        """ "at most 1.8×"; empty if unknown or negligible."""
         bound = self.speedup_bound
-        if not is_known(bound) or bound <= _LEAST_GAIN:
+        if not is_known(bound) or bound <= _MIN_GAIN:
             return ""
         return f"at most {bound:.2f}×" if bound < 1.2 else f"at most {significant(bound, 2)}×"
 
     @property
-    def gain(self) -> str:
-        """What fixing it gives, in a sentence; empty where nothing can be claimed."""
+    def gain_text(self) -> str:
+        """What fixing the finding gains; empty if unknown or if there is nothing to fix."""
         if self.bound:
-            return f"Fixing this gives {self.bound}"
-        # Where it is known that there is none, a reader must not hope for any.
-        known = is_known(self.speedup_bound) and not self.healthy
-        return "No speed to gain, but better fixed" if known else ""
+            return f"Fixing this gains {self.bound}"
+        if self.healthy or not is_known(self.speedup_bound):
+            return ""
+        if self.ends_run:
+            return "Fixing this does not make training faster, but prevents a failure"
+        return f"Fixing this gains at most {_MIN_GAIN}×"
 
     @property
-    def sure(self) -> str:
-        """How sure it is, and why."""
-        confidence = f"{self.confidence.capitalize()} confidence"
-        return f"{confidence}: {self.reason}" if self.reason else confidence
+    def badge(self) -> str:
+        """The speed-up bound or the state in short."""
+        if self.bound:
+            return f"Speed-up: {self.bound}"
+        return "Healthy" if self.healthy else "May end the run" if self.ends_run else ""
 
     @property
-    def brief(self) -> str:
-        """Confidence and bound in a few words."""
+    def confidence_text(self) -> str:
+        confidence = f"Confidence: {self.confidence}"
+        return f"{confidence} ({self.reason})" if self.reason else confidence
+
+    @property
+    def short_text(self) -> str:
+        """Title, confidence and speed-up bound in one line."""
         confidence = f"{self.confidence} confidence"
-        return f"{confidence}, {self.bound}" if self.bound else confidence
+        return f"{self.title}: " + (f"{self.bound}, {confidence}" if self.bound else confidence)
 
 
 @dataclass(frozen=True)
 class DiagnosisView:
-    """All findings on a run, what matters most first."""
+    """All findings on a run, the most important first."""
 
     findings: tuple[FindingView, ...]
     next: str
     basis: str
     begin_s: float
     end_s: float
-    weak: bool
+    without_steps: bool
 
     @property
     def first(self) -> FindingView:
@@ -141,18 +172,23 @@ class DiagnosisView:
         return self.findings[1:]
 
     @property
-    def weakness(self) -> str:
-        """Why it is no more than a guess, and what would help; empty where it is more."""
-        return _WEAK if self.weak else ""
+    def is_decided(self) -> bool:
+        return CAUSES[self.first.cause].kind != "undecided"
+
+    @property
+    def warning(self) -> str:
+        """Why the diagnosis is weak and how to improve it; empty if steps were observed."""
+        return _NO_STEPS if self.without_steps else ""
 
 
 def explained(data: RunData) -> tuple[DiagnosisView | None, str]:
-    """The diagnosis of a run; or nothing, and a note why: a report must not fail for it."""
+    """Return the diagnosis of a run, or None and a note with the error, so that a report of the
+    run does not fail."""
     try:
         return explained_view(data), ""
     except Exception as error:
-        why = f"{type(error).__name__}: {str(error)[:200]}"
-        return None, f"What holds this run back could not be found out ({why})"
+        reason = f"{type(error).__name__}: {str(error)[:200]}"
+        return None, f"The bottleneck could not be determined ({reason})"
 
 
 def explained_view(data: RunData) -> DiagnosisView:
@@ -160,39 +196,39 @@ def explained_view(data: RunData) -> DiagnosisView:
 
 
 def diagnosis_view(diagnosis: Diagnosis, *, for_trial: bool = False) -> DiagnosisView:
-    """A diagnosis in words. A trial has options, where a script has lines of code."""
+    """Format a diagnosis. Recommendations for a trial are options instead of code changes."""
     return DiagnosisView(
         findings=tuple(_finding(each, diagnosis.basis, for_trial) for each in diagnosis.findings),
         next=_next(diagnosis),
         basis=_basis(diagnosis.basis),
         begin_s=diagnosis.begin_s,
         end_s=diagnosis.end_s,
-        weak=diagnosis.weak,
+        without_steps=diagnosis.without_steps,
     )
 
 
 def _finding(finding: Finding, basis: Basis, for_trial: bool) -> FindingView:
-    words = CAUSE_WORDS[finding.cause]
+    texts = CAUSE_TEXTS[finding.cause]
     locations = (each.location.where for each in finding.recommendations if each.location)
     values: dict[str, FindingValue] = {
         "steps": basis.steps,
         "seconds": basis.seconds,
-        "where": next(locations, None) or None,
+        "location": next(locations, None) or None,
         **{each.metric: each.value for each in finding.evidence},
         **finding.values,
     }
-    reasons = [REASONS[key] for key in finding.reasons] or [_variant(words.reason, finding)]
+    reasons = [REASONS[key] for key in finding.reasons] or [_variant(texts.reason, finding)]
     return FindingView(
         cause=finding.cause,
-        title=words.title,
-        summary=fill(_variant(words.finding, finding), values),
+        title=texts.title,
+        summary=fill(_variant(texts.summary, finding), values),
         tone=_TONES.get(CAUSES[finding.cause].kind, "warning"),
         confidence=finding.confidence,
         reason="; ".join(fill(reason, values) for reason in reasons),
         speedup_bound=finding.speedup_bound,
         evidence=tuple(
             EvidenceRow(
-                what=fill(EVIDENCE[each.metric], values),
+                name=fill(EVIDENCE[each.metric], values),
                 value=each.value,
                 unit=each.unit,
                 threshold=each.threshold,
@@ -207,57 +243,55 @@ def _finding(finding: Finding, basis: Basis, for_trial: bool) -> FindingView:
     )
 
 
-def _variant(sentence: Sentence, finding: Finding) -> str:
-    return sentence if isinstance(sentence, str) else sentence[finding.variant]
+def _variant(template: Template, finding: Finding) -> str:
+    return template if isinstance(template, str) else template[finding.variant]
 
 
 def _recommendation(
     recommendation: Recommendation, values: Mapping[str, FindingValue], for_trial: bool
 ) -> RecommendationView:
-    words = ACTIONS[recommendation.action]
+    texts = ACTIONS[recommendation.action]
     values = {**values, "value": recommendation.value}
-    why = fill(words.why, values)
-    if for_trial and words.option:
-        return RecommendationView(fill(words.option, values), why)
-    change, location = fill(words.change, values), recommendation.location
+    reason = fill(texts.reason, values)
+    if for_trial and texts.option:
+        return RecommendationView(f"Use {fill(texts.option, values)}", reason)
+    change, location = fill(texts.change, values), recommendation.location
     if location is None:
-        return RecommendationView(change, why)
-    return RecommendationView(change, why, location.where or None, location.code or None)
+        return RecommendationView(change, reason)
+    return RecommendationView(change, reason, location.where or None, location.code or None)
 
 
 def _next(diagnosis: Diagnosis) -> str:
-    """What limits the run once the first is fixed; empty where there is nothing to fix."""
+    """Name the bottleneck after the first finding is fixed; empty if there is nothing to fix."""
     if CAUSES[diagnosis.first.cause].kind in ("healthy", "undecided"):
         return ""
     after = diagnosis.next
     if after is None:
-        return "once that is fixed, nothing else stands out."
-    title = CAUSE_WORDS[after.cause].title
+        return "none found"
+    title = CAUSE_TEXTS[after.cause].title
     if after.healthy:
-        return f"once that is fixed, {title}: that is how it should be."
-    gain = f" ({after.speedup_bound:.1f}× at most)" if after.speedup_bound else ""
-    return f"once that is fixed, {title}{gain}."
+        return f"{title} (healthy)"
+    return f"{title} (at most {after.speedup_bound:.1f}×)" if after.speedup_bound else title
 
 
 def _basis(basis: Basis) -> str:
-    """Which steps of which stretch were judged, and what was not known."""
+    """Describe the steps and the time that the diagnosis is based on."""
     if basis.steps is None:
-        why = f" ({basis.hook})" if basis.hook else ""
-        return f"{basis.seconds:.0f} s of the whole run; no steps were seen{why}"
-    ranks = f" of each of {basis.ranks} ranks" if basis.ranks > 1 else ""
-    after = f", after {basis.warmup} of warm-up" if basis.warmup else ""
-    return f"{basis.steps} steps{ranks} in {basis.seconds:.1f} s{after}"
+        text = reason_text(basis.hook)
+        reason = f" ({text})" if text else ""
+        return f"the whole run, {basis.seconds:.0f} s; no steps were observed{reason}"
+    ranks = f" on each of {basis.ranks} ranks" if basis.ranks > 1 else ""
+    warmup = f"{basis.warmup} warm-up {plural(basis.warmup, 'step')}"
+    after = f", after {warmup}" if basis.warmup else ""
+    return f"{basis.steps} {plural(basis.steps, 'step')}{ranks} in {basis.seconds:.1f} s{after}"
 
 
 def quantity_text(value: float | None, unit: str) -> str:
-    """A value of a finding, by its unit. What happens in a step may take microseconds."""
+    """Format a value by its unit."""
     if not is_known(value):
         return MISSING
-    if unit == "s" and 0 < value < 0.9995:
-        small = value < 9.995e-4
-        return f"{significant(value * (1e6 if small else 1e3))} {'µs' if small else 'ms'}"
     if unit == "s":
-        return seconds_text(value)
+        return duration_text(value)
     if unit == "times":
         return f"{significant(value)}×"
     if unit == "seconds/s":

@@ -1,1 +1,1 @@
-"""The answer of `fit`."""
+"""Reports of `stepscope fit`."""

@@ -1,1 +1,1 @@
-"""What reports are made of: `document` and `table` say it; `terminal`, `html`, `json` draw it."""
+"""Building blocks of reports: `document` and `table` hold the content, the renderers draw it."""

@@ -1,7 +1,7 @@
-"""What a report says, without how it is drawn.
+"""The content of a report, independent of the output format.
 
-A view makes a `Document` of an artefact (run, trial, fit, study); a renderer draws it. Texts are as
-they were recorded, so a name may hold anything: every renderer escapes what its format interprets.
+A view builds a `Document` for a run, trial, fit or study; a renderer draws it. Texts are unescaped
+and may contain anything, so every renderer escapes what its format interprets.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ LineStyle = Literal["bold", "thin", "dashed", "level"]
 
 @dataclass(frozen=True)
 class Paragraph:
-    """A sentence or more, after a label or a badge if there is one."""
+    """One or more sentences, after an optional label or badge."""
 
     text: str
     emphasis: Emphasis = ""
-    tone: Tone | None = None  # the colour of the badge; without a badge, of the text
+    tone: Tone | None = None  # the color of the badge; without a badge, of the text
     label: str = ""
     badge: str = ""
 
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A command or a path, to be copied: it is never wrapped or cut."""
+    """A command or path that users copy: never wrapped or shortened."""
 
     text: str
     label: str = ""
@@ -41,17 +41,17 @@ class Verbatim:
 
 @dataclass(frozen=True)
 class Item:
-    """A point of a list; a recommendation also has its place in the code and a reason."""
+    """A list item. A recommendation also has a code location and a reason."""
 
     text: str
     where: str = ""  # `train.py:41`
-    code: str = ""  # what stands there now
+    code: str = ""  # the current code at that location
     why: str = ""
 
 
 @dataclass(frozen=True)
 class Listing:
-    """Points, numbered where their order matters."""
+    """A list, numbered if the order matters."""
 
     items: tuple[Item, ...]
     numbered: bool = False
@@ -63,14 +63,14 @@ class Listing:
 
 @dataclass(frozen=True)
 class Facts:
-    """Names with their texts; an empty name continues the one before."""
+    """Name and text pairs; an empty name continues the previous one."""
 
     rows: tuple[tuple[str, str], ...]
 
 
 @dataclass(frozen=True)
 class Tile:
-    """A number with its name, and a few words on it."""
+    """A labeled number with a short detail."""
 
     label: str
     value: str
@@ -79,58 +79,58 @@ class Tile:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The numbers a reader looks for first."""
+    """The key numbers of a report."""
 
     tiles: tuple[Tile, ...]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A static picture. `svg` is markup that `kit.svg` made, with all texts escaped."""
+    """A static plot. `svg` is markup from `kit.svg`, with all texts escaped."""
 
     svg: str
-    description: str  # what it shows, for formats without pictures
+    description: str  # alternative text, for formats without images
     title: str = ""
     caption: str = ""
 
 
 @dataclass(frozen=True)
 class PlotLine:
-    """One line: `x` in seconds since the run began, `y` in the panel's unit, NaN for a break.
+    """One line: `x` in seconds since the run started, `y` in the panel's unit, NaN for a gap.
 
-    A point of a long run stands for some time: `y` is the mean then, `low` and `high` the range.
+    In a long run each point covers a time bucket: `y` is its mean, `low` and `high` its range.
     """
 
     label: str
-    colour: str  # a name of the palette: ink, blue, orange, green, purple, sky, olive, grey
+    color: str  # a palette name: ink, blue, orange, green, purple, sky, olive, gray
     x: Floats
     y: Floats
     style: LineStyle
     low: Floats | None = None
     high: Floats | None = None
-    shown: bool = True  # whether it is drawn before anybody clicks on it
+    shown: bool = True  # whether it is visible initially
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Lines that share a unit."""
+    """Lines with a common unit."""
 
     title: str
     unit: str
     lines: tuple[PlotLine, ...]
-    detail: str = ""  # what bounds it, in a few words: "limit 4.00 GB"
-    whole: float | None = None  # what 100 % is, where the panel has a scale of shares
-    top: float | None = None  # where its scale ends; at the highest value if None
+    detail: str = ""  # shown after the unit: "limit 4.00 GiB"
+    full_scale: float | None = None  # the value of 100 % on the right axis; None: no right axis
+    top: float | None = None  # upper end of the axis; None: the highest value
 
 
 @dataclass(frozen=True)
 class Charts:
-    """Panels on one clock, from 0 to `seconds`, with what happened meanwhile."""
+    """Panels with a shared time axis from 0 to `seconds`, with epochs and phases."""
 
     title: str
     panels: tuple[Panel, ...]
     seconds: float
-    epochs: tuple[tuple[float, int], ...] = ()  # when each begins, and its number
+    epochs: tuple[tuple[float, int], ...] = ()  # start and number of each
     phases: tuple[tuple[str, float, float], ...] = ()  # name, begin, end
 
     @property
@@ -140,17 +140,17 @@ class Charts:
 
 @dataclass(frozen=True)
 class Section:
-    """Blocks under a heading. One with a tone is a finding, drawn in its colour."""
+    """Blocks under a heading. A section with a tone is a finding, drawn in its color."""
 
     title: str
     blocks: tuple[Block, ...]
     tone: Tone | None = None
-    folded: bool = False  # whether a page shows it only when asked to
+    folded: bool = False  # whether it is collapsed initially
 
 
 @dataclass(frozen=True)
 class SideBySide:
-    """Blocks beside each other, where there is space for that."""
+    """Blocks next to each other, if there is space."""
 
     blocks: tuple[Block, ...]
 
@@ -162,20 +162,20 @@ Block: TypeAlias = (
 
 @dataclass(frozen=True)
 class Document:
-    """All that is shown of one artefact, in the order in which it is read."""
+    """A whole report, in reading order."""
 
     name: str
-    state: str  # how it ended or where it stands, in a word or two: `ok`, `running`
+    state: str  # one or two words: `ok`, `running`
     tone: Tone
     blocks: tuple[Block, ...]
     reason: str = ""
-    header: tuple[Block, ...] = ()  # below the name, before anything else
+    header: tuple[Block, ...] = ()  # below the name, before the blocks
     footer: str = ""
-    data: Mapping[str, Any] | None = None  # the same for programs, with keys that never change
+    data: Mapping[str, Any] | None = None  # the content as JSON, with stable keys
 
 
 def is_empty(block: Block) -> bool:
-    """Whether there is nothing to draw, so that not even a heading is."""
+    """Return whether a block has no content, so that its heading is omitted too."""
     match block:
         case Paragraph() | Verbatim():
             return not block.text

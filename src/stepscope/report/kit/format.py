@@ -1,4 +1,4 @@
-"""Numbers as people read them. Units are decimal: 1 GB is 10^9 bytes."""
+"""Formats numbers for display. Sizes are in binary units: 1 GiB is 2^30 bytes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from typing import TypeGuard
 
 MISSING = "–"
 
-_BYTE_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _JOULE_UNITS = ("J", "kJ", "MJ", "GJ")
 _PLAIN_UNITS = ("W", "°C", "MHz")
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """A number in plain notation, with so many digits at least: 0.0123, 1.23, 123, 12,345."""
+    """Format with at least this many significant digits: 0.0123, 1.23, 123, 12,345."""
     if value == 0:
         return "0"
     rounded = float(f"{value:.{digits - 1}e}")  # 9.996 becomes 10.0, not 10.00
@@ -22,37 +22,32 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def bytes_text(value: float | None) -> str:
-    """An amount of bytes: 512 B, 1.50 kB, 2.31 GB."""
+    """Format a size: 512 B, 1.50 KiB, 2.31 GiB."""
     if not is_known(value):
         return MISSING
-    scaled, unit = _scaled(value, _BYTE_UNITS)
+    scaled, unit = _scaled(value, _BYTE_UNITS, 1024)
     number = f"{scaled:.0f}" if unit == "B" else significant(scaled)
     return f"{number} {unit}"
 
 
-def gigabytes_text(value: float | None) -> str:
-    """Gigabytes in the unit that suits them: 0.0015 is 1.50 MB."""
-    return bytes_text(value * 1e9 if is_known(value) else None)
-
-
 def joules_text(value: float | None) -> str:
-    """An amount of energy: 85.2 J, 412 kJ, 1.20 MJ."""
+    """Format an energy: 85.2 J, 412 kJ, 1.20 MJ."""
     if not is_known(value):
         return MISSING
     scaled, unit = _scaled(value, _JOULE_UNITS)
     return f"{significant(scaled)} {unit}"
 
 
-def _scaled(value: float, units: tuple[str, ...]) -> tuple[float, str]:
-    """A value in the largest unit that leaves something before the point."""
-    place = 0
-    while abs(value) >= 999.5 and place < len(units) - 1:
-        value, place = value / 1000, place + 1
-    return float(value), units[place]
+def _scaled(value: float, units: tuple[str, ...], base: int = 1000) -> tuple[float, str]:
+    """Return the value in the first unit in which it has at most three digits."""
+    power = 0
+    while abs(value) >= 999.5 and power < len(units) - 1:
+        value, power = value / base, power + 1
+    return float(value), units[power]
 
 
 def seconds_text(value: float | None) -> str:
-    """A length of time: 12 ms, 0.85 s, 12.3 s, 2 min 05 s, 3 h 04 min, 2 d 03 h."""
+    """Format a duration: 12 ms, 0.85 s, 12.3 s, 2 min 05 s, 3 h 04 min, 2 d 03 h."""
     if not is_known(value):
         return MISSING
     if value < 0.0995:
@@ -70,7 +65,7 @@ def seconds_text(value: float | None) -> str:
 
 
 def share_text(value: float | None) -> str:
-    """A share as per cent: 0.3 %, 4.5 %, 81 %."""
+    """Format a fraction as a percentage: 0.3 %, 4.5 %, 81 %."""
     if not is_known(value):
         return MISSING
     percent = value * 100
@@ -78,36 +73,36 @@ def share_text(value: float | None) -> str:
 
 
 def count_text(value: float | None) -> str:
-    """Something counted: 12, 12,345; a mean count keeps a digit."""
+    """Format a count: 12, 12,345. A fractional count below 100 keeps one decimal."""
     if not is_known(value):
         return MISSING
     return f"{value:,.0f}" if value == round(value) or value >= 100 else f"{value:.1f}"
 
 
 def plural(count: float, noun: str, several: str = "") -> str:
-    """The form of a noun that goes with a count: 1 rank, 2 ranks, 3 processes."""
+    """Return the singular or plural of a noun: 1 rank, 2 ranks, 3 processes."""
     return noun if count == 1 else several or f"{noun}s"
 
 
 def cores_text(value: float | None) -> str:
-    """Cores in use: 0.04, 1.62, 12.5, 128."""
+    """Format a number of cores in use: 0.04, 1.62, 12.5, 128."""
     if not is_known(value):
         return MISSING
     return f"{value:.2f}" if value < 9.995 else significant(value)
 
 
 def allowed_text(cores: float) -> str:
-    """How many cores may be used, mostly a whole number: 2, 1.50."""
+    """Format a number of allowed cores: 2, 1.50."""
     return f"{cores:.0f}" if cores == round(cores) else cores_text(cores)
 
 
 def rate_text(value: float | None) -> str:
-    """So many a second, the unit told elsewhere: 0.52, 41.3, 12,345."""
+    """Format a rate without its unit: 0.52, 41.3, 12,345."""
     return significant(value) if is_known(value) else MISSING
 
 
 def value_text(value: float | None, unit: str) -> str:
-    """A value of a metric, by the unit that the table of metrics gives it."""
+    """Format the value of a metric with the unit from the metrics table."""
     if not is_known(value):
         return MISSING
     if unit == "bytes":
@@ -118,16 +113,16 @@ def value_text(value: float | None, unit: str) -> str:
         return f"{rate_text(value)} /s"
     if unit in _PLAIN_UNITS:
         return f"{value:,.0f} {unit}"
-    plain = {"cores": cores_text, "share": share_text, "seconds": seconds_text}
-    return plain.get(unit, count_text)(value)
+    formatters = {"cores": cores_text, "share": share_text, "seconds": seconds_text}
+    return formatters.get(unit, count_text)(value)
 
 
-TONE_COLOURS = {"good": "green", "bad": "red", "warning": "yellow", "neutral": "cyan"}
-"""How a terminal shows the tone of an outcome."""
+TONE_COLORS = {"good": "green", "bad": "red", "warning": "yellow", "neutral": "cyan"}
+"""Terminal color of each tone."""
 
 
 def printable(text: str) -> str:
-    """Without what could steer the terminal: names and commands are the user's."""
+    """Replace control characters, which user-provided names and commands may contain."""
     return "".join(character if character.isprintable() else "�" for character in text)
 
 

@@ -1,4 +1,4 @@
-"""Draws a document as one HTML file that loads nothing from anywhere."""
+"""Renders a document as one self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _CONTROLS = {
     for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))
     if chr(code) not in "\t\n\r"
 }
-"""Also lone surrogates, by which Python names files that are not UTF-8: they cannot be written."""
+"""Includes lone surrogates (file names that are not UTF-8), which cannot be encoded."""
 _X_DECIMALS = 3
 _Y_DIGITS = 4
 
 
 def render(document: Document) -> str:
-    """The whole page. Only the styles and scripts that stand in it may run, by their hashes."""
+    """Return the page. Its content security policy allows only the embedded styles and scripts."""
     charts = _charts((*document.header, *document.blocks))
     styles, scripts = [_asset("page.css")], []
     if charts:
@@ -75,25 +75,25 @@ def _asset(name: str) -> str:
 
 
 def _sources(texts: Iterable[str]) -> Markup:
-    """The content security policy's names of exactly these inline texts."""
+    """Return the hashes of inline texts for the content security policy."""
     digests = (base64.b64encode(hashlib.sha256(t.encode()).digest()).decode() for t in texts)
     return Markup(" ".join(f"'sha256-{digest}'" for digest in digests))
 
 
 def _charts(blocks: Iterable[Block]) -> Charts | None:
-    """The charts of a page; there is one script, and it draws one set."""
+    """Return the first charts of a page: its script draws only one set."""
     for block in blocks:
         if isinstance(block, Charts):
             return block
-        if isinstance(block, Section | SideBySide) and (inside := _charts(block.blocks)):
-            return inside
+        if isinstance(block, Section | SideBySide) and (nested := _charts(block.blocks)):
+            return nested
     return None
 
 
 def _chart_data(charts: Charts) -> Markup:
-    """What the page's script draws, as JSON that can stand in a script element.
+    """Return the input of `charts.js` as JSON that is safe inside a script element.
 
-    Lines that follow each other on the same times share them.
+    Consecutive lines with equal times share them.
     """
 
     def numbers(values: Floats | None) -> list[float | None] | None:
@@ -111,7 +111,7 @@ def _chart_data(charts: Charts) -> Markup:
             tables[-1]["lines"].append(
                 {
                     "label": line.label,
-                    "colour": line.colour,
+                    "color": line.color,
                     "style": line.style,
                     "shown": line.shown,
                     "y": numbers(line.y),
@@ -120,7 +120,12 @@ def _chart_data(charts: Charts) -> Markup:
                 }
             )
         panels.append(
-            {"unit": panel.unit, "whole": panel.whole, "top": panel.top, "tables": tables}
+            {
+                "unit": panel.unit,
+                "fullScale": panel.full_scale,
+                "top": panel.top,
+                "tables": tables,
+            }
         )
     data = {
         "seconds": round(charts.seconds, _X_DECIMALS),
@@ -132,6 +137,6 @@ def _chart_data(charts: Charts) -> Markup:
         "panels": panels,
     }
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    for character in "<>&":  # whatever names are in it
+    for character in "<>&":  # names in it may contain markup
         text = text.replace(character, f"\\u{ord(character):04x}")
     return Markup(text)

@@ -1,4 +1,4 @@
-"""Draws a document for programs."""
+"""Renders a document as JSON."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from stepscope.report.kit.document import Document
 
 
 def render(document: Document) -> str:
-    """The document's own data where it has some, else what it shows, block by block."""
+    """Return the document's data if it has any, otherwise its blocks."""
     return dumps(_tree(document) if document.data is None else document.data) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""How a run ended, in a word and a tone; light, for whoever shows no more than that."""
+"""Display label and tone of each outcome. Kept free of heavy imports."""
 
 from __future__ import annotations
 

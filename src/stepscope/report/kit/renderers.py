@@ -1,4 +1,4 @@
-"""All output formats. To add one, write a module with a `render` and name it here."""
+"""All output formats. To add one, write a module with a `render` function and list it here."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from stepscope.report.kit.document import Document
 
 
 class Renderer(Protocol):
-    """Draws every kind of block; escapes what its format would interpret in a text."""
+    """Draws every kind of block and escapes what its format would interpret."""
 
     def __call__(self, document: Document, /) -> str: ...
 

@@ -1,7 +1,7 @@
-"""Static plots as SVG: scales, ticks, axes, marks and texts, all of them escaped.
+"""Static plots as SVG: scales, ticks, axes, marks and escaped texts.
 
-A plot is drawn `WIDTH` units wide and shown at about that many pixels, on a phone a little smaller.
-Colours are classes of `page.css`, so that they follow the page into the dark.
+A plot is `WIDTH` units wide and shown at about that many pixels, a little smaller on a phone.
+Colors are classes of `page.css`, so they follow the color scheme of the page.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from stepscope.report.kit.document import Figure
 
 WIDTH = 400
 SERIES = 6
-"""So many lines have a colour of their own."""
-_LETTER = 6.3  # how wide a letter is, on average, and a little more
+"""Number of lines that have a distinct color."""
+_LETTER = 6.3  # average width of a letter, rounded up
 _TEXT_HEIGHT = 14
 
 Texter = Callable[[float], str]
@@ -24,7 +24,7 @@ Texter = Callable[[float], str]
 
 @dataclass(frozen=True)
 class Scale:
-    """From values to places on the picture."""
+    """Maps values to coordinates."""
 
     low: float
     high: float
@@ -33,15 +33,15 @@ class Scale:
     is_log: bool = False
 
     def at(self, value: float) -> float:
-        low, high, here = self.low, self.high, value
+        low, high = self.low, self.high
         if self.is_log:
-            low, high, here = math.log(low), math.log(high), math.log(max(value, 1e-300))
-        share = (here - low) / (high - low) if high > low else 0.5
+            low, high, value = math.log(low), math.log(high), math.log(max(value, 1e-300))
+        share = (value - low) / (high - low) if high > low else 0.5
         return self.start + min(1.05, max(-0.05, share)) * (self.end - self.start)
 
 
 def ticks(low: float, high: float, count: int = 4) -> list[float]:
-    """Round values between two, about so many: 0, 50, 100."""
+    """Return about `count` round values within a range: 0, 50, 100."""
     if not high > low:
         return [low]
     rough = (high - low) / count
@@ -49,11 +49,11 @@ def ticks(low: float, high: float, count: int = 4) -> list[float]:
     step = max(power * each for each in (1, 2, 2.5, 5, 10) if power * each <= rough * 1.3)
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [place * step for place in range(first, last + 1)]
+    return [i * step for i in range(first, last + 1)]
 
 
 def log_ticks(high: float) -> list[float]:
-    """Ratios from 1 on: few enough to be read beside each other."""
+    """Return ratios from 1 up, few enough to be labeled."""
     ladders = (
         [1, 1.02, 1.05],
         [1, 1.1, 1.2],
@@ -72,7 +72,10 @@ def log_ticks(high: float) -> list[float]:
 
 
 def padded(values: Iterable[float], share: float = 0.08, least: float = 0.0) -> tuple[float, float]:
-    """A range that holds all values with some room; at least so wide, as a part of the middle."""
+    """Return a range that holds all values with a margin of `share` on each side.
+
+    Its width is at least `least` times its midpoint.
+    """
     known = [value for value in values if math.isfinite(value)]
     if not known:
         return 0.0, 1.0
@@ -90,18 +93,18 @@ def picture(
     title: str = "",
     caption: str = "",
 ) -> Figure:
-    """A whole plot; `label` says what it shows to those who cannot see it."""
-    said = escape(label)
-    drawn = (
-        f'<svg class="study-plot {kind}" role="img" aria-label="{said}" '
+    """Return a complete plot; `label` is its alternative text."""
+    alt = escape(label)
+    svg = (
+        f'<svg class="study-plot {kind}" role="img" aria-label="{alt}" '
         f'viewBox="0 0 {WIDTH} {n(height)}" xmlns="http://www.w3.org/2000/svg">'
-        f"<title>{said}</title>{''.join(parts)}</svg>"
+        f"<title>{alt}</title>{''.join(parts)}</svg>"
     )
-    return Figure(drawn, label, title, caption)
+    return Figure(svg, label, title, caption)
 
 
 def n(value: float) -> str:
-    """A coordinate, as short as it can be seen."""
+    """Format a coordinate."""
     return f"{value:.1f}".removesuffix(".0")
 
 
@@ -123,13 +126,13 @@ def path(points: Sequence[tuple[float, float]], kind: str) -> str:
 
 
 def tipped(drawn: str, tip: str, kind: str = "") -> str:
-    """What tells more when it is pointed at."""
+    """Return a group with a tooltip."""
     mark = f' class="{kind}"' if kind else ""
     return f"<g{mark}><title>{escape(tip)}</title>{drawn}</g>"
 
 
 def bar(x: float, y: float, width: float, kind: str) -> str:
-    """A bar that lies, its middle at `y`."""
+    """Return a horizontal bar, centered at `y`."""
     box = f'x="{n(x)}" y="{n(y - 8)}" width="{n(width)}" height="16" rx="2"'
     return f'<rect {box} class="{kind}"/>'
 
@@ -144,20 +147,20 @@ def cross(x: float, y: float, size: float, kind: str) -> str:
 
 
 def across(low: float, high: float, y: float, kind: str) -> str:
-    """A whisker that lies, with its ends."""
+    """Return a horizontal error bar."""
     ends = (line(x, y - 3, x, y + 3, kind) for x in (low, high))
     return line(low, y, high, y, kind) + "".join(ends)
 
 
 def upright(x: float, low: float, high: float, kind: str) -> str:
-    """A whisker that stands, with its ends."""
+    """Return a vertical error bar."""
     ends = (line(x - 3, y, x + 3, y, kind) for y in (low, high))
     return line(x, low, x, high, kind) + "".join(ends)
 
 
-def shortened(words: str, room: float) -> str:
-    """As much as there is room for."""
-    letters = max(2, int(room / _LETTER))
+def shortened(words: str, width: float) -> str:
+    """Shorten a text to this width."""
+    letters = max(2, int(width / _LETTER))
     return words if len(words) <= letters else f"{words[: letters - 1]}…"
 
 
@@ -168,9 +171,9 @@ def width_of(words: str) -> float:
 def bottom_axis(
     scale: Scale, y: float, places: Sequence[tuple[float, str]], top: float | None = None
 ) -> Iterable[str]:
-    """A line with ticks below a plot, and a grid above where `top` says how high.
+    """Yield an axis with tick labels below a plot, and grid lines up to `top`.
 
-    Labels that would touch the one before are left out.
+    Labels that would overlap the previous one are omitted.
     """
     free = -math.inf
     yield line(scale.start, y, scale.end, y, "axis")
@@ -188,7 +191,7 @@ def bottom_axis(
 def left_axis(
     scale: Scale, x: float, right: float, places: Iterable[float], words: Texter
 ) -> Iterable[str]:
-    """Ticks left of a plot, with a grid over all of it."""
+    """Yield tick labels left of a plot, and its grid lines."""
     for value in places:
         y = scale.at(value)
         yield line(x, y, right, y, "grid")
@@ -196,7 +199,7 @@ def left_axis(
 
 
 def legend(names: Sequence[str], x: float, y: float) -> tuple[str, float]:
-    """Names with their colours, in lines as wide as the picture; and how high that is."""
+    """Return a legend, wrapped to the width of the plot, and its height."""
     parts, at, row = [], x, y
     for place, name in enumerate(names):
         words = shortened(name, WIDTH - x - 24)

@@ -1,4 +1,4 @@
-"""A table of texts, which every renderer draws in its own way."""
+"""A table of text cells, independent of the output format."""
 
 from __future__ import annotations
 
@@ -11,92 +11,95 @@ from stepscope.report.kit.outcomes import Tone
 
 _Row = TypeVar("_Row")
 
-_LEAST_SENTENCE = 28  # characters that a sentence needs beside other columns to be read
-_GOOD_NAME, _LEAST_NAME = 30, 12
-"""Characters of a name that are worth a column, and that the narrowest terminal leaves."""
+_MIN_SENTENCE_WIDTH = 28  # narrowest readable width of a wrapped column
+_NAME_WIDTH, _MIN_NAME_WIDTH = 30, 12
+"""Width that an elided column gets before others are dropped, and the least it shrinks to."""
 
 RowTone = Tone | Literal["weak", ""]
 
 
 @dataclass(frozen=True)
 class Column:
-    """A heading. Numbers are aligned to the right and never wrapped."""
+    """A column header with layout hints. Numbers are right-aligned and never wrapped."""
 
     title: str
     number: bool = True
-    extra: bool = False  # left out in a terminal
-    spare: int = 0  # left out in a terminal that is too narrow, the highest first; 0 always stays
-    gpu: bool = False  # whether it is about GPUs, in a table of other things too
-    wide: bool = False  # whether it holds sentences, which need some space to be read
-    cut: bool = False  # whether it holds long names, of which a narrow terminal shows both ends
-    toned: bool = False
-    """Whether it takes the tone of its row. Without such a column the whole row does."""
+    page_only: bool = False  # not shown in a terminal
+    drop: int = 0  # dropped in a narrow terminal, highest first; 0: never
+    gpu: bool = False  # whether it is a GPU metric
+    wrap: bool = False  # holds sentences, which may wrap
+    elide: bool = False  # holds long names, shortened in the middle in a narrow terminal
+    colored: bool = False
+    """Whether it takes the tone of its row. If no column does, the whole row is colored."""
 
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of texts under headings; without any title there is no row of headings."""
+    """Rows of text cells. The header row is omitted if no column has a title."""
 
     columns: tuple[Column, ...]
     rows: tuple[tuple[str, ...], ...]
-    tones: tuple[RowTone, ...] = ()  # one for each row, or none at all
+    tones: tuple[RowTone, ...] = ()  # one per row, or empty
 
     @classmethod
     def of(
         cls, rows: Iterable[_Row], columns: Sequence[tuple[Column, Callable[[_Row], str]]]
     ) -> Table:
-        """A row for each record, by columns that each say how a record becomes their text."""
+        """Return one row per record; each column comes with its formatting function."""
         texts = tuple(tuple(text(row) for _, text in columns) for row in rows)
         return cls(tuple(column for column, _ in columns), texts)
 
     def without(self, dropped: Iterable[int]) -> Table:
-        """The same table less the columns at these positions."""
-        gone = set(dropped)
+        """Return the table without the columns at these positions."""
+        dropped = set(dropped)
         return replace(
             self,
-            columns=tuple(c for i, c in enumerate(self.columns) if i not in gone),
-            rows=tuple(tuple(t for i, t in enumerate(row) if i not in gone) for row in self.rows),
+            columns=tuple(c for i, c in enumerate(self.columns) if i not in dropped),
+            rows=tuple(
+                tuple(t for i, t in enumerate(row) if i not in dropped) for row in self.rows
+            ),
         )
 
     def first(self, count: int) -> Table:
-        """The same table with at most `count` rows."""
+        """Return the table with at most `count` rows."""
         return replace(self, rows=self.rows[:count], tones=self.tones[:count])
 
     def compact(self, width: int) -> Table:
-        """The table for a terminal of this width, as far as columns can be spared."""
-        table = self.without(i for i, column in enumerate(self.columns) if column.extra)
-        while table._least_width > width:
-            spares = [column.spare for column in table.columns]
-            if not any(spares):
+        """Return the table for a terminal of this width, with fewer columns if necessary."""
+        table = self.without(i for i, column in enumerate(self.columns) if column.page_only)
+        while table._min_width > width:
+            priorities = [column.drop for column in table.columns]
+            if not any(priorities):
                 break
-            table = table.without([spares.index(max(spares))])
+            table = table.without([priorities.index(max(priorities))])
         for i, column in enumerate(table.columns):
-            if column.cut and (excess := table.width - width) > 0:
-                most = max(_LEAST_NAME, table._widths[i] - excess)
-                rows = ((*row[:i], _both_ends(row[i], most), *row[i + 1 :]) for row in table.rows)
+            if column.elide and (excess := table.width - width) > 0:
+                limit = max(_MIN_NAME_WIDTH, table._widths[i] - excess)
+                rows = ((*row[:i], _elided(row[i], limit), *row[i + 1 :]) for row in table.rows)
                 table = replace(table, rows=tuple(rows))
         return table
 
     def split_gpus(self) -> tuple[Table, Table]:
-        """The columns that are not about GPUs, and those that are; both with the first column."""
-        of_gpus = {i for i, column in enumerate(self.columns) if column.gpu}
-        others = set(range(1, len(self.columns))) - of_gpus
-        return self.without(of_gpus), self.without(others)
+        """Return the table without GPU columns and one with only those; both keep column 0."""
+        gpu_columns = {i for i, column in enumerate(self.columns) if column.gpu}
+        others = set(range(1, len(self.columns))) - gpu_columns
+        return self.without(gpu_columns), self.without(others)
 
-    def known(self) -> Table:
-        """The table less the columns that have no value in any row."""
-        places = range(len(self.columns))
+    def without_empty_columns(self) -> Table:
+        """Return the table without the columns that have no value in any row."""
         return self.without(
-            i for i in places if self.rows and all(row[i] == MISSING for row in self.rows)
+            i
+            for i in range(len(self.columns))
+            if self.rows and all(row[i] == MISSING for row in self.rows)
         )
 
     @property
-    def is_headed(self) -> bool:
+    def has_header(self) -> bool:
         return any(column.title for column in self.columns)
 
     @property
     def width(self) -> int:
-        """Characters across, with two blanks between columns."""
+        """Width in characters, with two spaces between columns."""
         return sum(self._widths) + 2 * (len(self.columns) - 1)
 
     @property
@@ -105,16 +108,17 @@ class Table:
         return [max(len(line[i]) for line in lines) for i in range(len(self.columns))]
 
     @property
-    def _least_width(self) -> int:
-        """The same where sentences that cannot be spared are wrapped, and long names cut."""
+    def _min_width(self) -> int:
+        """Width after wrapping the columns that are never dropped, and eliding names."""
         total = 2 * (len(self.columns) - 1)
         for column, width in zip(self.columns, self._widths, strict=True):
-            least = _LEAST_SENTENCE if column.wide and not column.spare else width
-            total += min(width, _GOOD_NAME if column.cut else least)
+            wraps = column.wrap and not column.drop
+            limit = _NAME_WIDTH if column.elide else _MIN_SENTENCE_WIDTH if wraps else width
+            total += min(width, limit)
         return total
 
 
-def _both_ends(name: str, width: int) -> str:
-    """Both ends of a name tell: `autograd::engine…ConvolutionBackward0`."""
+def _elided(name: str, width: int) -> str:
+    """Shorten a name in the middle: `autograd::engine…ConvolutionBackward0`."""
     begin = (width - 1) // 2
     return name if len(name) <= width else f"{name[:begin]}…{name[begin + 1 - width :]}"

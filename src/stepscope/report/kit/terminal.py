@@ -1,4 +1,4 @@
-"""Draws a document in a terminal: 80 columns are enough, and so is plain text."""
+"""Renders a document for a terminal of 80 columns or more, also as plain text."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from stepscope.report.kit.document import (
     Verbatim,
     is_empty,
 )
-from stepscope.report.kit.format import TONE_COLOURS, printable
+from stepscope.report.kit.format import TONE_COLORS, printable
 from stepscope.report.kit.table import Table
 
 _EMPHASIS = {"": "", "lead": "", "strong": "bold", "note": "dim", "warning": "yellow"}
@@ -32,7 +32,7 @@ _WIDTH = 80
 
 
 def render(document: Document) -> str:
-    """The document as plain text."""
+    """Return the document as plain text."""
     out = io.StringIO()
     draw(Console(file=out, width=_WIDTH, color_system=None), document)
     return out.getvalue()
@@ -40,10 +40,10 @@ def render(document: Document) -> str:
 
 def draw(console: Console, document: Document) -> None:
     """Write the whole document."""
-    colour = f"bold {TONE_COLOURS[document.tone]}"
+    color = f"bold {TONE_COLORS[document.tone]}"
     head = Text(_clean(document.name), "bold", overflow="fold")
     if document.state:
-        head = Text.assemble(head, "  ", (_clean(document.state), colour), overflow="fold")
+        head = Text.assemble(head, "  ", (_clean(document.state), color), overflow="fold")
     if document.reason:
         head.append(f"  {_clean(document.reason)}")
     console.print(head)
@@ -54,7 +54,7 @@ def draw(console: Console, document: Document) -> None:
 
 
 def draw_blocks(console: Console, blocks: Sequence[Block]) -> None:
-    """Write some blocks, each after an empty line."""
+    """Write blocks, each after an empty line."""
     for block in blocks:
         if not isinstance(block, Section | SideBySide | Charts) and not is_empty(block):
             console.print()
@@ -62,7 +62,7 @@ def draw_blocks(console: Console, blocks: Sequence[Block]) -> None:
 
 
 class _Terminal:
-    """Labels before facts and paths are as wide as the widest among these blocks."""
+    """Draws blocks with a common label width: that of their longest label."""
 
     def __init__(self, console: Console, blocks: Iterable[Block]) -> None:
         self._console = console
@@ -80,7 +80,7 @@ class _Terminal:
 
     @_draw.register
     def _(self, block: Paragraph) -> None:
-        style = f"bold {TONE_COLOURS[block.tone]}" if block.tone else _EMPHASIS[block.emphasis]
+        style = f"bold {TONE_COLORS[block.tone]}" if block.tone else _EMPHASIS[block.emphasis]
         if block.badge:
             self._console.print(_text(block.badge, style))
             style = ""
@@ -92,8 +92,8 @@ class _Terminal:
     @_draw.register
     def _(self, block: Verbatim) -> None:
         label = _clean(block.label).ljust(self._margin + 2) if block.label else ""
-        words = Text.assemble((label, "dim"), _clean(block.text))
-        self._console.print(words, soft_wrap=True)
+        line = Text.assemble((label, "dim"), _clean(block.text))
+        self._console.print(line, soft_wrap=True)
 
     @_draw.register
     def _(self, block: Listing) -> None:
@@ -120,13 +120,13 @@ class _Terminal:
 
     @_draw.register
     def _(self, block: Tiles) -> None:
-        """Two in a line, read down the left side first. There is no space for their details."""
+        """Two tiles per line, ordered by column. There is no space for their details."""
         grid = Grid.grid(padding=(0, 3, 0, 0))
         for style in ("dim", "bold", "dim", "bold"):
             grid.add_column(style=style, overflow="fold")
         half = (len(block.tiles) + 1) // 2
-        for place, left in enumerate(block.tiles[:half]):
-            right = block.tiles[half + place : half + place + 1]
+        for i, left in enumerate(block.tiles[:half]):
+            right = block.tiles[half + i : half + i + 1]
             cells = [text for tile in (left, *right) for text in (tile.label, tile.value)]
             grid.add_row(*map(_text, cells))
         self._console.print(grid)
@@ -142,7 +142,7 @@ class _Terminal:
 
     @_draw.register
     def _(self, block: Charts) -> None:
-        """What could be seen on the page."""
+        """A list of the panels, since a terminal cannot draw them."""
         rows = []
         for panel in block.panels:
             names = ", ".join(line.label for line in panel.lines)
@@ -153,8 +153,8 @@ class _Terminal:
     def _(self, block: Section) -> None:
         self._console.print()
         if block.title:
-            colour = TONE_COLOURS[block.tone] if block.tone else ""
-            self._console.print(_text(block.title, f"bold {colour}"))
+            color = TONE_COLORS[block.tone] if block.tone else ""
+            self._console.print(_text(block.title, f"bold {color}"))
         self.draw(block.blocks)
 
     @_draw.register
@@ -163,13 +163,13 @@ class _Terminal:
 
 
 def grid_of(table: Table) -> Grid:
-    """A table as rich draws it: numbers stay whole, texts wrap."""
+    """Return a rich table: numbers do not wrap, texts do."""
     grid = Grid(
         box=None,
         pad_edge=False,
         header_style="dim",
         padding=(0, 2, 0, 0),
-        show_header=table.is_headed,
+        show_header=table.has_header,
     )
     for column in table.columns:
         grid.add_column(
@@ -178,13 +178,13 @@ def grid_of(table: Table) -> Grid:
             no_wrap=column.number,
             overflow="fold",
         )
-    has_toned = any(column.toned for column in table.columns)
+    has_colored = any(column.colored for column in table.columns)
     tones = table.tones or [""] * len(table.rows)
     for row, tone in zip(table.rows, tones, strict=True):
-        style = "dim" if tone == "weak" else TONE_COLOURS[tone] if tone else ""
+        style = "dim" if tone == "weak" else TONE_COLORS[tone] if tone else ""
         grid.add_row(
             *(
-                _text(text, style if column.toned or not has_toned else "")
+                _text(text, style if column.colored or not has_colored else "")
                 for column, text in zip(table.columns, row, strict=True)
             )
         )
@@ -205,7 +205,7 @@ def _labels(blocks: Iterable[Block]) -> Iterable[str]:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Recorded text, which may have lines but cannot control the terminal or rich."""
+    """Return text that keeps its line breaks but cannot control the terminal or rich."""
     return Text(_clean(text), style=style, overflow="fold")
 
 

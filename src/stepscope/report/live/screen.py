@@ -1,4 +1,4 @@
-"""Draws a frame of the live view for a screen of any size, or as plain text."""
+"""Draws a frame of the live view, for a screen of any size or as plain text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from rich.text import Text
 from stepscope.analysis.run.series import Floats
 from stepscope.metrics import BY_KEY
 from stepscope.report.kit.format import (
-    TONE_COLOURS,
+    TONE_COLORS,
     count_text,
     is_known,
     plural,
@@ -36,31 +36,31 @@ from stepscope.report.live.traces import (
 )
 from stepscope.report.live.view import Frame
 
-_COLOURS = {
+_COLORS = {
     "cores": "green",
     "share": "cyan",
     "bytes": "magenta",
     "bytes/s": "blue",
     "W": "yellow",
 }
-"""Of sparklines, by the unit."""
+"""Color of a sparkline by unit."""
 
 _LEVELS = "▁▂▃▄▅▆▇█"
 _ASCII = str.maketrans(_LEVELS + "━─–…�°", "_.,-=+*##--.? ")
-_VALUE, _NAME = 9, 7  # how wide "65.6 kB/s" and "written" are
+_VALUE, _NAME = 10, 6  # widths of "65.6 KiB/s" and "write "
 _DETAIL = 16
-_LEAST_SPAN_S = 60
+_MIN_SPAN_S = 60
 _BAR = 40
 _LONG_WAIT = 0.2
 
-_WITH_DETAILS, _PAIRED = 56, 72  # widths from which on there is room for these
+_WITH_DETAILS, _PAIRED = 56, 72  # minimum widths
 _TWO_COLUMNS = 2 * _PAIRED + 2
-_WITH_FOOT, _WITH_COMMAND = 6, 20  # the same for heights
+_WITH_FOOTER, _WITH_COMMAND = 6, 20  # minimum heights
 
 
 @dataclass(frozen=True)
 class LiveScreen:
-    """A frame as rich draws it: it fills the screen as it is at that moment."""
+    """A frame as a rich renderable that fills the screen."""
 
     frame: Frame
 
@@ -73,21 +73,21 @@ class LiveScreen:
 
 
 def plain_text(frame: Frame, width: int, ascii_only: bool = False) -> str:
-    """The frame with all its rows, without colours."""
+    """Return the frame with all its rows, without colors."""
     lines = screen_lines(frame, width, None)
     text = "\n".join(line.plain.rstrip() for line in lines).rstrip() + "\n"
     return text.translate(_ASCII) if ascii_only else text
 
 
 def ending_text(frame: Frame, report: str) -> str:
-    """How a run ended, and where to read on."""
-    parts = [frame.outcome, frame.ending.reason] if frame.ending.reason else [frame.outcome]
-    ended = f"{frame.name} has ended: {', '.join(parts)} (after {seconds_text(frame.seconds)})"
+    """Return the outcome of a run and where its report is."""
+    outcome = ", ".join(filter(None, (frame.outcome, frame.exit_status.reason)))
+    ended = f"{frame.name} ended after {seconds_text(frame.seconds)}: {outcome}"
     return f"{printable(ended)}\nReport    {printable(report)}\n"
 
 
 def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
-    """As many lines as there is room for, none wider than that; all, where there is no end."""
+    """Return the lines that fit a screen; all lines if `height` is None."""
     state = [_progress(frame, width), _throughput(frame, width)]
     if height is None or height >= _WITH_COMMAND:
         command = Text(_cut(" ".join(frame.command.split()), width), style="dim")
@@ -96,40 +96,40 @@ def screen_lines(frame: Frame, width: int, height: int | None) -> list[Text]:
         head = [_title(frame, width), *state]
     if height is None:
         return head + _body(frame, _Layout.of(frame, width), None)[0]
-    foot_height = 1 if height >= _WITH_FOOT else 0
-    room = max(0, height - len(head) - foot_height)
-    crowded = bool(frame.gpus) and _height_of_all((frame.run, *frame.gpus)) > room
-    split = crowded and width >= _TWO_COLUMNS
+    footer_height = 1 if height >= _WITH_FOOTER else 0
+    available = max(0, height - len(head) - footer_height)
+    too_high = bool(frame.gpus) and _total_height((frame.run, *frame.gpus)) > available
+    split = too_high and width >= _TWO_COLUMNS
     layout = _Layout.of(frame, (width - 2) // 2 if split else width)
-    body, left_out = (_two_columns if split else _body)(frame, layout, room)
-    lines = (head + body)[: height - foot_height]
-    if foot_height:
+    body, omitted = (_two_columns if split else _body)(frame, layout, available)
+    lines = (head + body)[: height - footer_height]
+    if footer_height:
         lines += [Text()] * (height - 1 - len(lines))
-        foot = ["q quits"]
+        footer = ["q: quit"]
         if layout.spark:
-            foot.append(f"last {layout.spark * layout.seconds} s")
-        if left_out:
-            foot.append(f"not shown: {', '.join(left_out)}")
-        lines.append(Text(_cut("   ".join(foot), width), style="dim"))
+            footer.append(f"last {layout.spark * layout.seconds} s")
+        if omitted:
+            footer.append(f"not shown: {', '.join(omitted)}")
+        lines.append(Text(_cut("   ".join(footer), width), style="dim"))
     return lines
 
 
 def _title(frame: Frame, width: int) -> Text:
-    """Name, outcome and time on the left, the cost of watching on the right."""
+    """Name, outcome and time on the left, the monitoring overhead on the right."""
     minutes, seconds = divmod(int(frame.seconds), 60)
     clock = f"{minutes // 60}:{minutes % 60:02d}:{seconds:02d}"
     taken = cell_len(frame.outcome) + len(clock) + 4
     line = Text.assemble(
         (_cut(frame.name, max(8, width - taken)), "bold"),
         "  ",
-        (frame.outcome, f"bold {TONE_COLOURS[frame.tone]}"),
+        (frame.outcome, f"bold {TONE_COLORS[frame.tone]}"),
         "  ",
         clock,
     )
-    cost = f"watching takes {share_text(frame.watcher)} of a core"
-    gap = width - line.cell_len - len(cost)
+    overhead = f"Monitoring overhead {share_text(frame.monitor)} of a core"
+    gap = width - line.cell_len - len(overhead)
     if gap >= 2:
-        line.append(" " * gap).append(cost, style="dim")
+        line.append(" " * gap).append(overhead, style="dim")
     line.truncate(width)
     return line
 
@@ -140,24 +140,25 @@ def _progress(frame: Frame, width: int) -> Text:
         return Text(_cut(f"epoch –  {frame.hint}", width), style="dim")
     line = Text.assemble("epoch ", (count_text(epoch.index), "bold"), f"  {epoch.phase}")
     if epoch.batches is not None:
-        of = f" of {count_text(epoch.of)}" if epoch.of else ""
-        done = f"{count_text(epoch.batches)}{of} batches"
-        room = min(_BAR, width - line.cell_len - len(done) - 4)
-        if epoch.of and room >= 4:
-            full = min(room, round(room * epoch.batches / epoch.of))
-            line.append("  ").append("━" * full, style="cyan").append("─" * (room - full), "dim")
+        total = epoch.total_batches
+        of_total = f" of {count_text(total)}" if total else ""
+        done = f"{count_text(epoch.batches)}{of_total} batches"
+        bar = min(_BAR, width - line.cell_len - len(done) - 4)
+        if total and bar >= 4:
+            full = min(bar, round(bar * epoch.batches / total))
+            line.append("  ").append("━" * full, style="cyan").append("─" * (bar - full), "dim")
         line.append(f"  {done}")
     line.truncate(width)
     return line
 
 
 def _throughput(frame: Frame, width: int) -> Text:
-    """What people look for first, dropped from the end where the line is short."""
+    """The most important numbers; the last ones are dropped on a narrow screen."""
     wait = frame.throughput.data_wait_share
     slow = is_known(wait) and wait >= _LONG_WAIT
     parts = [
         (f"{rate_text(frame.throughput.samples_per_second)} samples/s", "bold"),
-        (f"{share_text(wait)} waiting for data", "bold yellow" if slow else ""),
+        (f"data wait {share_text(wait)}", "bold yellow" if slow else ""),
         (f"{count_text(frame.progress.steps)} steps", ""),
         (f"{rate_text(frame.throughput.steps_per_second)} steps/s", ""),
     ]
@@ -170,25 +171,25 @@ def _throughput(frame: Frame, width: int) -> Text:
 
 
 def _two_columns(
-    frame: Frame, layout: _Layout, room: int | None
+    frame: Frame, layout: _Layout, height: int | None
 ) -> tuple[list[Text], Sequence[str]]:
     """The run on the left, its GPUs on the right."""
-    left, roles = _body(replace(frame, gpus=()), layout, room)
-    right, gpus = _body(replace(frame, run=Block("", "", ())), layout, room)
+    run_lines, roles = _body(replace(frame, gpus=()), layout, height)
+    gpu_lines, gpus = _body(replace(frame, run=Block("", "", ())), layout, height)
     lines = []
-    for of_run, of_gpus in zip_longest(left, right, fillvalue=Text()):
-        gap = " " * (layout.width + 2 - of_run.cell_len)
-        lines.append(Text.assemble(of_run, gap, of_gpus))
+    for left, right in zip_longest(run_lines, gpu_lines, fillvalue=Text()):
+        gap = " " * (layout.width + 2 - left.cell_len)
+        lines.append(Text.assemble(left, gap, right))
     return lines, [*roles, *gpus]
 
 
-def _body(frame: Frame, layout: _Layout, room: int | None) -> tuple[list[Text], Sequence[str]]:
-    """The rows that fit, and what is not among them."""
+def _body(frame: Frame, layout: _Layout, height: int | None) -> tuple[list[Text], Sequence[str]]:
+    """Return the rows that fit, and the names of what does not."""
     run = replace(frame.run, rows=layout.split(frame.run.rows))
-    gpus = _gpu_blocks(frame, layout, None if room is None else room - _essential(run))
+    gpus = _gpu_blocks(frame, layout, None if height is None else height - _essential(run))
     blocks = [block for block in (run, *gpus) if block.rows]
-    chosen = blocks if room is None else _fitting(blocks, room)
-    spaced = room is None or _height_of_all(chosen) <= room
+    chosen = blocks if height is None else _fitting(blocks, height)
+    spaced = height is None or _total_height(chosen) <= height
     lines: list[Text] = []
     for block in chosen:
         if lines and spaced:
@@ -196,40 +197,39 @@ def _body(frame: Frame, layout: _Layout, room: int | None) -> tuple[list[Text], 
         if block.title:
             lines.append(layout.title(block))
         lines += [layout.line(row) for row in block.rows]
-    return lines, _left_out(blocks, chosen)
+    return lines, _omitted(blocks, chosen)
 
 
-def _gpu_blocks(frame: Frame, layout: _Layout, room: int | None) -> list[Block]:
-    """A block for each GPU that the run uses, or a row where many would not fit; the GPUs of
-    others get a row."""
+def _gpu_blocks(frame: Frame, layout: _Layout, height: int | None) -> list[Block]:
+    """Return a block per used GPU, or a row each if they would not fit; other GPUs get a row."""
     used = [replace(b, rows=layout.split(b.rows)) for b in frame.gpus if b.used]
     others = [block for block in frame.gpus if not block.used]
-    if room is not None and len(used) > 1 and sum(map(_essential, used)) > room:
+    if height is not None and len(used) > 1 and sum(map(_essential, used)) > height:
         used, others = [], list(frame.gpus)
     rows = [block.brief for block in others if block.brief is not None]
     return [*used, Block("", "", tuple(rows))]
 
 
 def _essential(block: Block) -> int:
-    """Lines below which a block is not worth its place."""
-    rows = tuple(row for row in block.rows if row.rank < ESSENTIAL)
+    """Return the smallest useful height of a block."""
+    rows = tuple(row for row in block.rows if row.priority < ESSENTIAL)
     return replace(block, rows=rows).height
 
 
-def _height_of_all(blocks: Sequence[Block]) -> int:
-    """With empty lines between them."""
+def _total_height(blocks: Sequence[Block]) -> int:
+    """Return the height of blocks with empty lines between them."""
     return sum(block.height for block in blocks) + len(blocks) - 1
 
 
-def _fitting(blocks: Sequence[Block], room: int) -> list[Block]:
-    """The rows that matter most, in the order in which they stand."""
-    places = [(b, r) for b, block in enumerate(blocks) for r in range(len(block.rows))]
+def _fitting(blocks: Sequence[Block], height: int) -> list[Block]:
+    """Return the blocks with the most important rows that fit, in their original order."""
+    positions = [(b, r) for b, block in enumerate(blocks) for r in range(len(block.rows))]
     chosen: list[set[int]] = [set() for _ in blocks]
-    for b, r in sorted(places, key=lambda place: blocks[place[0]].rows[place[1]].rank):
-        cost = 1 if chosen[b] or not blocks[b].title else 2  # the first row brings the title
-        between = len(blocks) - 1 if blocks[b].rows[r].rank >= DETAILS else 0
-        if cost + between <= room:
-            room -= cost
+    for b, r in sorted(positions, key=lambda at: blocks[at[0]].rows[at[1]].priority):
+        needed = 1 if chosen[b] or not blocks[b].title else 2  # the first row brings the title
+        between = len(blocks) - 1 if blocks[b].rows[r].priority >= DETAILS else 0
+        if needed + between <= height:
+            height -= needed
             chosen[b].add(r)
     return [
         replace(block, rows=tuple(block.rows[r] for r in sorted(kept)))
@@ -238,12 +238,12 @@ def _fitting(blocks: Sequence[Block], room: int) -> list[Block]:
     ]
 
 
-def _left_out(blocks: Sequence[Block], chosen: Sequence[Block]) -> list[str]:
-    """What a reader would miss: roles and GPUs, not details of the machine."""
+def _omitted(blocks: Sequence[Block], chosen: Sequence[Block]) -> list[str]:
+    """Return how many roles and GPUs are not shown; details of the machine do not count."""
     kept = {id(row) for block in chosen for row in block.rows}
     missing = [row for block in blocks for row in block.rows if id(row) not in kept]
     titles = {block.title for block in blocks if block.title} - {b.title for b in chosen}
-    roles = sum(row.part and row.rank < DETAILS for row in missing)
+    roles = sum(row.indented and row.priority < DETAILS for row in missing)
     gpus = len(titles) + sum(bool(row.text and row.traces) for row in missing)
     counts = ((roles, "role"), (gpus, "GPU"))
     return [f"{count} {plural(count, noun)}" for count, noun in counts if count]
@@ -251,12 +251,12 @@ def _left_out(blocks: Sequence[Block], chosen: Sequence[Block]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Layout:
-    """Where things are on a line of some width."""
+    """The layout of a line."""
 
     width: int
     label: int
-    spark: int  # columns of a sparkline; one of two on a line has half of it, and the same span
-    seconds: int  # what a column stands for
+    spark: int  # columns of a sparkline; with two on a line, each has half, for the same span
+    seconds: int  # per column
     end_ns: int
 
     @classmethod
@@ -267,32 +267,32 @@ class _Layout:
         else:
             spark = width - label - _VALUE - 1 - (_DETAIL if width >= _WITH_DETAILS else 0)
         spark = max(0, min(spark, SECONDS_BACK))
-        seconds = ceil(_LEAST_SPAN_S / spark) if spark else 1
+        seconds = ceil(_MIN_SPAN_S / spark) if spark else 1
         return cls(width=width, label=label, spark=spark, seconds=seconds, end_ns=frame.end_ns)
 
     def split(self, rows: Iterable[Row]) -> tuple[Row, ...]:
-        """Rows of two traces become two where the line is too short for both."""
-        found: list[Row] = []
+        """Split rows with two traces into two rows if the screen is too narrow for both."""
+        split: list[Row] = []
         for row in rows:
             if len(row.traces) < 2 or self.width >= _PAIRED:
-                found.append(row)
+                split.append(row)
             else:
-                found += [
+                split += [
                     replace(row, label=f"{row.label} {each.name}", traces=(each,))
                     for each in row.traces
                 ]
-        return tuple(found)
+        return tuple(split)
 
     def title(self, block: Block) -> Text:
-        remark = "yellow" if block.slowed else "dim"
+        style = "yellow" if block.throttled else "dim"
         line = Text.assemble((_cut(block.title, self.width), "bold"), "  ")
-        line.append(_cut(block.remark, max(0, self.width - line.cell_len)), style=remark)
+        line.append(_cut(block.detail, max(0, self.width - line.cell_len)), style=style)
         line.truncate(self.width)
         return line
 
     def line(self, row: Row) -> Text:
-        """One row, as wide as the screen at most."""
-        label = _cut(f"  {row.label}" if row.part else row.label, self.label - 1)
+        """Return a row, at most as wide as the screen."""
+        label = _cut(f"  {row.label}" if row.indented else row.label, self.label - 1)
         line = Text(label.ljust(self.label))
         half = self.spark // 2, 2 * self.seconds
         if len(row.traces) == 2:
@@ -314,9 +314,9 @@ class _Layout:
             drawn = columns(each.series, self.end_ns, self.spark, self.seconds)
             line.append_text(self._spark(each, drawn)).append(f" {each.text:>{_VALUE}}", "bold")
             details = [each.detail] if each.detail else []
-            if each.whole is None and np.isfinite(drawn).any():
-                most = max(float(np.nanmax(drawn)), each.now or 0.0)  # a column is a mean
-                details.append(f"max {value_text(most, BY_KEY[each.metric].unit)}")
+            if each.full_scale is None and np.isfinite(drawn).any():
+                highest = max(float(np.nanmax(drawn)), each.now or 0.0)  # a column is a mean
+                details.append(f"max {value_text(highest, BY_KEY[each.metric].unit)}")
             while details and len(", ".join(details)) > self.width - line.cell_len - 1:
                 details.pop()
             line.append(" ").append(", ".join(details), style="dim")
@@ -325,17 +325,18 @@ class _Layout:
 
     def _spark(self, each: LiveTrace, drawn: Floats) -> Text:
         known = np.isfinite(drawn)
-        top = each.whole or (float(drawn[known].max()) if known.any() else 0.0)
+        top = each.full_scale or (float(drawn[known].max()) if known.any() else 0.0)
         shares = np.where(known, drawn, 0.0) / (top or 1.0)
         heights = np.clip((shares * len(_LEVELS)).astype(int), 0, len(_LEVELS) - 1)
         text = "".join(
-            _LEVELS[height] if there else " " for height, there in zip(heights, known, strict=True)
+            _LEVELS[height] if is_set else " "
+            for height, is_set in zip(heights, known, strict=True)
         )
-        return Text(text, style=_COLOURS.get(BY_KEY[each.metric].unit, ""))
+        return Text(text, style=_COLORS.get(BY_KEY[each.metric].unit, ""))
 
 
 def _cut(text: str, width: int) -> str:
-    """Printable, and no wider than so many cells."""
+    """Return printable text of at most `width` cells."""
     safe = printable(text)
     if cell_len(safe) <= width:
         return safe

@@ -1,4 +1,4 @@
-"""What a live view is made of: traces of metrics, in rows, in blocks."""
+"""The elements of the live view: traces of metrics, in rows, in blocks."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from stepscope.metrics import BY_KEY, is_counter
 from stepscope.report.kit.format import value_text
 
 SECONDS_BACK = 120
-"""How far back a live view looks."""
+"""Length of the history in the live view."""
 
 ESSENTIAL, DETAILS = 20, 40
-"""Rows of a lower rank belong to any screen; those of a higher one are for tall screens."""
+"""Rows with a priority below `ESSENTIAL` are on every screen; from `DETAILS` on tall ones only."""
 
-_NOW_S = 1.0  # a rate of now is a mean over so many seconds: single samples jump
+_NOW_S = 1.0  # the current value of a rate is a mean over this time: single samples fluctuate
 _STALE_S, _STALE_WINDOWS = 2.0, 3.0
-"""A value that is older, and older than so many of its windows, is not of now: its role is gone."""
-_LEAST_COVERED_S = 0.05  # a column of a sparkline of which less is known stays empty
-_NOTHING_TO_SHOW = 100  # added to the rank of rows without any value
+"""A value older than both, in seconds and in windows, is not current: its processes exited."""
+_MIN_COVERED_S = 0.05  # a sparkline column with less data stays empty
+_EMPTY_ROW = 100  # added to the priority of rows without any value
 
 
 @dataclass(frozen=True)
 class LiveTrace:
-    """One metric of one entity: its last seconds, its value now, and what that is measured by."""
+    """One metric of one entity: its last seconds and its current value."""
 
     metric: str
     entity: str
     series: Series
     now: float | None
-    whole: float | None = None  # what a full column stands for; the highest value in sight if None
-    name: str = ""  # which way it goes, where there are two: "read", "written"
-    detail: str = ""  # what follows the value: "of 2 cores"
+    full_scale: float | None = None  # value of a full column; None: the highest visible value
+    name: str = ""  # the direction, in a row with two traces: "read", "write"
+    detail: str = ""  # shown after the value: "of 2 cores"
 
     @property
     def text(self) -> str:
@@ -44,29 +44,29 @@ class LiveTrace:
 
 @dataclass(frozen=True)
 class Row:
-    """A line of the screen. What goes two ways has two traces; a remark has none."""
+    """A line of the screen with up to two traces, such as read and write."""
 
     label: str
     traces: tuple[LiveTrace, ...]
-    rank: int  # rows with a high one are left out first
-    text: str = ""  # what is said instead of the value
-    part: bool = False  # whether it is a part of the row above
+    priority: int  # rows with the highest number are omitted first
+    text: str = ""  # shown instead of the value
+    indented: bool = False  # whether it is a part of the row above
 
 
 @dataclass(frozen=True)
 class Block:
-    """Rows under a title. `brief` is one row that can stand for all of them."""
+    """Rows under a title. `brief` is one row that can replace all of them."""
 
     title: str
-    remark: str
+    detail: str
     rows: tuple[Row, ...]
     brief: Row | None = None
-    used: bool = True  # whether it is about something that the run uses
-    slowed: bool = False  # whether something holds it back, so that the remark is a warning
+    used: bool = True  # whether the run uses it
+    throttled: bool = False  # whether `detail` is a warning
 
     @property
     def height(self) -> int:
-        """Its lines with its title."""
+        """Number of lines, including the title."""
         return len(self.rows) + (1 if self.title else 0)
 
 
@@ -75,25 +75,25 @@ def trace(
     metric: str,
     entity: str,
     *,
-    whole: float | None = None,
+    full_scale: float | None = None,
     name: str = "",
     detail: str = "",
     series: Series | None = None,
 ) -> LiveTrace:
-    """The trace of a metric, or of a series that stands for it."""
+    """Return the trace of a metric, or of a given series of it."""
     series = data.of(metric, entity) if series is None else series
     now = None
-    if _is_of_now(series, data.end_ns):
+    if _is_current(series, data.end_ns):
         now = mean(series, _NOW_S) if is_counter(metric) else last(series)
-    return LiveTrace(metric, entity, series=series, now=now, whole=whole, name=name, detail=detail)
+    return LiveTrace(metric, entity, series, now, full_scale, name, detail)
 
 
-def ranked(rows: Iterable[Row]) -> tuple[Row, ...]:
-    """Rows of which nothing was ever read fall behind all others."""
+def prioritized(rows: Iterable[Row]) -> tuple[Row, ...]:
+    """Assign the lowest priority to rows without any value."""
     return tuple(
         row
         if not row.traces or any(len(trace.series) for trace in row.traces)
-        else replace(row, rank=row.rank + _NOTHING_TO_SHOW)
+        else replace(row, priority=row.priority + _EMPTY_ROW)
         for row in rows
     )
 
@@ -103,7 +103,7 @@ def last(series: Series) -> float | None:
 
 
 def mean(series: Series, seconds: float) -> float | None:
-    """Over the last seconds that are known."""
+    """Return the mean over the last seconds of the series."""
     if not len(series):
         return None
     recent = series.between(int(series.t[-1] - seconds * 1e9) + 1, int(series.t[-1]))
@@ -111,7 +111,7 @@ def mean(series: Series, seconds: float) -> float | None:
     return float((recent.value * recent.window).sum()) / covered if covered else last(series)
 
 
-def _is_of_now(series: Series, end_ns: int) -> bool:
+def _is_current(series: Series, end_ns: int) -> bool:
     if not len(series):
         return False
     age = (end_ns - int(series.t[-1])) / 1e9
@@ -119,9 +119,10 @@ def _is_of_now(series: Series, end_ns: int) -> bool:
 
 
 def columns(series: Series, end_ns: int, count: int, seconds: float) -> Floats:
-    """Means over the last `count` stretches of so many seconds; NaN where nothing is known.
+    """Return means over the last `count` intervals of `seconds` each; NaN without data.
 
-    The stretches lie on the clock, not on `end_ns`: what was drawn moves on and keeps its shape.
+    The intervals are aligned to the clock, not to `end_ns`, so the sparkline scrolls without
+    changing its shape.
     """
     means = np.full(count, np.nan)
     series = _held(series, end_ns)
@@ -130,21 +131,21 @@ def columns(series: Series, end_ns: int, count: int, seconds: float) -> Floats:
         return means
     step = int(seconds * 1e9)
     edges = ((end_ns - 1) // step + 1 - np.arange(count, -1, -1)) * step
-    # A sample stands for its window. Sums up to a time, of windows and of values over them, are
-    # lines between the edges of windows; what lies in a column is a difference of two of them.
+    # A sample covers its window. The cumulative sums of windows and of values over them are linear
+    # between the window edges, so a column is the difference of two interpolated sums.
     t, window = series.t[known], series.window[known]
     begins = t - (window * 1e9).astype(np.int64)
     times = np.maximum.accumulate(np.stack([begins, t], 1).ravel())
     covered = _within(edges, times, window)
     amount = _within(edges, times, window * series.value[known])
-    enough = covered > min(_LEAST_COVERED_S, seconds / 2)
+    enough = covered > min(_MIN_COVERED_S, seconds / 2)
     means[enough] = amount[enough] / covered[enough]
     return means
 
 
 def _held(series: Series, end_ns: int) -> Series:
-    """What was last read holds until it is read again: sensors have paces of their own."""
-    if not _is_of_now(series, end_ns) or series.t[-1] >= end_ns:
+    """Extend the last value to `end_ns`: sensors have different intervals."""
+    if not _is_current(series, end_ns) or series.t[-1] >= end_ns:
         return series
     age = (end_ns - int(series.t[-1])) / 1e9
     return Series(

@@ -1,4 +1,4 @@
-"""Writes what can be computed of a run at any time: summary, findings and report in `derived/`."""
+"""Writes the derived files of a run: summary, findings and report in `derived/`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepscope.runs.reader import Run
 
 
 def derive(run: Run, data: RunData | None = None) -> RunView:
-    """Make all files anew and return what they show. OSError where they cannot be written."""
+    """Write all derived files and return their content. Raises OSError if that fails."""
     view = run_view(run, data)
     write_derived(run, view)
     return view

@@ -1,4 +1,4 @@
-"""The summary for programs: `--json` and `derived/summary.json`. Missing is null."""
+"""The summary as JSON, for `--json` and `derived/summary.json`. A missing value is null."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ FORMAT = 1
 
 
 def summary_dict(view: RunView) -> dict[str, Any]:
-    """A run as plain values, each in the unit its key names, else as it is stored."""
-    summary, ending = view.summary, view.ending
+    """Return the summary of a run. The unit of a value is in its key."""
+    summary, exit_status = view.summary, view.exit_status
     cpu, memory = of_tree(summary, "cpu"), of_tree(summary, "memory")
     gpus = [
         {
@@ -34,8 +34,8 @@ def summary_dict(view: RunView) -> dict[str, Any]:
             "power_limit_watts": row.gpu.power_limit_watts,
             **to_json(row.figures),
             "power_watts": row.power_watts,
-            "slowed_power": row.slowed_power,
-            "slowed_heat": row.slowed_heat,
+            "throttled_power": row.throttled_power,
+            "throttled_thermal": row.throttled_thermal,
             "ecc_uncorrected": row.ecc_uncorrected,
         }
         for row in view.gpu_use.each
@@ -46,12 +46,12 @@ def summary_dict(view: RunView) -> dict[str, Any]:
             "name": view.name,
             "command": view.command,
             "started": view.started,
-            "outcome": ending.outcome,
-            "reason": ending.reason,
-            "exit_code": ending.exit_code,
-            "signal": ending.signal,
-            "evidence": ending.evidence,
-            "explained": diagnosis_dict(view.finding) if view.finding else None,
+            "outcome": exit_status.outcome,
+            "reason": exit_status.reason,
+            "exit_code": exit_status.exit_code,
+            "signal": exit_status.signal,
+            "evidence": exit_status.evidence,
+            "diagnosis": diagnosis_dict(view.finding) if view.finding else None,
             "seconds": summary.seconds,
             "steps": summary.steps,
             "samples": summary.samples,
@@ -61,7 +61,7 @@ def summary_dict(view: RunView) -> dict[str, Any]:
             "cores": cpu.mean if cpu else None,
             "core_seconds": summary.core_seconds,
             "memory_peak_bytes": memory.max if memory else None,
-            **to_json(view.gpu_use.together),
+            **to_json(view.gpu_use.overall),
             "samples_per_joule": samples_per_joule(summary.epochs),
             "gpus": gpus,
             "totals": summary.totals,
@@ -74,7 +74,7 @@ def summary_dict(view: RunView) -> dict[str, Any]:
             ],
             "missing": view.missing,
             "notes": view.notes,
-            "watcher": summary.watcher,
+            "monitor": summary.monitor,
         }
     )
     return plain

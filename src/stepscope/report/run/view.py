@@ -1,4 +1,4 @@
-"""What a report shows of a run, made once: documents for page and terminal, and the summary."""
+"""The content of the report of a run, computed once for page, terminal and JSON."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import Any
 from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.epochs import find_phases
 from stepscope.analysis.run.gpus import GpuUse
-from stepscope.analysis.run.summary import summarise
-from stepscope.records import Ending, Summary
+from stepscope.analysis.run.summary import summarize
+from stepscope.records import ExitStatus, Summary
 from stepscope.records.profile import Profile
 from stepscope.report.bottleneck.view import DiagnosisView, explained
 from stepscope.report.kit.document import Charts, Tile
@@ -21,7 +21,7 @@ from stepscope.report.kit.outcomes import OUTCOMES, Tone
 from stepscope.report.kit.table import Table
 from stepscope.report.run import tables
 from stepscope.report.run.headline import headline_of
-from stepscope.report.run.notes import notes_of
+from stepscope.report.run.notes import notes_of, warnings_of
 from stepscope.report.run.panels import panels_of
 from stepscope.report.trial.view import TrialView, trial_view
 from stepscope.runs.load import load
@@ -31,19 +31,19 @@ from stepscope.runs.trial import read_profile
 
 @dataclass(frozen=True)
 class RunView:
-    """A run, ready to be drawn. Texts are as they were recorded: whoever draws escapes them."""
+    """A run, ready to be drawn. Texts are unescaped."""
 
     name: str
     command: str
     started: str
-    ending: Ending
+    exit_status: ExitStatus
     outcome: str
     tone: Tone
     finding: DiagnosisView | None
-    """The bottleneck; None where that could not be found out, and a note says why."""
+    """The bottleneck; None if the analysis failed, which a note explains."""
     headline: tuple[Tile, ...]
     charts: Charts
-    ledger: Table
+    epochs_table: Table
     gpus: Table
     overview: Table
     roles: Table
@@ -51,26 +51,27 @@ class RunView:
     statistics: Table
     environment: tuple[tuple[str, str], ...]
     notes: tuple[str, ...]
+    warnings: tuple[str, ...]  # the notes that matter most
     overhead: str
     summary: Summary
     gpu_use: GpuUse
-    missing: Mapping[str, str]  # metrics that could not be read here, with the reason
-    trial: TrialView | None  # what was measured, where the run is a trial
+    missing: Mapping[str, str]  # metrics that could not be read, with the reason
+    trial: TrialView | None  # the measurements, if the run is a trial
     profile: Profile | None
-    """Of the steps that a trial took under the profiler, where that was asked for."""
+    """The profile of a trial, if requested."""
 
 
 def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = None) -> RunView:
-    """All that a report shows of a run, which is read unless it was before."""
+    """Return the content of the report of a run; reads the run unless `data` is given."""
     recorded = load(run) if data is None else data
     if trial is None and recorded.is_trial:
         trial = trial_view(run, data=recorded)
-    summary = summarise(recorded)
-    # The clock of the charts ends with the run, or with its samples where those go on a little.
+    summary = summarize(recorded)
+    # The time axis ends with the run, or with its last sample if that is later.
     ends = [recorded.end_ns, *(int(s.t[-1]) for s in recorded.series.values() if len(s))]
     seconds = max((max(ends) - recorded.begin_ns) / 1e9, 1e-3)
-    label, tone = OUTCOMES[run.ending.outcome]
-    finding, trouble = explained(recorded)
+    label, tone = OUTCOMES[run.exit_status.outcome]
+    finding, problem = explained(recorded)
     wall_ns = run.facts.clock.wall_ns
     started = ""
     if wall_ns is not None:
@@ -80,7 +81,7 @@ def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = No
         name=run.name,
         command=shlex.join(run.command),
         started=started,
-        ending=run.ending,
+        exit_status=run.exit_status,
         outcome=label,
         tone=tone,
         finding=finding,
@@ -88,21 +89,22 @@ def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = No
             summary, recorded.gpu_use, trial.samples_per_second if trial else None
         ),
         charts=Charts(
-            "Over time",
+            "Timeline",
             panels_of(recorded, seconds),
             seconds,
             epochs=tuple((row.begin_s, row.index) for row in summary.epochs),
             phases=tuple(_phases(recorded)),
         ),
-        ledger=tables.ledger(summary.epochs),
+        epochs_table=tables.epochs_table(summary.epochs),
         gpus=tables.gpus(recorded.gpu_use.used),
         overview=tables.overview(recorded, summary),
         roles=tables.roles(recorded, summary),
         phase_totals=tables.phases(summary),
         statistics=tables.statistics(summary, {gpu.uuid: gpu.label for gpu in recorded.gpus}),
         environment=tuple(flattened(run.json.get("environment") or {})),
-        notes=(*notes_of(recorded, seconds), *([trouble] if trouble else [])),
-        overhead=overhead_text(summary.watcher, summary.seconds),
+        notes=(*notes_of(recorded, seconds), *([problem] if problem else [])),
+        warnings=tuple(warnings_of(recorded)),
+        overhead=overhead_text(summary.monitor, summary.seconds),
         summary=summary,
         gpu_use=recorded.gpu_use,
         missing=run.facts.sensors.missing,
@@ -112,7 +114,7 @@ def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = No
 
 
 def flattened(facts: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str]]:
-    """Nested facts as pairs of a path and a text."""
+    """Flatten nested facts to pairs of path and text."""
     rows: list[tuple[str, str]] = []
     for key, value in facts.items():
         path = f"{prefix} › {key}" if prefix else str(key)
@@ -131,21 +133,21 @@ def flattened(facts: Mapping[Any, Any], prefix: str = "") -> list[tuple[str, str
     return rows
 
 
-def overhead_text(watcher: Mapping[str, float], seconds: float) -> str:
-    """What monitoring cost, in a sentence; empty where it was not measured."""
+def overhead_text(monitor: Mapping[str, float], seconds: float) -> str:
+    """Describe the monitoring overhead; empty if it was not measured."""
     parts = []
-    if "cores" in watcher:
-        spent = seconds_text(watcher["cores"] * seconds)
-        parts.append(f"{share_text(watcher['cores'])} of one core ({spent} of CPU time)")
-    if "rss_bytes" in watcher:
-        parts.append(f"{bytes_text(watcher['rss_bytes'])} of memory")
-    if "longest_gap_s" in watcher:
-        parts.append(f"longest gap between samples {seconds_text(watcher['longest_gap_s'])}")
+    if "cores" in monitor:
+        cpu_time = seconds_text(monitor["cores"] * seconds)
+        parts.append(f"{share_text(monitor['cores'])} of a core ({cpu_time} of CPU time)")
+    if "rss_bytes" in monitor:
+        parts.append(f"{bytes_text(monitor['rss_bytes'])} of memory")
+    if "longest_gap_s" in monitor:
+        parts.append(f"longest gap between samples {seconds_text(monitor['longest_gap_s'])}")
     return ", ".join(parts)
 
 
 def _phases(recorded: RunData) -> Iterator[tuple[str, float, float]]:
-    """Phases as the first process that has them saw them: ranks go through them together."""
+    """Yield each phase as seen by the first process that has it: ranks share their phases."""
     first: dict[str, int | None] = {}
     for span in find_phases(recorded.timelines, recorded.end_ns):
         if first.setdefault(span.name, span.pid) == span.pid:

@@ -1,4 +1,4 @@
-"""The configurations of a study as rows: those that trained, and those that did not."""
+"""The configurations of a study as table rows, including those without a successful trial."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from stepscope.analysis.study.records import THROUGHPUT, Configuration, Level
 from stepscope.records import Outcome
-from stepscope.report.bottleneck.words import cause_title
+from stepscope.report.bottleneck.messages import cause_title
 from stepscope.report.kit.outcomes import OUTCOMES, Tone
 from stepscope.studies.results import MACHINE, Result
 from stepscope.studies.trial_spec import setting
@@ -21,24 +21,22 @@ _Value = TypeVar("_Value", Outcome, str)
 
 @dataclass(frozen=True)
 class ConfigurationRow:
-    """One configuration: its levels, and what its trials came to."""
+    """One configuration with the means and the outcome of its trials."""
 
-    key: str
+    key: str  # hash of the settings, and name of the folder
     levels: Mapping[str, Level]
-    trials: int
-    ok: int
-    outcome: Outcome
-    """Ok where any of them was."""
+    trials: int  # number of trials
+    ok: int  # number of successful trials
+    outcome: Outcome  # `ok` if at least one trial succeeded
     outcome_text: str
     tone: Tone
-    values: Mapping[str, float]
-    low: float | None = None
-    high: float | None = None
-    cause: str = ""
-    """What held it back most often; of one that failed, the reason."""
+    values: Mapping[str, float]  # means by response
+    low: float | None = None  # samples per second: lower end of the confidence interval
+    high: float | None = None  # samples per second: upper end of the confidence interval
+    cause: str = ""  # the most frequent bottleneck; without a successful trial, the reason
 
     @property
-    def rate(self) -> float | None:
+    def throughput(self) -> float | None:
         return self.values.get(THROUGHPUT)
 
 
@@ -47,7 +45,7 @@ def ordered(levels: Mapping[str, Level], factors: Iterable[str]) -> dict[str, Le
 
 
 def level_order(levels: Mapping[str, Level]) -> list[tuple[bool, float, str]]:
-    """To sort by: numbers by their size, before texts."""
+    """Return a sort key: numbers by value, before texts."""
     return [
         (False, float(level), "") if isinstance(level, int | float) else (True, 0.0, str(level))
         for level in levels.values()
@@ -55,7 +53,7 @@ def level_order(levels: Mapping[str, Level]) -> list[tuple[bool, float, str]]:
 
 
 def levels_of(result: Result, factors: Iterable[str]) -> dict[str, Level]:
-    """The levels of a trial, also those that its settings leave as they would be anyway."""
+    """Return the levels of a trial, including those that are defaults."""
     return {
         name: result.machine if name == MACHINE else setting(result.settings, name)
         for name in factors
@@ -65,16 +63,16 @@ def levels_of(result: Result, factors: Iterable[str]) -> dict[str, Level]:
 def configuration_rows(
     configurations: Sequence[Configuration], results: Sequence[Result], factors: Sequence[str]
 ) -> tuple[ConfigurationRow, ...]:
-    """Those that trained by throughput, the highest first; then those that never did."""
-    found: dict[tuple[Level, ...], list[Result]] = defaultdict(list)
+    """Return the rows, the highest throughput first; those without a successful trial last."""
+    groups: dict[tuple[Level, ...], list[Result]] = defaultdict(list)
     for result in results:
-        found[tuple(levels_of(result, factors).values())].append(result)
-    trained = []
+        groups[tuple(levels_of(result, factors).values())].append(result)
+    succeeded = []
     for each in configurations:
-        own = found.pop(tuple(each.levels.get(name) for name in factors), [])
-        trained.append(_row(each, ordered(each.levels, factors), own))
-    failed = [_row(None, levels_of(own[0], factors), own) for own in found.values()]
-    return (*trained, *sorted(failed, key=lambda row: level_order(row.levels)))
+        own = groups.pop(tuple(each.levels.get(name) for name in factors), [])
+        succeeded.append(_row(each, ordered(each.levels, factors), own))
+    failed = [_row(None, levels_of(own[0], factors), own) for own in groups.values()]
+    return (*succeeded, *sorted(failed, key=lambda row: level_order(row.levels)))
 
 
 def _row(
@@ -82,13 +80,13 @@ def _row(
 ) -> ConfigurationRow:
     outcomes = Counter(each.outcome for each in own)
     ok = outcomes[Outcome.OK] if own or configuration is None else configuration.trials
-    outcome = Outcome.OK if ok else _most(each.outcome for each in own) or Outcome.SKIPPED
+    outcome = Outcome.OK if ok else _most_common(each.outcome for each in own) or Outcome.SKIPPED
     values = dict(configuration.values) if configuration else {}
     steps = [each.values[STEP] for each in own if each.is_ok and STEP in each.values]
-    if steps:  # in whatever order they ran, to the same bit
+    if steps:  # fsum: the same bits in any order
         values[STEP] = math.fsum(steps) / len(steps)
-    told = [each for each in own if each.is_ok == bool(ok)]
-    causes = [cause_title(each.cause) if ok else each.reason for each in told]
+    relevant = [each for each in own if each.is_ok == bool(ok)]
+    causes = [cause_title(each.cause) if ok else each.reason for each in relevant]
     label, tone = OUTCOMES[outcome]
     if len(outcomes) > 1:  # `2 ok, 1 crashed`
         in_order = sorted(outcomes.items(), key=lambda each: list(Outcome).index(each[0]))
@@ -105,11 +103,11 @@ def _row(
         values=values,
         low=configuration.low if configuration else None,
         high=configuration.high if configuration else None,
-        cause=_most(cause for cause in causes if cause) or "",
+        cause=_most_common(cause for cause in causes if cause) or "",
     )
 
 
-def _most(values: Iterable[_Value]) -> _Value | None:
-    """The most frequent; of several, the first by name."""
+def _most_common(values: Iterable[_Value]) -> _Value | None:
+    """Return the most frequent value; the first by name among ties."""
     counts = Counter(values)
     return min(counts, key=lambda value: (-counts[value], str(value)), default=None)

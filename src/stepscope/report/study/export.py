@@ -1,9 +1,8 @@
-"""A study for programs: one JSON object, and tables as CSV files.
+"""Export of a study: one JSON object, and tables as CSV files.
 
-Keys and columns are never renamed, only added. Numbers have all their digits, and their unit stands
-in the name of the column; shares are parts of 1; what is missing is null, in a table empty. The
-same results make the same bytes: when and how often something was tried stands in `trials.csv` and
-`blocks.csv` alone.
+Keys and columns are never renamed, only added. Numbers have full precision, and the unit is in the
+name. A share is a fraction from 0 to 1. A missing value is null in JSON and empty in CSV. Tables
+are deterministic: only `trials.csv` and `blocks.csv` depend on times and attempts.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.analysis.study.records import (
+    Configuration,
     Effects,
     Estimate,
     Level,
@@ -25,9 +25,9 @@ from stepscope.analysis.study.records import (
 )
 from stepscope.analysis.trial.throughput import CONFIDENCE
 from stepscope.records.codec import to_json
-from stepscope.report.bottleneck.words import cause_title
+from stepscope.report.bottleneck.messages import cause_title
 from stepscope.report.study.configurations import STEP, level_order, levels_of, ordered
-from stepscope.report.study.sentences import (
+from stepscope.report.study.messages import (
     curve_text,
     interaction_text,
     interference_text,
@@ -41,9 +41,9 @@ from stepscope.studies.trial_spec import levels_text
 FORMAT = 1
 
 Row = Mapping[str, Any]
-"""A row of a table by the names of its columns; what is not in it is missing."""
+"""Values by column name; columns without a value are empty."""
 Table = tuple[Sequence[str], Iterable[Row]]
-"""Its columns in their order, and its rows."""
+"""Column names and rows."""
 
 COLUMNS: dict[str, str] = {
     "samples_per_second": "samples_per_second",
@@ -55,38 +55,34 @@ COLUMNS: dict[str, str] = {
     "gpu_memory_peak": "gpu_memory_peak_bytes",
     "joules_per_sample": "joules_per_sample",
 }
-"""What the column of a response is called."""
+"""Names of responses in JSON and CSV, with their unit."""
 
-# Names of fields as columns and keys, for `_renamed`; what has an empty one is left out.
+# Names of fields in JSON and CSV, for `_renamed`; fields with an empty name are left out.
 _INTERVAL = {"low": "samples_per_second_low", "high": "samples_per_second_high"}
-_TOLD = {"is_significant": "told"}
+_SIGNIFICANT = {"is_significant": "significant"}
 _CONFIGURATION = {
     **_INTERVAL,
     "ok": "trials_ok",
-    "cause": "held_back_by",
+    "cause": "bottleneck",
     "outcome_text": "",
     "tone": "",
 }
 _BLOCK = {
     "number": "block",
-    "began": "began_unix_seconds",
-    "sentinel_rate": "sentinel_samples_per_second",
-    "rerun": "run_again",
+    "started": "started_unix_seconds",
+    "reference_throughput": "reference_samples_per_second",
 }
 _TRIAL = {
-    **dict.fromkeys(("settings", "values", "noise", "cause"), ""),
+    **dict.fromkeys(("settings", "values", "interference", "cause"), ""),
     **_INTERVAL,
-    "began": "began_unix_seconds",
-    "seconds": "took_seconds",
+    "started": "started_unix_seconds",
+    "seconds": "duration_seconds",
 }
-_INTERACTION = {  # without what its sentence is made of
-    **dict.fromkeys(("low", "high", "more", "less", "changes"), ""),
-    "is_significant": "is_told",
-}
+_KNEE = {"best": "", "fall": "", "is_certain": "certain"}
 
 
 def write_tables(view: StudyView, folder: Path) -> list[Path]:
-    """Write all tables into a folder, each whole or not at all."""
+    """Write all tables to a folder, each of them atomically."""
     folder.mkdir(parents=True, exist_ok=True)
     written = []
     for name, table in TABLES.items():
@@ -123,31 +119,35 @@ def _responses(values: Mapping[str, float]) -> Row:
     return {column: values.get(key) for key, column in COLUMNS.items()}
 
 
+def _with_units(values: Mapping[str, float]) -> Row:
+    return {COLUMNS.get(key, key): value for key, value in values.items()}
+
+
 def _estimate(name: str, estimate: Estimate) -> Row:
     return {name: estimate.value, f"{name}_low": estimate.low, f"{name}_high": estimate.high}
 
 
 def _trials(view: StudyView) -> Table:
-    """Every attempt, also those of sentinels and those that do not count."""
+    """All attempts, including reference trials and those that do not count."""
     more = sorted({key for each in view.results for key in each.values} - COLUMNS.keys())
     columns = [
-        *("folder", "key", "role", "repeat", "attempt", "block", "machine", "counts", "outcome"),
-        *("reason", "infrastructure", "began_unix_seconds", "took_seconds"),
+        *("folder", "key", "role", "repeat", "attempt", "block", "machine", "counted", "outcome"),
+        *("reason", "infrastructure", "started_unix_seconds", "duration_seconds"),
         *(*_factor_columns(view), *COLUMNS.values(), *more, *_INTERVAL.values()),
-        *("steady", "disturbed_by", "held_back_by"),
+        *("steady", "interference", "bottleneck"),
     ]
     counting = {(each.machine, each.place) for each in view.counted}
     return columns, (
         {
             **_renamed(each, **_TRIAL),
             "folder": each.place,
-            "counts": (each.machine, each.place) in counting,
+            "counted": (each.machine, each.place) in counting,
             "outcome": each.outcome.value,
             **_levels(view, levels_of(each, view.factors)),
             **_responses(each.values),
             **{key: each.values.get(key) for key in more},
-            "disturbed_by": "; ".join(map(interference_text, each.noise)),
-            "held_back_by": cause_title(each.cause),
+            "interference": "; ".join(map(interference_text, each.interference)),
+            "bottleneck": cause_title(each.cause),
         }
         for each in view.results
     )
@@ -156,7 +156,7 @@ def _trials(view: StudyView) -> Table:
 def _configurations(view: StudyView) -> Table:
     columns = [
         *("key", *_factor_columns(view), "trials", "trials_ok", "outcome", *COLUMNS.values()),
-        *(*_INTERVAL.values(), "step_seconds", "held_back_by"),
+        *(*_INTERVAL.values(), "step_seconds", "bottleneck"),
     ]
     return columns, (
         {
@@ -171,10 +171,11 @@ def _configurations(view: StudyView) -> Table:
 
 
 def _effects(view: StudyView) -> Table:
-    """The mean of every level; the effect of its factor beside each."""
+    """One row per level: its marginal mean, and the main effect of its factor."""
     columns = [
         *("response", "unit", "factor", "level", "mean", "mean_low", "mean_high", "trials"),
-        *("scale", "effect", "effect_low", "effect_high", "highest", "lowest", "told"),
+        *("scale", "effect", "effect_low", "effect_high"),
+        *("highest_level", "lowest_level", "significant"),
     ]
     return columns, (
         {
@@ -182,7 +183,7 @@ def _effects(view: StudyView) -> Table:
             "unit": effects.response.unit,
             "scale": effects.response.scale,
             **_renamed(each, low="mean_low", high="mean_high"),
-            **_renamed(effect, levels="", size="", **_TOLD),
+            **_renamed(effect, levels="", size="", **_SIGNIFICANT),
             **_estimate("effect", effect.size),
         }
         for effects in view.analysis.effects
@@ -194,7 +195,7 @@ def _effects(view: StudyView) -> Table:
 def _interactions(view: StudyView) -> Table:
     columns = [
         *("response", "unit", "first", "second", "first_level", "second_level", "mean", "trials"),
-        *("scale", "size", "size_low", "size_high", "told", "says"),
+        *("scale", "size", "size_low", "size_high", "significant", "summary"),
     ]
     return columns, (
         {
@@ -205,8 +206,8 @@ def _interactions(view: StudyView) -> Table:
             **_renamed(cell, first="first_level", second="second_level"),
             "scale": effects.response.scale,
             **_estimate("size", pair.size),
-            "told": pair.is_significant,
-            "says": interaction_text(pair, effects.response),
+            "significant": pair.is_significant,
+            "summary": interaction_text(pair, effects.response),
         }
         for effects in view.analysis.effects
         for pair in effects.interactions
@@ -216,37 +217,41 @@ def _interactions(view: StudyView) -> Table:
 
 def _sensitivity(view: StudyView) -> Table:
     size = ("ratio", "ratio_low", "ratio_high")
-    columns = ("group", "rank", "factor", *size, "best", "worst", "told")
+    columns = ("group", "rank", "factor", *size, "best_level", "worst_level", "significant")
+    names = {"highest_level": "best_level", "lowest_level": "worst_level", **_SIGNIFICANT}
     return columns, (
         {
-            "group": levels_text(found.group),
+            "group": levels_text(ranking.group),
             "rank": rank,
-            **_renamed(effect, levels="", size="", highest="best", lowest="worst", **_TOLD),
+            **_renamed(effect, levels="", size="", **names),
             **_estimate("ratio", effect.size),
         }
-        for found in view.analysis.sensitivity
-        for rank, effect in enumerate(found.effects, 1)
+        for ranking in view.analysis.sensitivity
+        for rank, effect in enumerate(ranking.effects, 1)
     )
 
 
 def _scaling(view: StudyView) -> Table:
     columns = [
         *("factor", "group", "level", "samples_per_second", *_INTERVAL.values(), "trials"),
-        *("knee", "knee_gain", "knee_gain_low", "knee_gain_high", "knee_sure", "says"),
+        *("knee", "knee_gain", "knee_gain_low", "knee_gain_high", "knee_certain", "summary"),
     ]
     rows: list[Row] = []
     for curve in view.analysis.curves:
-        knee: Row = {}
-        if found := curve.knee:
-            gain = _estimate("knee_gain", found.gain)
-            knee = {"knee": found.level, **gain, "knee_sure": found.is_sure}
+        columns_of_knee: Row = {}
+        if knee := curve.knee:
+            columns_of_knee = {
+                "knee": knee.level,
+                **_estimate("knee_gain", knee.gain),
+                "knee_certain": knee.is_certain,
+            }
         rows += [
             {
                 "factor": curve.factor,
                 "group": levels_text(curve.group),
                 **_renamed(each, mean="samples_per_second", **_INTERVAL),
-                **knee,
-                "says": curve_text(curve),
+                **columns_of_knee,
+                "summary": curve_text(curve),
             }
             for each in curve.points
         ]
@@ -254,25 +259,25 @@ def _scaling(view: StudyView) -> Table:
 
 
 def _pareto(view: StudyView) -> Table:
-    columns = ["front", "group", "place", *_factor_columns(view), *COLUMNS.values(), "beaten"]
+    columns = ["front", "group", "rank", *_factor_columns(view), *COLUMNS.values(), "dominated"]
     return columns, (
         {
             "front": " ".join(COLUMNS[key] for key in front.responses),
             "group": levels_text(front.group),
-            "place": place,
+            "rank": rank,
             **_levels(view, each.levels),
             **_responses(each.values),
-            "beaten": front.beaten,
+            "dominated": front.dominated,
         }
         for front in view.analysis.fronts
-        for place, each in enumerate(front.best, 1)
+        for rank, each in enumerate(front.configurations, 1)
     )
 
 
 def _blocks(view: StudyView) -> Table:
     columns = [
-        *("block", "began_unix_seconds", "trials", "sentinel_samples_per_second"),
-        *("flagged", "run_again", "reasons"),
+        *("block", "started_unix_seconds", "trials", "reference_samples_per_second"),
+        *("flagged", "rerun", "reasons"),
     ]
     return columns, (
         {**_renamed(each, **_BLOCK), "reasons": "; ".join(each.reasons)} for each in view.blocks
@@ -304,13 +309,22 @@ def study_dict(view: StudyView) -> dict[str, Any]:
     outcomes = Counter(each.outcome.value for each in view.counted)
     running = None
     if now := view.running:
-        where = {"trial": now.trial, "share": now.share, "phase": now.phase}
-        running = {"pid": now.pid, "since": now.at, **where}
+        running = {
+            "pid": now.pid,
+            "updated_unix_seconds": now.at,
+            "trial": now.trial,
+            "phase": now.phase,
+            "progress_share": now.share,
+        }
     best = [
-        {"group": each.group, **_renamed(each.configuration, **_INTERVAL), "as_good": each.as_good}
+        {
+            "group": each.group,
+            **_configuration_dict(each.configuration),
+            "equivalent": each.equivalent,
+        }
         for each in view.bests
     ]
-    told: dict[str, Any] = to_json(
+    exported: dict[str, Any] = to_json(
         {
             "format": FORMAT,
             "name": view.name,
@@ -321,24 +335,25 @@ def study_dict(view: StudyView) -> dict[str, Any]:
             "warning": view.warning or None,
             "trials": {
                 "planned": view.planned,
-                "finished": len(view.counted),
-                "pending": view.pending,
+                "done": len(view.counted),
+                "remaining": view.remaining,
+                "reruns": view.reruns,
                 "attempts": len(view.results),
-                "disturbed": view.disturbed,
+                "with_interference": view.with_interference,
                 "outcomes": dict(sorted(outcomes.items())),
             },
-            "spent_seconds": view.spent_s,
-            "left_seconds": view.left_s,
+            "elapsed_seconds": view.elapsed_s,
+            "remaining_seconds": _sum(view.remaining_s, view.reruns_s),
             "running": running,
-            "confidence": CONFIDENCE,
+            "confidence_level": CONFIDENCE,
             "fixed": view.design.fixed,
             "factors": view.design.factors,
             "best": best,
             "sensitivity": [
                 {
                     "group": each.group,
-                    "says": sensitivity_text(each),
-                    "effects": [_renamed(effect, **_TOLD) for effect in each.effects],
+                    "summary": sensitivity_text(each),
+                    "effects": [_renamed(effect, **_SIGNIFICANT) for effect in each.effects],
                 }
                 for each in analysis.sensitivity
             ],
@@ -347,14 +362,17 @@ def study_dict(view: StudyView) -> dict[str, Any]:
             "fronts": [
                 {
                     "group": front.group,
-                    "responses": front.responses,
-                    "best": [_renamed(each, **_INTERVAL) for each in front.best],
-                    "beaten": front.beaten,
+                    "responses": [COLUMNS[key] for key in front.responses],
+                    "configurations": [_configuration_dict(each) for each in front.configurations],
+                    "dominated": front.dominated,
                 }
                 for front in analysis.fronts
             ],
-            "configurations": [_renamed(each, **_CONFIGURATION) for each in view.configurations],
-            "blocks": view.blocks,
+            "configurations": [
+                {**_renamed(each, **_CONFIGURATION), "values": _with_units(each.values)}
+                for each in view.configurations
+            ],
+            "blocks": [_renamed(each, **_BLOCK) for each in view.blocks],
             "failures": [
                 {
                     "folder": each.place,
@@ -365,42 +383,49 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 for each in view.failures
             ],
             "skipped": [{"levels": each.levels, "reason": each.why} for each in view.skipped],
-            "remarks": (*view.not_measured, *view.notes),
+            "notes": (*view.not_measured, *view.notes),
         }
     )
-    return told
+    return exported
 
 
 def _renamed(record: Any, **names: str) -> dict[str, Any]:
-    """The fields of a record; some under another name, and those with an empty name left out."""
+    """Return the fields of a record by their new names, without those whose name is empty."""
     keys = {field.name: names.get(field.name, field.name) for field in fields(record)}
     return {key: getattr(record, name) for name, key in keys.items() if key}
 
 
+def _configuration_dict(each: Configuration) -> dict[str, Any]:
+    return {**_renamed(each, **_INTERVAL), "values": _with_units(each.values)}
+
+
+def _sum(one: float | None, other: float | None) -> float | None:
+    return None if one is None or other is None else one + other
+
+
 def _effects_dict(each: Effects) -> dict[str, Any]:
     return {
-        "response": each.response.key,
+        "response": COLUMNS[each.response.key],
         "unit": each.response.unit,
         "scale": each.response.scale,
         "trials": each.trials,
         "configurations": each.configurations,
         "noise": each.noise,
-        "explained": each.explained,
-        "main": [_renamed(effect, **_TOLD) for effect in each.main],
+        "explained_variance_share": each.explained_variance_share,
+        "main": [_renamed(effect, **_SIGNIFICANT) for effect in each.main],
         "interactions": [
-            {**_renamed(pair, **_INTERACTION), "says": interaction_text(pair, each.response)}
+            {**_renamed(pair, **_SIGNIFICANT), "summary": interaction_text(pair, each.response)}
             for pair in each.interactions
         ],
-        "remarks": [remark_text(remark) for remark in each.remarks],
+        "notes": [remark_text(remark) for remark in each.remarks],
     }
 
 
 def _curve_dict(curve: ScalingCurve) -> dict[str, Any]:
-    knee, says = curve.knee, curve_text(curve)
     return {
         "factor": curve.factor,
         "group": curve.group,
-        "points": curve.points,
-        "knee": knee and {**_renamed(knee, best="", fall=""), "says": says},
-        "why_no_knee": "" if knee else says,
+        "points": [_renamed(each, mean="samples_per_second", **_INTERVAL) for each in curve.points],
+        "knee": curve.knee and _renamed(curve.knee, **_KNEE),
+        "summary": curve_text(curve),
     }

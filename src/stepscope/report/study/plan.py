@@ -1,4 +1,4 @@
-"""What a design comes to, before it is run and while it is: `stepscope study plan`."""
+"""The plan of a study, before and while it runs: `stepscope study plan`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from stepscope.records.codec import to_json
 from stepscope.report.kit.document import Document, Facts, Listing, Section
 from stepscope.report.kit.format import seconds_text
 from stepscope.report.kit.table import Column, Table
+from stepscope.report.study.format import counted
+from stepscope.report.study.pending import pending_trials
 from stepscope.report.study.view import SkippedGroup, skipped_groups
-from stepscope.report.study.words import counted
 from stepscope.studies.design.records import Budget
 from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.results import Results
@@ -21,45 +22,43 @@ from stepscope.studies.trial_spec import level_text, levels_text
 
 @dataclass(frozen=True)
 class PlanView:
-    """A plan, ready to be shown. All fields but `fixed` are keys of its JSON."""
+    """The plan of a study. All fields but `fixed` are keys of its JSON; `remarks` are `notes`."""
 
     name: str
     folder: Path
     fixed: str
-    factors: dict[str, str]
-    combinations: int
-    configurations: int
-    available: int
-    """Of these, on this machine."""
-    repeats: int
-    trials: int
-    done: int
-    to_come: int
-    blocks: int
-    sentinel: str
-    """Its levels; empty without one."""
-    seconds: float | None
-    """That what is to come will take."""
-    seconds_measured: bool
-    """Whether by trials of this study that have finished."""
-    spent_seconds: float
-    budget: str
+    factors: dict[str, str]  # levels by the name of the factor
+    combinations: int  # all combinations of levels
+    configurations: int  # combinations that the design includes
+    available: int  # configurations that this machine can run
+    repeats: int  # trials per configuration
+    trials: int  # trials that this machine can run
+    done: int  # trials with a result
+    remaining: int  # trials without a result that are still to run
+    reruns: int  # trials with a result that run again
+    blocks: int  # blocks that are still to run
+    reference: str  # levels of the reference trial; empty if there is none
+    remaining_seconds: float | None  # estimated duration of all that is still to run
+    remaining_seconds_measured: bool  # whether finished trials are the basis of the estimate
+    elapsed_seconds: float  # total duration of all finished trials
+    budget: str  # what is left of the budget; empty without a budget
     skipped: tuple[SkippedGroup, ...]
-    not_chosen: int
+    not_chosen: int  # combinations that the design does not sample
     remarks: tuple[str, ...]
 
 
 def plan_view(scanned: ScannedStudy) -> PlanView:
     study, known = scanned.study, scanned.results
-    design, points = study.design, study.points
-    wanted = [each.spec for each in study.grid.next(known)]
+    design, points, grid = study.design, study.points, study.grid
+    remaining, reruns = pending_trials(scanned)
+    pending = [*remaining, *reruns]
     durations = TrialDurations(known.results)
-    blocks = -(-len(wanted) // design.block)
-    sentinel, sentinels = "", []
-    if reference := scanned.reference:
-        own = {factor.name: reference.get(factor.name) for factor in design.factors}
-        sentinel, sentinels = levels_text(own), [reference] * blocks
-    seconds = durations.total([*wanted, *sentinels])
+    blocks = -(-len(pending) // design.block)
+    reference, references = "", []
+    if spec := scanned.reference:
+        reference = levels_text({factor.name: spec.get(factor.name) for factor in design.factors})
+        references = [spec] * blocks
+    seconds = durations.total([*pending, *references])
     return PlanView(
         name=design.name,
         folder=study.paths.folder,
@@ -70,83 +69,90 @@ def plan_view(scanned: ScannedStudy) -> PlanView:
         },
         combinations=points.combinations,
         configurations=len(points.chosen),
-        available=len(points.chosen) - len(study.grid.unavailable),
+        available=len(points.chosen) - len(grid.unavailable),
         repeats=design.repeats,
-        trials=study.grid.planned,
-        done=sum(known.answer(spec.key, repeat) is not None for spec, repeat in study.grid.order),
-        to_come=len(wanted),
+        trials=grid.planned,
+        done=sum(known.best_known(each.spec.key, each.repeat) is not None for each in grid.order),
+        remaining=len(remaining),
+        reruns=len(reruns),
         blocks=blocks,
-        sentinel=sentinel,
-        seconds=seconds,
-        seconds_measured=durations.is_measured,
-        spent_seconds=known.seconds,
-        budget=_budget(design.budget, known, len(wanted), seconds),
+        reference=reference,
+        remaining_seconds=seconds,
+        remaining_seconds_measured=durations.is_measured,
+        elapsed_seconds=known.seconds,
+        budget=_budget(design.budget, known, len(pending), seconds),
         skipped=skipped_groups(scanned.skipped()),
         not_chosen=points.not_chosen,
         remarks=(*points.remarks, *scanned.scan.remarks),
     )
 
 
-def _budget(budget: Budget, known: Results, to_come: int, seconds: float | None) -> str:
-    """What the budget leaves, where it does not cover all."""
+def _budget(budget: Budget, known: Results, pending: int, seconds: float | None) -> str:
+    """Return what is left of the budget, and how much of the study that covers."""
     parts = []
     if budget.seconds is not None:
         left = max(0.0, budget.seconds - known.seconds)
         short = seconds is not None and seconds > left
-        covers = f": enough for about {left / seconds:.0%} of them" if short and seconds else ""
+        covers = f", enough for about {left / seconds * 100:.0f} %" if short and seconds else ""
         parts.append(f"{seconds_text(left)} of {seconds_text(budget.seconds)}{covers}")
     if budget.trials is not None:
         left_trials = max(0, budget.trials - known.tried)
-        covers = f": enough for {left_trials} of {to_come}" if left_trials < to_come else ""
+        covers = f", enough for {left_trials} of {pending}" if left_trials < pending else ""
         parts.append(f"{left_trials} of {budget.trials} trials{covers}")
     return "; ".join(parts)
 
 
 def headline(view: PlanView) -> str:
-    """What a run of it will do, in a line."""
+    """`cnn: 8 of 12 trials done, 4 remaining, 2 reruns; about 6 min (from finished trials)`."""
     if not view.trials:
-        return f"{view.name}: nothing of it can be tried on this machine"
-    if not view.to_come:
-        return f"{view.name}: all {view.trials} trials are done"
-    done = f", {view.done} {'is' if view.done == 1 else 'are'} done already" if view.done else ""
-    took = "how long is not known before the first have finished"
-    if view.seconds is not None:
-        measured = view.seconds_measured
-        basis = "by those that have finished" if measured else "a guess until one has finished"
-        took = f"about {seconds_text(view.seconds)} ({basis})"
-    return f"{view.name}: {counted(view.to_come, 'trial')} to run{done}; {took}"
+        return f"{view.name}: no trial can run on this machine"
+    trials = counted(view.done + view.remaining, "trial")
+    if not view.remaining and not view.reruns:
+        return f"{view.name}: all {trials} done"
+    parts = [f"{view.done} of {trials} done" if view.done else f"{trials} to run"]
+    if view.done and view.remaining:
+        parts.append(f"{view.remaining} remaining")
+    if view.reruns:
+        parts.append(counted(view.reruns, "rerun"))
+    duration = "the duration is unknown until a trial has finished"
+    if view.remaining_seconds is not None:
+        measured = view.remaining_seconds_measured
+        basis = "from finished trials" if measured else "rough estimate until a trial has finished"
+        duration = f"about {seconds_text(view.remaining_seconds)} ({basis})"
+    return f"{view.name}: {', '.join(parts)}; {duration}"
 
 
 def plan_document(view: PlanView) -> Document:
     of = f" of {view.combinations} combinations" if view.combinations > view.configurations else ""
     if view.available < view.configurations:
-        of += f", of which {view.available} can be had here"
-    order = f": each {view.repeats} times, in random order"
-    before = f"each of {view.blocks} blocks" if view.blocks > 1 else "the only block"
-    sentinel = view.sentinel and view.blocks and f"{view.sentinel}: before {before}"
+        of += f", {view.available} available on this machine"
+    repeats = f" ({view.repeats} repeats)" if view.repeats > 1 else ""
+    start = f"each of {view.blocks} blocks" if view.blocks > 1 else "the block"
+    reference = view.reference and view.blocks and f"{view.reference} (at the start of {start})"
     facts = {
         **view.factors,
-        "fixed": view.fixed,
-        "configurations": f"{view.configurations}{of}",
-        "trials": f"{view.trials}{order if view.repeats > 1 else ', in random order'}",
-        "sentinel": sentinel,
-        "budget left": view.budget,
-        "spent": view.spent_seconds and seconds_text(view.spent_seconds),
-        "folder": str(view.folder),
+        "Fixed": view.fixed,
+        "Configurations": f"{view.configurations}{of}",
+        "Trials": f"{view.trials}{repeats} in random order",
+        "Reference trial": reference,
+        "Remaining budget": view.budget,
+        "Elapsed": view.elapsed_seconds and seconds_text(view.elapsed_seconds),
+        "Folder": str(view.folder),
     }
     skipped = [
-        (counted(each.combinations, "combination"), each.why, each.example) for each in view.skipped
+        (counted(each.combinations, "combination"), each.reason, each.example)
+        for each in view.skipped
     ]
     if view.not_chosen:
-        skipped.append((f"{view.not_chosen} combinations", "not chosen by the design", ""))
-    columns = (Column("", number=False), *(Column("", number=False, wide=True),) * 2)
+        skipped.append((counted(view.not_chosen, "combination"), "not sampled by the design", ""))
+    columns = (Column("", number=False), *(Column("", number=False, wrap=True),) * 2)
     return Document(
         name=headline(view),
         state="",
         tone="neutral",
         blocks=(
             Facts(tuple((name, str(text)) for name, text in facts.items() if text)),
-            Section("Not tried", (Table(columns, tuple(skipped)),)),
+            Section("Skipped combinations", (Table(columns, tuple(skipped)),)),
             Section("Notes", (Listing.of(view.remarks),)),
         ),
         data=plan_dict(view),
@@ -154,5 +160,6 @@ def plan_document(view: PlanView) -> Document:
 
 
 def plan_dict(view: PlanView) -> dict[str, Any]:
-    told = to_json(view)
-    return {"format": 1, **{key: value for key, value in told.items() if key != "fixed"}}
+    fields = to_json(view)
+    fields["notes"] = fields.pop("remarks")
+    return {"format": 1, **{key: value for key, value in fields.items() if key != "fixed"}}

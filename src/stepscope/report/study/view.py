@@ -1,4 +1,4 @@
-"""What is shown of a study: terminal, page, CSV and JSON only write it down."""
+"""The view of a study, which terminal, page, CSV and JSON render."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING
 
-from stepscope.analysis.study.configurations import as_good
+from stepscope.analysis.study.configurations import equivalent
 from stepscope.analysis.study.records import (
     ENERGY,
     MEMORY,
@@ -23,8 +23,8 @@ from stepscope.records import Outcome
 from stepscope.report.kit.format import rate_text, share_text
 from stepscope.report.kit.outcomes import OUTCOMES, Tone
 from stepscope.report.study.configurations import ConfigurationRow, configuration_rows, ordered
-from stepscope.report.study.sentences import remark_text
-from stepscope.report.study.words import about_text, counted, rate_interval, ratio_text
+from stepscope.report.study.format import about_text, counted, rate_interval, ratio_text
+from stepscope.report.study.messages import remark_text
 from stepscope.studies.results import MACHINE, Result
 from stepscope.studies.trial_spec import levels_text
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from stepscope.studies.design.records import Design, SkippedPoint
     from stepscope.studies.folder import StudyProgress
 
-_MANY_DISTURBED = 0.25
-"""Of the trials that count: a few among many hardly move a mean, and are marked."""
-_FAILED_WORDS = {
+_MUCH_INTERFERENCE = 0.25
+"""Share of trials with interference that calls for a warning: fewer hardly change a mean."""
+_FAILURES = {
     Outcome.GPU_OOM: "ran out of memory",
     Outcome.HOST_OOM: "ran out of memory",
     Outcome.SHM_FULL: "ran out of shared memory",
@@ -43,71 +43,66 @@ _FAILED_WORDS = {
 
 @dataclass(frozen=True)
 class BlockLine:
-    """A block of trials, with how its reference trial did. Fields are keys of the JSON."""
+    """A block of trials with the result of its reference trial."""
 
-    number: int
-    trials: int
-    sentinel_rate: float | None
-    flagged: bool
-    reasons: Sequence[str] = ()
-    rerun: bool = False
-    """Whether its trials were run again."""
-    began: float = 0.0
-    """Seconds since 1970."""
+    number: int  # block number, from 1
+    trials: int  # number of trials, without the reference trial
+    reference_throughput: float | None  # samples per second
+    flagged: bool  # whether drift or interference was detected
+    reasons: Sequence[str] = ()  # why it is flagged
+    rerun: bool = False  # whether any of its trials was rerun
+    started: float = 0.0  # Unix time in seconds
 
 
 @dataclass(frozen=True)
 class Best:
-    """The fastest configuration of all, or of one group."""
+    """The fastest configuration of all trials, or of a group."""
 
-    group: str
-    """Empty for all."""
+    group: str  # empty for all trials
     configuration: Configuration
-    rate: str
+    throughput: str
     interval: str
     levels: str
-    as_good: tuple[str, ...]
-    """Those that cannot be told from it, by what they have otherwise."""
-    beats: str
+    equivalent: tuple[str, ...]
+    """The configurations that are not significantly slower, by the levels that differ."""
+    speedup: str
 
 
 @dataclass(frozen=True)
 class SkippedGroup:
-    """Combinations that were left out for the same reason."""
+    """Combinations that are skipped for the same reason."""
 
-    why: str
-    combinations: int
-    example: str
+    reason: str
+    combinations: int  # number of combinations
+    example: str  # levels of one of them
 
 
 @dataclass(frozen=True)
 class StudyView:
-    """All that is known of a study, and how it is put. Texts are as recorded: renderers escape."""
+    """A study, ready to be rendered. Texts are as recorded: renderers escape them."""
 
     name: str
     folder: Path
     machine: str
-    """In words."""
     design: Design
-    planned: int
-    results: Sequence[Result]
-    """All attempts, also of reference trials."""
-    counted: Sequence[Result]
-    """Those that count, one per trial."""
+    planned: int  # trials of the design that the machine can run
+    results: Sequence[Result]  # all attempts, including reference trials
+    counted: Sequence[Result]  # of each trial that is done, the result that counts
     skipped: Sequence[SkippedPoint]
-    pending: int
+    remaining: int  # trials without a result that are still to run
+    reruns: int  # trials with a result that run again, for example because of interference
     blocks: Sequence[BlockLine]
     analysis: StudyAnalysis
-    spent_s: float = 0.0
-    left_s: float | None = None
+    elapsed_s: float = 0.0
+    remaining_s: float | None = None  # estimated duration of the remaining trials
+    reruns_s: float | None = 0.0  # estimated duration of the reruns
     running: StudyProgress | None = None
     remarks: Sequence[str] = ()
-    disturbed: int = 0
-    """Of those that count, how many others disturbed, also when they were tried again."""
+    with_interference: int = 0  # counted results with interference
 
     @cached_property
     def factors(self) -> tuple[str, ...]:
-        """Names of what differs between trials, in the order of the design."""
+        """Names of the factors, in the order of the design."""
         names = [factor.name for factor in (*self.design.factors, *self.analysis.factors)]
         names += [MACHINE] if any(result.machine for result in self.results) else []
         return tuple(dict.fromkeys(names))
@@ -116,63 +111,64 @@ class StudyView:
     def state(self) -> tuple[str, Tone]:
         if self.running:
             return "running", "neutral"
-        if self.pending:
+        if self.remaining or self.reruns:
             return "not finished", "warning"
         return "finished", "warning" if self.warning else "good"
 
     @property
     def headline(self) -> str:
-        """`48 of 60 trials, 3 ran out of memory, 5 combinations skipped, 2 to go (about 4 min)`."""
-        done, all_of = len(self.counted), counted(self.planned, "trial")
-        parts = [all_of if done == self.planned else f"{done:,} of {all_of}"]
+        """`8 of 12 trials done, 4 remaining (about 6 min), 2 reruns (about 3 min), 1 crashed`."""
+        done = len(self.counted)
+        trials = counted(done + self.remaining, "trial")
+        parts = [f"{done:,} of {trials} done" if self.remaining or self.reruns else trials]
+        if self.remaining:
+            parts.append(f"{self.remaining:,} remaining{_about(self.remaining_s)}")
+        if self.reruns:
+            parts.append(f"{counted(self.reruns, 'rerun')}{_about(self.reruns_s)}")
         failed = [each.outcome for each in self.counted if not each.is_ok]
-        words = Counter(
-            _FAILED_WORDS.get(outcome, OUTCOMES[outcome][0])
+        failures = Counter(
+            _FAILURES.get(outcome, OUTCOMES[outcome][0])
             for outcome in sorted(failed, key=list(Outcome).index)
         )
-        parts += [f"{count:,} {how}" for how, count in words.items()]
+        parts += [f"{count:,} {failure}" for failure, count in failures.items()]
         if self.skipped:
             parts.append(f"{counted(len(self.skipped), 'combination')} skipped")
-        if self.pending:
-            left = about_text(self.left_s)
-            parts.append(f"{self.pending:,} to go" + (f" (about {left})" if left else ""))
         return ", ".join(parts)
 
     @property
     def about(self) -> str:
-        """What all trials have in common, and the machine."""
-        took = f"took {about_text(self.spent_s)}" if self.spent_s else ""
-        return " · ".join(filter(None, (levels_text(self.design.fixed), self.machine, took)))
+        """The fixed settings, the machine and the elapsed time."""
+        elapsed = f"{about_text(self.elapsed_s)} elapsed" if self.elapsed_s else ""
+        return " · ".join(filter(None, (levels_text(self.design.fixed), self.machine, elapsed)))
 
     @property
     def now(self) -> str:
-        """What runs at the moment; empty where nothing does."""
+        """The trial that is running; empty if there is none."""
         if self.running is None:
             return ""
         share = share_text(self.running.share) if self.running.share is not None else ""
-        where = ", ".join(filter(None, (self.running.phase, share)))
-        return f"{self.running.trial} ({where})" if where else self.running.trial
+        progress = ", ".join(filter(None, (self.running.phase, share)))
+        return f"{self.running.trial} ({progress})" if progress else self.running.trial
 
     @property
     def warning(self) -> str:
-        """Why not to trust what follows; empty where there is no reason."""
-        if self.disturbed < _MANY_DISTURBED * max(1, len(self.counted)):
+        """Why the results are unreliable; empty if they are not."""
+        if self.with_interference < _MUCH_INTERFERENCE * max(1, len(self.counted)):
             return ""
-        trials = counted(len(self.counted), "trial")
         return (
-            f"{self.disturbed} of {trials} were disturbed by others, and there is nothing better: "
-            "do not trust what follows. When the machine is idle, raise `reruns` under `blocks` in "
-            "the design, and run the study again"
+            f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} had interference "
+            "and have no better result: do not trust these results. Increase `reruns` under "
+            "`blocks` in the design, and run the study again while the machine is idle"
         )
 
     @property
-    def lack(self) -> str:
-        """Why there is nothing to compare; empty where there is."""
+    def missing_results(self) -> str:
+        """Why there is nothing to compare; empty if there is."""
         if self.analysis.configurations:
             return ""
         if self.counted:
-            return "None of the trials trained, so there is nothing to compare."
-        return "Nothing has finished yet."
+            return "No trial succeeded, so there is nothing to compare."
+        return "No trial has finished yet."
 
     @property
     def not_measured(self) -> list[str]:
@@ -180,16 +176,16 @@ class StudyView:
             return []
         measured = {each.response.key for each in self.analysis.effects}
         measured |= {key for each in self.analysis.configurations for key in each.values}
-        lacks = []
+        notes = []
         if ENERGY not in measured:
-            lacks.append("Energy was not measured: no GPU that tells it.")
+            notes.append("Energy was not measured: there is no GPU that reports it.")
         if not measured.intersection(MEMORY):
-            lacks.append("Memory was not measured.")
-        return lacks
+            notes.append("Memory was not measured.")
+        return notes
 
     @cached_property
     def bests(self) -> list[Best]:
-        """Of all; where there are several models, of each, as they do not compare."""
+        """The best configuration; of each model if there are several, as models do not compare."""
         analysis = self.analysis
         groups = [each.group for each in analysis.sensitivity if each.group]
         noise = next((e.noise for e in analysis.effects if e.response.key == THROUGHPUT), None)
@@ -199,48 +195,48 @@ class StudyView:
             if not inside:
                 continue
             first, *others = inside
-            names = set(as_good(inside, noise) if group else analysis.as_good)
+            names = set(equivalent(inside, noise) if group else analysis.equivalent)
             own = [name for name in self.factors if name not in group] or self.factors
             levels = ordered(first.levels, own)
-            otherwise = (
+            different = (
                 {n: v for n, v in ordered(each.levels, own).items() if v != levels.get(n)}
                 for each in others
                 if each.name in names
             )
-            rates = [each.values[THROUGHPUT] for each in inside if THROUGHPUT in each.values]
-            beats = ""
-            if len(rates) > 1 and min(rates) > 0:
-                beats = f"{ratio_text(max(rates) / min(rates))} times the slowest"
-            if beats and len(rates) > 3:
-                over_median = ratio_text(max(rates) / median(rates))
-                beats += f", {over_median} times the median of {len(rates):,}"
+            values = [each.values[THROUGHPUT] for each in inside if THROUGHPUT in each.values]
+            speedup = ""
+            if len(values) > 1 and min(values) > 0:
+                speedup = f"{ratio_text(max(values) / min(values))}× the slowest"
+            if speedup and len(values) > 3:
+                over_median = ratio_text(max(values) / median(values))
+                speedup += f", {over_median}× the median of {len(values):,} configurations"
             bests.append(
                 Best(
                     group=levels_text(group),
                     configuration=first,
-                    rate=f"{rate_text(first.values.get(THROUGHPUT))} samples/s",
+                    throughput=f"{rate_text(first.values.get(THROUGHPUT))} samples/s",
                     interval=rate_interval(first.low, first.high),
                     levels=levels_text(levels),
-                    as_good=tuple(map(levels_text, otherwise)),
-                    beats=beats,
+                    equivalent=tuple(map(levels_text, different)),
+                    speedup=speedup,
                 )
             )
         return bests
 
     @property
     def rankings(self) -> list[Sensitivity]:
-        """What matters for throughput; groups of which nothing is told are left out."""
+        """Main effects on throughput, for all groups that have an estimable one."""
         return [each for each in self.analysis.sensitivity if each.effects]
 
     @cached_property
     def effect_remarks(self) -> Mapping[str, Sequence[str]]:
-        """Of each response, by its key; what is remarked of several alike is said once."""
-        said: set[str] = set()
+        """Remarks by the key of the response; a remark on several responses appears once."""
+        listed: set[str] = set()
         remarks: dict[str, Sequence[str]] = {}
         for effects in self.analysis.effects:
             texts = list(map(remark_text, effects.remarks))
-            remarks[effects.response.key] = [text for text in texts if text not in said]
-            said.update(texts)
+            remarks[effects.response.key] = [text for text in texts if text not in listed]
+            listed.update(texts)
         return remarks
 
     @cached_property
@@ -249,7 +245,7 @@ class StudyView:
 
     @cached_property
     def failures(self) -> list[Result]:
-        """Attempts that answered nothing."""
+        """Attempts without a usable result."""
         return [each for each in self.results if not each.is_result]
 
     @property
@@ -262,22 +258,24 @@ class StudyView:
         return [block for block in self.blocks if block.flagged]
 
     @property
-    def noise(self) -> str:
-        """`20 blocks, 2 disturbed, 1 of them run again`."""
-        flagged = len(self.flagged)
-        again = sum(block.rerun for block in self.flagged)
-        parts = [counted(len(self.blocks), "block")]
-        parts.append(f"{flagged:,} disturbed" if flagged else "none disturbed")
-        if again:
-            parts.append(f"{again:,} of them run again" if flagged > 1 else "run again")
+    def block_summary(self) -> str:
+        """`20 blocks, 2 flagged, 1 rerun`."""
+        parts = [counted(len(self.blocks), "block"), f"{len(self.flagged):,} flagged"]
+        if self.flagged:
+            parts.append(f"{sum(block.rerun for block in self.flagged):,} rerun")
         return ", ".join(parts)
 
 
 def skipped_groups(skipped: Iterable[SkippedPoint]) -> tuple[SkippedGroup, ...]:
-    """Combinations by the reason why they are skipped, the most frequent first."""
+    """Group combinations by the reason why they are skipped, the most frequent first."""
     counts: Counter[str] = Counter()
     examples: dict[str, str] = {}
     for point in skipped:
         counts[point.why] += 1
         examples.setdefault(point.why, levels_text(point.levels))
     return tuple(SkippedGroup(why, count, examples[why]) for why, count in counts.most_common())
+
+
+def _about(seconds: float | None) -> str:
+    text = about_text(seconds)
+    return f" (about {text})" if text else ""

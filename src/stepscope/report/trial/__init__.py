@@ -1,1 +1,1 @@
-"""The report of a trial."""
+"""The result of a trial."""

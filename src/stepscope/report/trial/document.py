@@ -1,10 +1,11 @@
-"""Trials as a document: one as a list of facts, repeats as a table with their mean."""
+"""Trials as a document: one trial as a list of facts, repeats as a table with their mean."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
+from stepscope.analysis.trial.measurement import Part
 from stepscope.analysis.trial.throughput import Interval
 from stepscope.records.trial import LimitFacts, ProcessNoise
 from stepscope.report.kit.document import Document, Facts, Paragraph, Section, Verbatim
@@ -22,21 +23,22 @@ from stepscope.report.kit.format import (
 from stepscope.report.kit.outcomes import Tone
 from stepscope.report.kit.table import Column, Table
 from stepscope.report.trial.json import trials_dict
-from stepscope.report.trial.view import TrialView, advice_of, mean_of
+from stepscope.report.trial.view import TrialView, mean_of, recommendation_text_for
 from stepscope.runs.paths import RunPaths
 from stepscope.trials.limits.spec import size_text
 
 Rows = Iterator[tuple[str, str]]
 
-_NAMES = {
+_OVERHEAD_NAMES = {
     "imports": "import",
     "build": "model",
     "first_step": "first step",
     "warmup": "warm-up",
+    "closing": "shutdown",
     "cleanup": "clean-up",
 }
-"""Of the parts of the overhead, where they are not named like their fields."""
-_LEAST_SHOWN_S = 0.05  # shorter parts of the overhead are left out
+"""Names of parts of the overhead that differ from the field names."""
+_MIN_SHOWN_S = 0.05  # shorter parts of the overhead are omitted
 
 
 def trials_document(views: Sequence[TrialView]) -> Document:
@@ -44,40 +46,41 @@ def trials_document(views: Sequence[TrialView]) -> Document:
 
 
 def trial_rows(view: TrialView) -> list[tuple[str, str]]:
-    """All that is said of a trial: a name and a text; without a name it goes on from before."""
-    rows = [*_labelled("Cause", view.cause), *_measured_rows(view), *_setting_rows(view)]
-    return [(name, text) for name, text in rows if text]
+    """Return labels and texts; an empty label continues the previous row."""
+    failure = _labelled("Failure", view.failure_details)
+    rows = [*failure, *_measured_rows(view), *_setting_rows(view)]
+    return [(label, text) for label, text in rows if text]
 
 
 def _one(view: TrialView) -> Document:
-    found = (
+    facts = (
         Facts(tuple(trial_rows(view))),
         Verbatim(str(view.folder), "Run folder"),
-        Verbatim(str(RunPaths(view.folder).report_html), "Report"),
+        Verbatim(RunPaths(view.folder).report_html.absolute().as_uri(), "Report"),
     )
     return Document(
         view.name,
         view.outcome,
         view.tone,
-        (Section("", found), _advice_section(view.advice, view.is_ok)),
-        reason=view.ending.reason,
-        header=(Paragraph(_what(view), "note"),),
+        (Section("", facts), _recommendation_section(view.recommendation_text, view.is_ok)),
+        reason=view.exit_status.reason,
+        header=(Paragraph(_workload_text(view), "note"),),
         data=trials_dict([view]),
     )
 
 
 def _repeats(views: Sequence[TrialView]) -> Document:
     first, mean = views[0], mean_of(views)
-    good = sum(view.is_ok for view in views)
-    tone: Tone = "good" if good == len(views) else "bad"
+    ok = sum(view.is_ok for view in views)
+    tone: Tone = "good" if ok == len(views) else "bad"
     note = ""
-    if disturbed := [view for view in views if view.measured.is_disturbed]:
-        trials = f"{plural(len(disturbed), 'trial')} {', '.join(map(_number, disturbed))}"
-        most = max(disturbed, key=lambda view: view.measured.interference.other_cores or 0.0)
-        note = f"{_others_text(most)} in {trials}: these are the rates of a busy machine"
+    if busy := [view for view in views if view.measured.has_interference]:
+        trials = f"{plural(len(busy), 'trial')} {', '.join(map(_number, busy))}"
+        busiest = max(busy, key=lambda view: view.measured.interference.other_cores or 0.0)
+        note = _interference_text(busiest, f" in {trials}")
     rows = [
         ("Mean samples/s", _with_interval(mean.mean, mean.interval) if mean else ""),
-        ("", _noise_text(mean.noise) if mean else ""),
+        ("Noise", _noise_text(mean.noise) if mean else ""),
         ("Note", note),
         *_setting_rows(first),
     ]
@@ -85,30 +88,29 @@ def _repeats(views: Sequence[TrialView]) -> Document:
     failed = next((view for view in views if not view.is_ok), None)
     failure: list[tuple[str, str]] = []
     if failed:
-        reason = failed.ending.reason
-        is_said = any(reason in text for text in failed.cause)
-        texts = failed.cause if is_said else (reason, *failed.cause)
-        failure = list(_labelled(f"Cause, trial {_number(failed)}", texts))
+        reason, details = failed.exit_status.reason, failed.failure_details
+        texts = details if any(reason in text for text in details) else (reason, *details)
+        failure = list(_labelled(f"Failure, trial {_number(failed)}", texts))
     blocks = (
-        _repeats_table(views).known(),
-        Section("", (Facts(tuple((name, text) for name, text in rows if text)), *folders)),
+        _repeats_table(views).without_empty_columns(),
+        Section("", (Facts(tuple((label, text) for label, text in rows if text)), *folders)),
         Facts(tuple(failure)),
-        _advice_section(advice_of(views), failed is None),
+        _recommendation_section(recommendation_text_for(views), failed is None),
     )
     return Document(
         first.name,
-        f"{good} of {len(views)} trials ok",
+        f"{ok} of {len(views)} trials ok",
         tone,
         blocks,
-        header=(Paragraph(_what(first), "note"),),
+        header=(Paragraph(_workload_text(first), "note"),),
         data=trials_dict(views),
     )
 
 
-def _advice_section(advice: str, is_ok: bool) -> Section:
-    """What is to be copied, a command or a path, stands below what is to be read, not wrapped."""
-    words, *copied = advice.splitlines() or [""]
-    text = Paragraph(words, "" if is_ok else "strong")
+def _recommendation_section(recommendation: str, is_ok: bool) -> Section:
+    """Put a command or path on lines of its own that are not wrapped, so that it can be copied."""
+    sentence, *copied = recommendation.splitlines() or [""]
+    text = Paragraph(sentence, "" if is_ok else "strong")
     return Section("", (text, *map(Verbatim, copied)))
 
 
@@ -120,23 +122,23 @@ def _repeats_table(views: Sequence[TrialView]) -> Table:
         views,
         (
             (Column("Trial"), _number),
-            (Column("Outcome", number=False, toned=True), lambda v: v.outcome),
+            (Column("Outcome", number=False, colored=True), lambda v: v.outcome),
             (Column("Samples/s"), lambda v: rate_text(v.samples_per_second)),
-            (Column("Step"), lambda v: _short(v.measured.step.median if v.measured.step else None)),
+            (Column("Step"), lambda v: _step_text(v.measured.step)),
             (Column("Data wait"), lambda v: share_text(v.measured.data_wait_share)),
-            (Column("Warm-up", spare=3), lambda v: count_text(v.warmup_steps)),
-            (Column("Steps", spare=4), lambda v: count_text(v.measured.steady_steps)),
-            (Column("Steady", spare=1, number=False), steady),
+            (Column("Warm-up", drop=3), lambda v: count_text(v.warmup_steps)),
+            (Column("Steps", drop=4), lambda v: count_text(v.measured.steady_steps)),
+            (Column("Steady", drop=1, number=False), steady),
             (Column("Host memory"), lambda v: bytes_text(v.measured.host_memory_peak)),
             (Column("GPU memory", gpu=True), lambda v: bytes_text(v.measured.device_memory.peak)),
-            (Column("Overhead", spare=2), lambda v: seconds_text(v.measured.overhead.total)),
+            (Column("Overhead", drop=2), lambda v: seconds_text(v.measured.overhead.total)),
         ),
     )
     return Table(table.columns, table.rows, tuple(view.tone for view in views))
 
 
-def _what(view: TrialView) -> str:
-    """Data, device, precision and framework: what a reader needs to know what was measured."""
+def _workload_text(view: TrialView) -> str:
+    """Return data, device, precision and framework."""
     rank, settings = view.record.first, view.record.settings
     name = rank.data.name or settings.data
     data = f"{name} data" if name else ""
@@ -146,110 +148,114 @@ def _what(view: TrialView) -> str:
         data,
         rank.device_name or rank.device or settings.device,
         settings.precision,
-        " ".join(str(word) for word in next(iter(rank.versions.items()), ())),
+        " ".join(str(part) for part in next(iter(rank.versions.items()), ())),
     )
     return ", ".join(filter(None, parts))
 
 
 def _labelled(label: str, texts: Sequence[str]) -> Rows:
-    for place, text in enumerate(texts):
-        yield (label if place == 0 else "", text)
+    for index, text in enumerate(texts):
+        yield (label if index == 0 else "", text)
 
 
 def _measured_rows(view: TrialView) -> Rows:
     measured = view.measured
     rate, noise, step = measured.rate, measured.noise, measured.step
     if rate is None:
-        yield "Samples/s", f"{MISSING}  {view.why_no_rate}"
+        yield "Samples/s", f"{MISSING}  ({view.no_throughput_reason})"
     else:
         yield "Samples/s", _with_interval(rate.per_second, measured.interval)
     if rate and noise:
-        yield "", f"{_noise_text(noise)}, {share_text(rate.within)} within this one"
-    if measured.is_disturbed:
-        yield "Note", f"{_others_text(view)} meanwhile: this is the rate of a busy machine"
-    yield "Step", f"{_short(step.median)}, p95 {_short(step.p95)}" if step else ""
+        yield "Noise", f"{_noise_text(noise)}, {share_text(rate.relative_error)} within this trial"
+    if measured.has_interference:
+        yield "Note", _interference_text(view)
+    yield "Step", f"{_step_text(step)}, p95 {_duration_text(step.p95)}" if step else ""
     parts = (("wait", measured.wait), ("copy", measured.copy), ("compute", measured.compute))
-    yield "", ", ".join(f"{name} {_short(part.median)}" for name, part in parts if part)
+    yield "", ", ".join(f"{name} {_step_text(part)}" for name, part in parts if part)
     if measured.data_wait_share is not None:
-        yield "Waiting for data", f"{share_text(measured.data_wait_share)} of the time"
+        yield "Data wait", f"{share_text(measured.data_wait_share)} of the time"
     if measured.steps:
-        cut = f"{count_text(view.warmup_steps)} of {count_text(measured.steps)} steps cut"
-        yield "Warm-up", f"{cut}; {measured.steady.reason or 'the rest is steady'}"
+        warmup = f"{count_text(view.warmup_steps)} of {count_text(measured.steps)} steps"
+        yield "Warm-up", f"{warmup}; {measured.steady.reason or 'the other steps are steady'}"
     if measured.epoch_seconds is not None:
-        how = "measured" if measured.epoch_measured else "projected"
-        yield "Epoch", f"{seconds_text(measured.epoch_seconds)}, {how}"
+        source = "measured" if measured.epoch_measured else "estimated"
+        yield "Epoch", f"{seconds_text(measured.epoch_seconds)} ({source})"
     if measured.imbalance is not None:
-        yield "Ranks", f"the slowest takes {measured.imbalance:.2f} times the fastest's step"
+        yield "Ranks", f"the slowest rank takes {measured.imbalance:.2f}× the fastest rank's step"
     if (peak := measured.host_memory_peak) is not None:
         limit = view.record.limits.memory
-        # The kernel charges a page that several control groups share to one of them only.
-        is_more = limit is not None and peak > limit.asked and not limit.is_soft
-        why = ", with shared library pages that its limit does not count" if is_more else ""
-        yield "Host memory", f"{bytes_text(peak)} at its peak{why}"
+        # The kernel charges a page that several cgroups share to only one of them.
+        is_over = limit is not None and peak > limit.requested and not limit.is_soft
+        shared = " (includes shared library pages that the limit does not count)" if is_over else ""
+        yield "Host memory", f"{bytes_text(peak)} peak{shared}"
     memory = measured.device_memory
     names = ("allocated", "reserved", "on the device")
     peaks = zip(names, (memory.allocated, memory.reserved, memory.device), strict=True)
-    held = [f"{bytes_text(peak)} {name}" for name, peak in peaks if peak is not None]
+    texts = [f"{bytes_text(peak)} {name}" for name, peak in peaks if peak is not None]
     if memory.retries:
-        held.append(f"{count_text(memory.retries)} retries of the allocator")
-    yield "GPU memory", ", ".join(held)
+        texts.append(
+            f"{count_text(memory.retries)} allocator {plural(memory.retries, 'retry', 'retries')}"
+        )
+    yield "GPU memory", ", ".join(texts)
     if measured.joules is not None:
-        each = rate_text(measured.samples_per_joule)
+        per_joule = rate_text(measured.samples_per_joule)
         joules = joules_text(measured.joules)
-        yield "Energy", f"{joules} over the measured steps, {each} samples/J"
-    parts_s = asdict(measured.overhead)
-    total = parts_s.pop("total")
-    split = ", ".join(
-        f"{_NAMES.get(name, name)} {seconds_text(cost)}"
-        for name, cost in parts_s.items()
-        if cost and cost >= _LEAST_SHOWN_S
+        yield "Energy", f"{joules} over the measured steps, {per_joule} samples/J"
+    seconds = asdict(measured.overhead)
+    total = seconds.pop("total")
+    overhead = ", ".join(
+        f"{_OVERHEAD_NAMES.get(name, name)} {seconds_text(part)}"
+        for name, part in seconds.items()
+        if part and part >= _MIN_SHOWN_S
     )
     if total is not None:
-        split = f"{seconds_text(total)} beyond the measured steps ({split})"
-    yield "Overhead", split
+        overhead = f"{seconds_text(total)} outside the measured steps ({overhead})"
+    yield "Overhead", overhead
 
 
 def _setting_rows(view: TrialView) -> Rows:
     settings, batch = view.record.settings, view.record.samples_per_step
     if batch and settings.batch_size and settings.accumulate:
         ranks = f"{count_text(settings.ranks)} {plural(settings.ranks, 'rank')}"
-        each, accumulated = count_text(settings.batch_size), count_text(settings.accumulate)
-        split = f"{each} per rank × {accumulated} accumulated × {ranks}"
+        per_rank, accumulated = count_text(settings.batch_size), count_text(settings.accumulate)
+        split = f"{per_rank} per rank × {accumulated} accumulated × {ranks}"
         yield "Global batch", f"{count_text(batch)}  ({split})"
     optimizer, lr = view.workload.get("optimizer"), view.workload.get("lr")
-    # An optimizer of the user's own is recorded without a learning rate.
+    # The optimizer of a custom workload is recorded without a learning rate.
     yield "Optimizer", f"{optimizer or ''}" + ("" if lr is None else f", lr {lr:g}")
     data = view.record.first.data
     yield from _labelled("Data", tuple(filter(None, dict.fromkeys((data.note, *data.notes)))))
     yield from _labelled("Limits", _limit_texts(view.record.limits))
-    yield "Left behind", ", ".join(view.record.trial.left)
+    yield "Leftovers", ", ".join(view.record.trial.leftovers)
 
 
 def _limit_texts(limits: LimitFacts) -> list[str]:
-    """In binary units, as people ask for them. What was measured is decimal, as everywhere."""
     texts = []
     if cpus := limits.cpus:
-        what = f"{cpus.asked:g} {plural(cpus.asked, 'CPU')}{_how(cpus.by, cpus.note)}"
+        count = f"{cpus.requested:g} {plural(cpus.requested, 'CPU')}"
+        text = f"{count}{_in_parentheses(cpus.enforced_by, cpus.note)}"
         if cpus.escaped:
-            count = len(cpus.escaped)
-            what += f", and {count} {plural(count, 'process', 'processes')} escaped it"
-        texts.append(what)
+            processes = plural(len(cpus.escaped), "process", "processes")
+            text += f", {len(cpus.escaped)} {processes} escaped the limit"
+        texts.append(text)
     if memory := limits.memory:
-        what = f"{size_text(memory.asked)} of host memory"
-        what += _how(memory.by, memory.why, memory.note)
+        text = f"{size_text(memory.requested)} host memory"
+        text += _in_parentheses(memory.enforced_by, memory.reason, memory.note)
         if memory.peak:
-            what += f", peak {size_text(memory.peak, memory.asked)} of it, page cache included"
-        texts.append(what)
+            text += f", peak {size_text(memory.peak, memory.requested)} including page cache"
+        texts.append(text)
     if gpu := limits.gpu_memory:
-        texts.append(f"{size_text(gpu.asked)} of GPU memory, each rank{_how(gpu.by)}")
+        size = size_text(gpu.requested)
+        texts.append(f"{size} GPU memory per rank{_in_parentheses(gpu.enforced_by)}")
     if limits.gpus is not None:
-        names = limits.gpus.asked
-        texts.append((f"GPU {', '.join(names)}" if names else "no GPU") + _how(limits.gpus.by))
+        names = limits.gpus.requested
+        text = f"GPU {', '.join(names)}" if names else "no GPU"
+        texts.append(text + _in_parentheses(limits.gpus.enforced_by))
     return texts
 
 
-def _how(*words: str) -> str:
-    known = "; ".join(filter(None, words))
+def _in_parentheses(*texts: str) -> str:
+    known = "; ".join(filter(None, texts))
     return f" ({known})" if known else ""
 
 
@@ -257,36 +263,42 @@ def _with_interval(rate: float, interval: Interval | None) -> str:
     if interval is None:
         return rate_text(rate)
     half = share_text((interval.high - rate) / rate)
-    low, high = rate_text(interval.low), rate_text(interval.high)
-    return f"{rate_text(rate)} ± {half}  ({low} to {high}, {share_text(interval.confidence)} sure)"
+    range_text = f"{rate_text(interval.low)} to {rate_text(interval.high)}"
+    confidence = f"{share_text(interval.confidence)} confidence"
+    return f"{rate_text(rate)} ± {half}  ({range_text}, {confidence})"
 
 
 def _noise_text(noise: ProcessNoise) -> str:
     trials = count_text(noise.trials)
-    if noise.source == "learnt":
-        source = f"learnt from {trials} trials"
-    elif noise.source == "others" and noise.assumed is None:
-        source = "as the noisier of other workloads here: this one was not repeated"
+    if noise.source == "learned":
+        source = f"measured in {trials} trials"
+    elif noise.source == "other_workloads" and noise.assumed is None:
+        source = "from the noisier workloads on this machine: this one was not repeated"
     elif not noise.trials:
-        source = "assumed: no repeats were seen here"
+        source = "assumed: no repeats on this machine"
     elif noise.assumed is None:
         source = f"from {trials} repeats and an assumption"
     else:
         source = f"from {trials} repeats and an assumed {share_text(noise.assumed)}"
-    return f"processes differ by {share_text(noise.cv)} ({source})"
+    return f"{share_text(noise.cv)} between processes ({source})"
 
 
-def _short(seconds: float | None) -> str:
-    """A step may take microseconds or minutes: three digits of it."""
+def _step_text(part: Part | None) -> str:
+    return _duration_text(part.median if part else None)
+
+
+def _duration_text(seconds: float | None) -> str:
+    """Format the duration of a step, which may take microseconds or minutes."""
     if seconds is None or seconds >= 0.9995:
         return seconds_text(seconds)
-    small = 0 < seconds < 1e-4
-    return f"{significant(seconds * (1e6 if small else 1e3))} {'µs' if small else 'ms'}"
+    is_small = 0 < seconds < 1e-4
+    return f"{significant(seconds * (1e6 if is_small else 1e3))} {'µs' if is_small else 'ms'}"
 
 
-def _others_text(view: TrialView) -> str:
-    seen = view.measured.interference
-    return f"other processes used {seen.other_cores:.1f} of {seen.machine_cores:g} CPUs"
+def _interference_text(view: TrialView, trials: str = "") -> str:
+    measured = view.measured.interference
+    used = f"other processes used {measured.other_cores:.1f} of {measured.machine_cores:g} CPUs"
+    return f"{used}{trials}, so the throughput is that of a busy machine"
 
 
 def _number(view: TrialView) -> str:

@@ -1,6 +1,7 @@
-"""Trials for programs: one table of keys, with where each stands in the view and what it means.
+"""Trials as JSON: one table of keys, with the attribute of the view and a description.
 
-Keys are never renamed, only added. Times are in seconds, shares are parts of 1, missing is null.
+Keys are never renamed, only added. Times are in seconds, shares are fractions of 1, and missing
+values are null.
 """
 
 from __future__ import annotations
@@ -17,91 +18,135 @@ _MEAN_KEYS = (
     ("samples_per_second_low", "interval.low"),
     ("samples_per_second_high", "interval.high"),
     ("confidence", "interval.confidence"),
-    ("between_processes", "noise.cv"),
-    ("between_dof", "noise.dof"),
-    ("between_source", "noise.source"),
+    ("noise_cv", "noise.cv"),
+    ("noise_dof", "noise.dof"),
+    ("noise_source", "noise.source"),
 )
 
 KEYS: tuple[tuple[str, str, str], ...] = (
-    ("name", "name", "what the trial is called"),
-    ("folder", "folder", "its run folder"),
-    ("outcome", "ending.outcome", "how it ended: ok, gpu_oom, host_oom, shm_full, timeout, …"),
-    ("reason", "ending.reason", "the outcome in words"),
-    ("exit_code", "ending.exit_code", "of its main process"),
-    ("signal", "ending.signal", "that ended its main process"),
-    ("cause", "cause", "texts: what its ranks said, what was counted, what was printed last"),
-    ("evidence", "ending.evidence", "the same as it was recorded"),
-    ("advice", "advice", "what to do next"),
-    ("workload", "workload", "all settings, as they were resolved"),
-    ("limits", "record.limits", "what was asked for, and by what it was enforced"),
-    ("data", "record.first.data", "the data set: name, samples, where it is from"),
-    ("parameters", "record.first.model.parameters", "of the model"),
-    ("device", "record.first.device", "cpu, or cuda:0 of the first rank"),
-    ("device_name", "record.first.device_name", "what the device is"),
-    ("versions", "record.first.versions", "of the framework"),
-    ("repeat", "record.trial.repeat", "which of the repeats this is, from 1"),
-    ("repeats", "record.trial.repeats", "how many repeats there are"),
-    ("global_batch", "record.samples_per_step", "samples in a step of all ranks"),
-    ("samples_per_second", "measured.rate.per_second", "of all ranks, over the steady steps"),
-    ("samples_per_second_low", "measured.interval.low", "lower end of the interval"),
-    ("samples_per_second_high", "measured.interval.high", "upper end of the interval"),
-    ("confidence", "measured.interval.confidence", "of the interval, as a share"),
-    ("why_no_rate", "why_no_rate", "empty where there is one"),
-    ("within_process", "measured.rate.within", "relative standard error from its own steps"),
-    ("between_processes", "measured.noise.cv", "coefficient of variation between trials"),
-    ("between_dof", "measured.noise.dof", "degrees of freedom of the one before"),
-    ("between_source", "measured.noise.source", "learnt, of others here, or assumed"),
-    ("between_trials", "measured.noise.trials", "from how many trials it was learnt"),
-    ("steady", "measured.steady.steady", "whether the measured steps are steady"),
-    ("why_not_steady", "measured.steady.reason", "empty where they are"),
-    ("drift", "measured.steady.drift", "change of the step time over the measured steps"),
-    ("steps", "measured.steps", "that every rank took"),
-    ("warmup_steps", "warmup_steps", "cut off, the first one included"),
-    ("steady_steps", "measured.steady_steps", "that were measured"),
-    ("samples", "measured.samples", "in all steps of all ranks"),
-    ("step_seconds", "measured.step.median", "median length of a step"),
-    ("step_seconds_p95", "measured.step.p95", ""),
-    ("wait_seconds", "measured.wait.median", "median wait of the host for the data of a step"),
-    ("wait_seconds_p95", "measured.wait.p95", ""),
-    ("copy_seconds", "measured.copy.median", "median copy to the device"),
-    ("copy_seconds_p95", "measured.copy.p95", ""),
-    ("compute_seconds", "measured.compute.median", "median forward, backward and optimizer"),
-    ("compute_seconds_p95", "measured.compute.p95", ""),
-    ("data_wait_share", "measured.data_wait_share", "of the time, held up by missing data"),
-    ("epoch_seconds", "measured.epoch_seconds", "of one epoch"),
-    ("epoch_measured", "measured.epoch_measured", "whether a whole one was run; else projected"),
-    ("imbalance", "measured.imbalance", "step time of the slowest rank over the fastest"),
-    ("overhead_seconds", "measured.overhead.total", "of the whole trial beyond its steady steps"),
-    ("start_seconds", "measured.overhead.start", "until its processes were started"),
-    ("import_seconds", "measured.overhead.imports", "imports"),
-    ("data_seconds", "measured.overhead.data", "making or finding the data"),
-    ("build_seconds", "measured.overhead.build", "building the model"),
-    ("first_step_seconds", "measured.overhead.first_step", "the first step"),
-    ("warmup_seconds", "measured.overhead.warmup", "the other steps of the warm-up"),
-    ("profile_seconds", "measured.overhead.profile", "more steps, under the profiler"),
-    ("closing_seconds", "measured.overhead.closing", "after the last step"),
-    ("other_seconds", "measured.overhead.other", "interpreter, launcher, leaving"),
-    ("cleanup_seconds", "measured.overhead.cleanup", "until nothing of it was left"),
-    ("host_memory_peak_bytes", "measured.host_memory_peak", "of all its processes"),
-    ("device_memory_peak_bytes", "measured.device_memory.device", "as the driver sees it"),
-    ("allocated_peak_bytes", "measured.device_memory.allocated", "tensors on the device"),
-    ("reserved_peak_bytes", "measured.device_memory.reserved", "held by the allocator for them"),
-    ("allocator_retries", "measured.device_memory.retries", "after freeing what it kept"),
-    ("joules", "measured.joules", "of its GPUs, over the steady steps"),
-    ("samples_per_joule", "measured.samples_per_joule", "over the steady steps"),
-    ("others_cores", "measured.interference.other_cores", "CPUs that others used meanwhile"),
-    ("disturbed", "measured.is_disturbed", "whether others may have slowed it down"),
-    ("left", "record.trial.left", "what could not be cleaned up"),
+    ("name", "name", "Name of the trial"),
+    ("folder", "folder", "Run folder"),
+    ("outcome", "exit_status.outcome", "Outcome: ok, gpu_oom, host_oom, shm_full, timeout, …"),
+    ("reason", "exit_status.reason", "Reason for the outcome"),
+    ("exit_code", "exit_status.exit_code", "Exit code of the main process"),
+    ("signal", "exit_status.signal", "Signal that ended the main process"),
+    (
+        "failure_details",
+        "failure_details",
+        "Errors of the ranks, progress, counted OOM kills and error output",
+    ),
+    ("evidence", "exit_status.evidence", "Recorded evidence for the outcome"),
+    ("recommendation", "recommendation_text", "Recommended next step"),
+    ("workload", "workload", "All settings, with defaults resolved"),
+    ("limits", "record.limits", "Requested limits, and what enforced them"),
+    ("data", "record.first.data", "Dataset: name, number of samples, source"),
+    ("parameters", "record.first.model.parameters", "Number of model parameters"),
+    ("device", "record.first.device", "Device of the first rank: cpu or cuda:0"),
+    ("device_name", "record.first.device_name", "Model of the device"),
+    ("versions", "record.first.versions", "Versions of the framework"),
+    ("repeat", "record.trial.repeat", "Number of this repeat, from 1"),
+    ("repeats", "record.trial.repeats", "Number of repeats"),
+    ("global_batch", "record.samples_per_step", "Samples per step of all ranks"),
+    (
+        "samples_per_second",
+        "measured.rate.per_second",
+        "Throughput of all ranks over the steady steps",
+    ),
+    ("samples_per_second_low", "measured.interval.low", "Lower bound of the interval"),
+    ("samples_per_second_high", "measured.interval.high", "Upper bound of the interval"),
+    ("confidence", "measured.interval.confidence", "Confidence of the interval, such as 0.9"),
+    (
+        "no_throughput_reason",
+        "no_throughput_reason",
+        "Reason for a missing throughput; empty if there is one",
+    ),
+    (
+        "step_standard_error",
+        "measured.rate.relative_error",
+        "Relative standard error of the throughput within this trial",
+    ),
+    ("noise_cv", "measured.noise.cv", "Coefficient of variation between trials"),
+    ("noise_dof", "measured.noise.dof", "Degrees of freedom of noise_cv"),
+    (
+        "noise_source",
+        "measured.noise.source",
+        "Source of noise_cv: learned from repeats, from others (other workloads), or assumed",
+    ),
+    ("noise_trials", "measured.noise.trials", "Number of trials that noise_cv is based on"),
+    ("steady", "measured.steady.steady", "Whether the measured steps are steady"),
+    ("unsteady_reason", "measured.steady.reason", "Reason if they are not steady; empty if so"),
+    ("drift", "measured.steady.drift", "Relative change of the step time over the measured steps"),
+    ("steps", "measured.steps", "Steps that every rank completed"),
+    ("warmup_steps", "warmup_steps", "Warm-up steps, including the first step"),
+    ("steady_steps", "measured.steady_steps", "Measured steps"),
+    ("samples", "measured.samples", "Samples in all steps of all ranks"),
+    ("step_seconds", "measured.step.median", "Median step time"),
+    ("step_seconds_p95", "measured.step.p95", "95th percentile of the step time"),
+    ("wait_seconds", "measured.wait.median", "Median data wait per step"),
+    ("wait_seconds_p95", "measured.wait.p95", "95th percentile of the data wait per step"),
+    ("copy_seconds", "measured.copy.median", "Median time of the copy to the device per step"),
+    ("copy_seconds_p95", "measured.copy.p95", "95th percentile of the copy time per step"),
+    (
+        "compute_seconds",
+        "measured.compute.median",
+        "Median time of forward pass, backward pass and optimizer per step",
+    ),
+    ("compute_seconds_p95", "measured.compute.p95", "95th percentile of the compute time per step"),
+    (
+        "data_wait_share",
+        "measured.data_wait_share",
+        "Share of the time that training waits for data",
+    ),
+    ("epoch_seconds", "measured.epoch_seconds", "Duration of an epoch"),
+    (
+        "epoch_measured",
+        "measured.epoch_measured",
+        "Whether a whole epoch was measured; otherwise epoch_seconds is an estimate",
+    ),
+    ("rank_imbalance", "measured.imbalance", "Step time of the slowest rank over the fastest rank"),
+    ("overhead_seconds", "measured.overhead.total", "Time of the trial outside the steady steps"),
+    ("start_seconds", "measured.overhead.start", "Time until the processes are started"),
+    ("import_seconds", "measured.overhead.imports", "Time of imports"),
+    ("data_seconds", "measured.overhead.data", "Time to generate or open the data"),
+    ("build_seconds", "measured.overhead.build", "Time to build the model"),
+    ("first_step_seconds", "measured.overhead.first_step", "Time of the first step"),
+    ("warmup_seconds", "measured.overhead.warmup", "Time of the other warm-up steps"),
+    ("profile_seconds", "measured.overhead.profile", "Time of the steps under the profiler"),
+    ("shutdown_seconds", "measured.overhead.closing", "Time from the last step to the exit"),
+    ("other_seconds", "measured.overhead.other", "Time of interpreter, launcher and exit"),
+    ("cleanup_seconds", "measured.overhead.cleanup", "Time of the clean-up after the processes"),
+    ("host_memory_peak_bytes", "measured.host_memory_peak", "Peak host memory of all processes"),
+    (
+        "device_memory_peak_bytes",
+        "measured.device_memory.device",
+        "Peak GPU memory reported by the driver",
+    ),
+    ("allocated_peak_bytes", "measured.device_memory.allocated", "Peak GPU memory of tensors"),
+    (
+        "reserved_peak_bytes",
+        "measured.device_memory.reserved",
+        "Peak GPU memory reserved by the allocator",
+    ),
+    ("allocator_retries", "measured.device_memory.retries", "Number of allocator retries"),
+    ("joules", "measured.joules", "Energy of the GPUs over the steady steps"),
+    ("samples_per_joule", "measured.samples_per_joule", "Samples per joule over the steady steps"),
+    ("other_cores", "measured.interference.other_cores", "Mean CPUs used by other processes"),
+    (
+        "interference",
+        "measured.has_interference",
+        "Whether other processes may have slowed the trial down",
+    ),
+    ("leftovers", "record.trial.leftovers", "Processes and files that could not be cleaned up"),
 )
 
 
 def trial_dict(view: TrialView) -> dict[str, Any]:
-    found = {key: to_json(_follow(view, path), omit_defaults=True) for key, path, _ in KEYS}
-    return {"format": FORMAT, **found}
+    values = {key: to_json(_attribute(view, path), omit_defaults=True) for key, path, _ in KEYS}
+    return {"format": FORMAT, **values}
 
 
 def trials_dict(views: Sequence[TrialView]) -> dict[str, Any]:
-    """A trial; or its repeats, with their mean throughput and its interval beside them."""
+    """Return one trial, or repeats with their mean throughput and its interval."""
     if len(views) == 1:
         return trial_dict(views[0])
     mean = mean_of(views)
@@ -109,11 +154,11 @@ def trials_dict(views: Sequence[TrialView]) -> dict[str, Any]:
         "format": FORMAT,
         "trials": [trial_dict(view) for view in views],
         "ok": sum(view.is_ok for view in views),
-        **{key: _follow(mean, path) for key, path in _MEAN_KEYS},
+        **{key: _attribute(mean, path) for key, path in _MEAN_KEYS},
     }
 
 
-def _follow(value: Any, path: str) -> Any:
+def _attribute(value: Any, path: str) -> Any:
     for name in path.split("."):
         if value is None:
             return None

@@ -1,4 +1,4 @@
-"""The profile of a trial: which operators took the time, and the figures that stand beside them."""
+"""The profile of a trial: operators and kernels by time, and totals per step."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from stepscope.report.kit.format import (
     bytes_text,
     count_text,
     is_known,
+    plural,
     rate_text,
     share_text,
 )
@@ -22,46 +23,46 @@ from stepscope.report.kit.table import Column, Table
 
 VIEWER = "ui.perfetto.dev"
 
-_MOST_OPERATORS = 12
-_MOST_KERNELS = 5
+_MAX_OPERATORS = 12
+_MAX_KERNELS = 5
 _DIRECTIONS = {
     "to_device": "to the device",
-    "from_device": "from it",
-    "within_device": "within it",
+    "from_device": "from the device",
+    "within_device": "within the device",
     "between_devices": "between devices",
     "host": "from host to host",
-    "other": "elsewhere",
+    "other": "in other directions",
 }
 
 
 def profile_blocks(profile: Profile, folder: Path) -> list[Block]:
-    """The profile of a trial, whose traces are in `folder`: of its first rank, and what there is of
-    the others."""
+    """Return the tables of the first rank, and the traces of all ranks in `folder`."""
     blocks: list[Block] = []
     facts = [("Note", note) for note in notes_text(profile)]
     if profile.ranks:
         first, rank = next(iter(profile.ranks.items()))
-        whose, others = "", ""
+        of_rank, other_ranks = "", ""
         if len(profile.ranks) + len(profile.failed) > 1:
-            whose = f" of rank {first}"
-            others = "; each rank has a file of its own, profile<rank>.json, beside its trace"
-        each = _ms(sum(rank.step_us) / len(rank.step_us) if rank.step_us else None)
-        head = f"Per step: mean of {count_text(rank.steps)} steps{whose}, {each} ms each under"
+            of_rank = f" of rank {first}"
+            other_ranks = "; profile<rank>.json next to the trace has the profile of each rank"
+        step = _ms(sum(rank.step_us) / len(rank.step_us) if rank.step_us else None)
+        steps = f"{count_text(rank.steps)} steps{of_rank}, {step} ms per step under the profiler"
         tables = [operators_table(rank), kernels_table(rank)]
-        blocks = [Paragraph(f"{head} the profiler{others}", "note")]
+        blocks = [Paragraph(f"Means per step over {steps}{other_ranks}", "note")]
         blocks += [Section("", (table,)) for table in tables if table.rows]
-        facts = [*figures_text(rank), *facts]
-    remarks: list[Block] = [Facts(tuple(facts))]
+        facts = [*totals_text(rank), *facts]
+    traces: list[Block] = [Facts(tuple(facts))]
     for rank in profile.ranks.values():
-        sizes = f"{bytes_text(rank.trace.bytes)}, unzipped {bytes_text(rank.trace.unzipped_bytes)}"
-        remarks.append(Verbatim(f"{folder / rank.trace.file}  ({sizes})", "Trace"))
+        size, uncompressed = bytes_text(rank.trace.bytes), bytes_text(rank.trace.unzipped_bytes)
+        sizes = f"{size}, uncompressed {uncompressed}"
+        traces.append(Verbatim(f"{folder / rank.trace.file}  ({sizes})", "Trace"))
     if profile.ranks:
-        remarks.append(Paragraph(f"Open a trace at {VIEWER}", "note"))
-    return [*blocks, Section("", tuple(remarks))]
+        traces.append(Paragraph(f"Open a trace at {VIEWER}", "note"))
+    return [*blocks, Section("", tuple(traces))]
 
 
 def profile_dict(profile: Profile) -> dict[str, Any]:
-    """The profile as plain values, of every rank. Times are microseconds."""
+    """Return the profile of every rank as plain values. Times are in microseconds."""
 
     def with_per_step(row: dict[str, Any], steps: int) -> dict[str, Any]:
         totals = {name: value for name, value in row.items() if isinstance(value, int | float)}
@@ -80,9 +81,9 @@ def profile_dict(profile: Profile) -> dict[str, Any]:
 
 
 def operators_table(rank: RankProfile) -> Table:
-    """The operators that took longest, on the device if there is one; the others in one line.
+    """Return the slowest operators, by device time if there is a device; the rest in one row.
 
-    Figures are per step. Times are of the operators themselves, so that they add up.
+    Values are per step. Shares use self time, so that they add up.
     """
 
     def time(row: ProfiledOperator) -> float:
@@ -91,36 +92,36 @@ def operators_table(rank: RankProfile) -> Table:
     def ms(us: float | None) -> str:
         return _ms(us, rank.steps)
 
-    whole = sum(map(time, rank.operators))
-    rows = list(rank.operators[:_MOST_OPERATORS])
-    if rest := rank.operators[_MOST_OPERATORS:]:
+    total = sum(map(time, rank.operators))
+    rows = list(rank.operators[:_MAX_OPERATORS])
+    if rest := rank.operators[_MAX_OPERATORS:]:
         cuda_us = [row.self_cuda_us for row in rest if row.self_cuda_us is not None]
-        together = ProfiledOperator(
+        combined = ProfiledOperator(
             name=f"{len(rest)} more",
             kind="operator",
             calls=sum(row.calls for row in rest),
             self_cpu_us=sum(row.self_cpu_us for row in rest),
-            cpu_us=math.nan,  # operators call each other: what they take in all does not add up
+            cpu_us=math.nan,  # operators call each other, so total times cannot be added
             self_cuda_us=sum(cuda_us) if cuda_us else None,
         )
-        rows.append(together)
+        rows.append(combined)
     columns: list[tuple[Column, Callable[[ProfiledOperator], str]]] = [
-        (Column("Operator", number=False, cut=True), lambda row: row.name),
+        (Column("Operator", number=False, elide=True), lambda row: row.name),
         (Column("Calls"), lambda row: count_text(row.calls / rank.steps)),
         (Column("CPU ms"), lambda row: ms(row.self_cpu_us)),
-        (Column("CPU ms, total", spare=2), lambda row: ms(row.cpu_us)),
+        (Column("CPU ms, total", drop=2), lambda row: ms(row.cpu_us)),
         (Column("CUDA ms"), lambda row: ms(row.self_cuda_us)),
-        (Column("CUDA ms, total", spare=1), lambda row: ms(row.cuda_us)),
-        (Column("Share"), lambda row: _share(time(row), whole)),
+        (Column("CUDA ms, total", drop=1), lambda row: ms(row.cuda_us)),
+        (Column("Share"), lambda row: _share(time(row), total)),
     ]
-    return Table.of(rows, columns).known()
+    return Table.of(rows, columns).without_empty_columns()
 
 
 def kernels_table(rank: RankProfile) -> Table:
     return Table.of(
-        rank.kernels[:_MOST_KERNELS],
+        rank.kernels[:_MAX_KERNELS],
         [
-            (Column("Kernel", number=False, cut=True), lambda row: row.name),
+            (Column("Kernel", number=False, elide=True), lambda row: row.name),
             (Column("Calls"), lambda row: count_text(row.calls / rank.steps)),
             (Column("CUDA ms"), lambda row: _ms(row.us, rank.steps)),
             (Column("Share"), lambda row: _share(row.us, rank.sums.kernel_us)),
@@ -128,8 +129,8 @@ def kernels_table(rank: RankProfile) -> Table:
     )
 
 
-def figures_text(rank: RankProfile) -> list[tuple[str, str]]:
-    """What stands beside the operators: a word, and what is to be said of it."""
+def totals_text(rank: RankProfile) -> list[tuple[str, str]]:
+    """Return labels and texts with the totals per step."""
     sums = rank.sums
 
     def ms(us: float | None) -> str:
@@ -138,39 +139,44 @@ def figures_text(rank: RankProfile) -> list[tuple[str, str]]:
     def count(total: int | None) -> str:
         return count_text(None if total is None else total / rank.steps)
 
-    figures = [("CPU", f"{ms(sums.operator_cpu_us)} a step in operators")]
+    totals = [("CPU", f"{ms(sums.operator_cpu_us)} per step in operators")]
     if rank.copies is not None:
         calls, waits = ms(sums.runtime_cpu_us), ms(sums.synchronize_cpu_us)
-        host = f"{figures[0][1]}, {calls} in calls into CUDA, {waits} waiting for the device"
+        host = f"{totals[0][1]}, {calls} in CUDA calls, {waits} waiting for the device"
         kernels = f"{count(sums.kernels)} kernels ({count(sums.launches)} launches)"
-        moved = f"{ms(sums.memcpy_us)} in copies, {ms(sums.memset_us)} in memsets"
-        figures = [("CPU", host), ("CUDA", f"{ms(sums.kernel_us)} a step in {kernels}, {moved}")]
-    copies = []
+        copies = f"{ms(sums.memcpy_us)} in copies, {ms(sums.memset_us)} in memsets"
+        device = f"{ms(sums.kernel_us)} per step in {kernels}, {copies}"
+        totals = [("CPU", host), ("CUDA", device)]
+    directions = []
     for direction, row in (rank.copies or {}).items():
-        where = _DIRECTIONS.get(direction, direction)
-        text = f"{ms(row.us)} in {count(row.calls)} copies {where}"
+        copies = plural(row.calls / rank.steps, "copy", "copies")
+        text = (
+            f"{ms(row.us)} in {count(row.calls)} {copies} {_DIRECTIONS.get(direction, direction)}"
+        )
         if row.pageable_us:
-            text += f" ({ms(row.pageable_us)} of it from or to pageable memory)"
-        copies.append(text)
-    if copies:
-        figures.append(("Copied", f"per step {', '.join(copies)}"))
+            text += f" ({ms(row.pageable_us)} from or to pageable memory)"
+        directions.append(text)
+    if directions:
+        totals.append(("Copies", f"per step {', '.join(directions)}"))
     memory = []
-    for device, peak in rank.memory.items():
+    for name, peak in rank.memory.items():
         is_host = peak.reserved is None
-        more = "beyond what was held before" if is_host else f"reserved {bytes_text(peak.reserved)}"
-        memory.append(f"{bytes_text(peak.allocated)} on {device}, {more}")
+        detail = (
+            "added by the profiled steps" if is_host else f"{bytes_text(peak.reserved)} reserved"
+        )
+        memory.append(f"{bytes_text(peak.allocated)} on {name}, {detail}")
     if memory:
-        figures.append(("Memory", f"peak {'; '.join(memory)}"))
-    return figures
+        totals.append(("Memory", f"peak {'; '.join(memory)}"))
+    return totals
 
 
 def notes_text(profile: Profile) -> tuple[str, ...]:
     missing = [f"rank {n}: {rank.missing}" for n, rank in profile.ranks.items() if rank.missing]
-    return (*missing, *(f"rank {rank}: {why}" for rank, why in profile.failed.items()))
+    return (*missing, *(f"rank {rank}: {reason}" for rank, reason in profile.failed.items()))
 
 
-def _share(part: float | None, whole: float | None) -> str:
-    return share_text(part / whole if part is not None and whole else None)
+def _share(part: float | None, total: float | None) -> str:
+    return share_text(part / total if part is not None and total else None)
 
 
 def _ms(us: float | None, steps: int = 1) -> str:

@@ -1,1 +1,1 @@
-"""NVIDIA GPUs: which ones, and the sensors that read them."""
+"""NVIDIA GPUs: selection and sensors."""

@@ -1,7 +1,7 @@
-"""NVIDIA's management library: the only module that knows it.
+"""The only module that uses NVML, NVIDIA's management library.
 
-Every call gives plain numbers in our units, or raises `Unreadable` with a reason in words. What a
-call costs and what its value means on real hardware is in `docs/measurement.md`.
+Every call returns plain numbers in our units or raises `Unreadable` with a readable reason. The
+cost of each call and the meaning of its values on real hardware are in `docs/measurement.md`.
 """
 
 from __future__ import annotations
@@ -17,45 +17,46 @@ from stepscope.records import Gpu
 _MIB = float(1 << 20)
 _NOT_AVAILABLE = (1 << 64) - 1
 
-_INSTALL_PACKAGE = "pip install nvidia-ml-py"
-_AFTER_A_LOSS = "look into dmesg for Xid messages; a restart may bring it back"
+_INSTALL_PACKAGE = "Run: pip install nvidia-ml-py"
+_LOST_HINT = "Check dmesg for Xid messages; rebooting may help"
 
 # fmt: off
 _REASONS: dict[int, tuple[str, str]] = {
-    2: ("the driver does not know this question", ""),
-    3: ("this GPU does not support it", ""),
-    4: ("no permission: the administrator has restricted it",
-        "run stepscope as the user of the processes, or with sudo"),
+    2: ("the driver does not support this query", ""),
+    3: ("not supported by this GPU", ""),
+    4: ("no permission: restricted by the administrator",
+        "Run stepscope as the owner of the processes or with sudo"),
     6: ("not found", ""),
     8: ("a power cable is not connected", ""),
-    9: ("the NVIDIA driver is not loaded", "load it: modprobe nvidia; or restart"),
-    10: ("the driver did not answer in time", ""),
-    12: ("no NVIDIA driver is installed (libnvidia-ml.so.1 is not there)",
-         "with an NVIDIA GPU: install its driver; a container needs --gpus all"),
-    13: ("this driver is too old for it", "a newer NVIDIA driver tells it"),
-    15: ("the GPU has fallen off the bus", _AFTER_A_LOSS),
-    16: ("the GPU must be reset before it can be used again", _AFTER_A_LOSS),
+    9: ("the NVIDIA driver is not loaded", "Load it with modprobe nvidia, or reboot"),
+    10: ("the driver timed out", ""),
+    12: ("no NVIDIA driver is installed (libnvidia-ml.so.1 not found)",
+         "If there is an NVIDIA GPU, install its driver; a container needs --gpus all"),
+    13: ("not supported by this driver version", "Update the NVIDIA driver"),
+    15: ("the GPU has fallen off the bus", _LOST_HINT),
+    16: ("the GPU must be reset before it can be used again", _LOST_HINT),
     17: ("the operating system has blocked the GPU", ""),
-    18: ("the driver was updated: its library and its kernel module differ until a restart",
-         "restart the machine, or reload the driver"),
-    28: ("the GPU is not there any more", _AFTER_A_LOSS),
+    18: ("the driver was updated: library and kernel module have different versions until a reboot",
+         "Reboot the machine or reload the driver"),
+    28: ("the GPU is no longer available", _LOST_HINT),
 }
 # fmt: on
-"""NVML's return codes that users meet, in words, and what helps."""
+"""Common NVML return codes with a reason and a hint."""
 
 _LOST = frozenset((1, 15, 16, 17, 28))
-_FOR_GOOD = frozenset((2, 3, 4, 13))
+_PERMANENT = frozenset((2, 3, 4, 13))
 
-_SLOWED_BY_POWER = 0x04 | 0x80
-_SLOWED_BY_HEAT = 0x20 | 0x40
-_SLOWED_OTHERWISE = 0x02 | 0x10 | 0x200 | 0x400
-_SLOWED_BY_HARDWARE = 0x08
-"""Bits of NVML's clock event reasons: software cap and power brake; the two thermal slow-downs;
-clock settings, sync boost, board limit and reliability. The last comes with a brake or heat."""
+_THROTTLED_BY_POWER = 0x04 | 0x80
+_THROTTLED_BY_HEAT = 0x20 | 0x40
+_THROTTLED_BY_OTHER = 0x02 | 0x10 | 0x200 | 0x400
+_THROTTLED_BY_HARDWARE = 0x08
+"""Bits of NVML's clock event reasons: software power cap and power brake; software and hardware
+thermal slowdown; clock settings, sync boost, board limit and reliability. The hardware bit is also
+set with a power brake or a thermal slowdown."""
 
 
 class NvmlUnavailable(Exception):
-    """The library cannot be used here; the text says why, `hint` what would help."""
+    """NVML is not available. The text is the reason."""
 
     def __init__(self, reason: str, hint: str = "") -> None:
         super().__init__(reason)
@@ -63,20 +64,20 @@ class NvmlUnavailable(Exception):
 
 
 class Unreadable(Exception):
-    """A value cannot be read: `lost` if the whole GPU is gone, `for_good` if it never will be."""
+    """A value cannot be read. `lost`: the GPU is gone. `permanent`: retrying is useless."""
 
     def __init__(
-        self, reason: str, *, lost: bool = False, for_good: bool = False, hint: str = ""
+        self, reason: str, *, lost: bool = False, permanent: bool = False, hint: str = ""
     ) -> None:
         super().__init__(reason)
         self.hint = hint
         self.lost = lost
-        self.for_good = for_good
+        self.permanent = permanent
 
 
 @dataclass(frozen=True)
 class PcieCount:
-    """Bytes over PCIe by the device's counters, which begin again at `wraps_at`."""
+    """Bytes over PCIe from the counters of the device, which wrap around at `wraps_at`."""
 
     received: int
     sent: int
@@ -85,39 +86,39 @@ class PcieCount:
 
 @dataclass(frozen=True)
 class ProcessSample:
-    """The share of a short time in which kernels of one process ran; until when it was."""
+    """The fraction of a short interval in which kernels of a process ran, and its end."""
 
     pid: int
     at_us: int
-    """Microseconds since 1970."""
+    """Microseconds since the epoch."""
     share: float
 
 
 class _UnknownName(Unreadable, AttributeError):
-    """The installed package is older than what is asked of it."""
+    """The installed package is too old."""
 
     def __init__(self) -> None:
-        reason = "the installed nvidia-ml-py is too old for it"
-        super().__init__(reason, for_good=True, hint=_INSTALL_PACKAGE)
+        reason = "not supported by the installed version of nvidia-ml-py"
+        super().__init__(reason, permanent=True, hint=_INSTALL_PACKAGE)
 
 
 class _Library:
-    """The package, of which a name that it lacks is one thing less to read, and no end of all."""
+    """The package. A missing name makes one metric unreadable instead of failing all."""
 
     def __init__(self, module: ModuleType | Any) -> None:
         self._module = module
 
     def __getattr__(self, name: str) -> Any:
         try:
-            found = getattr(self._module, name)
+            value = getattr(self._module, name)
         except AttributeError:
             raise _UnknownName from None
-        setattr(self, name, found)
-        return found
+        setattr(self, name, value)
+        return value
 
 
 class Nvml:
-    """The opened library with its GPUs; `close`, or the end of a `with`, gives it back."""
+    """The initialized library with its GPUs; shut down by `close` or a `with` statement."""
 
     def __init__(self, module: ModuleType | Any) -> None:
         self._lib = library = _Library(module)
@@ -143,7 +144,7 @@ class Nvml:
             self._lib.nvmlShutdown()
 
     def _find_gpus(self) -> Iterator[NvmlGpu]:
-        """The GPUs, each followed by its slices; one that cannot be opened is left out."""
+        """Yield the GPUs, each followed by its MIG slices; skip those that cannot be opened."""
         for index in range(self._lib.nvmlDeviceGetCount()):
             try:
                 handle = self._lib.nvmlDeviceGetHandleByIndex(index)
@@ -174,31 +175,31 @@ class Nvml:
     ) -> Gpu:
         lib = self._lib
 
-        def told(ask: Callable[[], Any]) -> Any:
+        def optional(query: Callable[[], Any]) -> Any:
             try:
-                return ask()
+                return query()
             except (lib.NVMLError, Unreadable):
                 return None
 
-        memory = told(lambda: lib.nvmlDeviceGetMemoryInfo(handle).total)
-        limit = told(lambda: lib.nvmlDeviceGetEnforcedPowerLimit(handle))
-        bus = told(lambda: lib.nvmlDeviceGetPciInfo(handle).busId)
+        memory = optional(lambda: lib.nvmlDeviceGetMemoryInfo(handle).total)
+        limit = optional(lambda: lib.nvmlDeviceGetEnforcedPowerLimit(handle))
+        bus = optional(lambda: lib.nvmlDeviceGetPciInfo(handle).busId)
         return Gpu(
             index=index,
             uuid=_text(lib.nvmlDeviceGetUUID(handle)),
-            model=_text(told(lambda: lib.nvmlDeviceGetName(handle)) or "unknown"),
+            model=_text(optional(lambda: lib.nvmlDeviceGetName(handle)) or "unknown"),
             label=label or f"GPU {index}",
             bus=None if bus is None else _text(bus),
             memory_bytes=None if memory is None else float(memory),
             power_limit_watts=None if limit is None else limit / 1e3,
-            pcie_generation=told(lambda: lib.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
-            pcie_width=told(lambda: lib.nvmlDeviceGetMaxPcieLinkWidth(handle)),
+            pcie_generation=optional(lambda: lib.nvmlDeviceGetMaxPcieLinkGeneration(handle)),
+            pcie_width=optional(lambda: lib.nvmlDeviceGetMaxPcieLinkWidth(handle)),
             mig_of=mig_of,
         )
 
 
 class NvmlGpu:
-    """One GPU or MIG slice. Each method is one question to the driver."""
+    """A GPU or MIG slice. Each method is one query to the driver."""
 
     def __init__(
         self, library: Any, handle: Any, facts: Gpu, slice_of: tuple[Any, int] | None = None
@@ -207,81 +208,83 @@ class NvmlGpu:
         self._lib = library
         self._handle = handle
         self._slice_of = slice_of
-        self._tells_power_now = hasattr(library, "NVML_FI_DEV_POWER_INSTANT")
+        self._has_instant_power = hasattr(library, "NVML_FI_DEV_POWER_INSTANT")
 
-    def utilisation(self) -> tuple[float, float]:
-        """Shares of the time that anything ran, and that memory was read or written."""
-        rates = self._ask(self._lib.nvmlDeviceGetUtilizationRates)
+    def utilization(self) -> tuple[float, float]:
+        """Return the fractions of time that a kernel or copy ran, and that memory was accessed."""
+        rates = self._query(self._lib.nvmlDeviceGetUtilizationRates)
         return rates.gpu / 100, rates.memory / 100
 
     def memory_used(self) -> float:
-        """Bytes in use, by everybody."""
-        return float(self._ask(self._lib.nvmlDeviceGetMemoryInfo).used)
+        """Return the device memory in use by all processes, in bytes."""
+        return float(self._query(self._lib.nvmlDeviceGetMemoryInfo).used)
 
     def processes(self) -> list[tuple[int, float | None]]:
-        """Those that hold a context: pid (of the host, in a container) and bytes, where told."""
-        found = self._ask(self._lib.nvmlDeviceGetComputeRunningProcesses)
-        # NVML says "not available" with the largest number there is.
+        """Return pid (the host's, in a container) and bytes of processes with a context."""
+        listed = self._query(self._lib.nvmlDeviceGetComputeRunningProcesses)
+        # NVML represents "not available" as the largest number.
         return [
             (p.pid, None if p.usedGpuMemory in (None, _NOT_AVAILABLE) else float(p.usedGpuMemory))
-            for p in found
+            for p in listed
         ]
 
     def process_samples(self, after_us: int) -> list[ProcessSample]:
-        """What the driver sampled of each process after a time; nothing where none ran."""
+        """Return the driver's samples of each process after a time; empty if no process ran."""
         lib = self._lib
         try:
-            found = lib.nvmlDeviceGetProcessUtilization(self._handle, after_us)
+            samples = lib.nvmlDeviceGetProcessUtilization(self._handle, after_us)
         except lib.NVMLError as error:
             if error.value in (lib.NVML_SUCCESS, lib.NVML_ERROR_NOT_FOUND):  # both: no samples
                 return []
             raise unreadable(error.value, f"NVML: {error}") from None
         return [
             ProcessSample(s.pid, s.timeStamp, min(s.smUtil, 100) / 100)
-            for s in found
-            if s.timeStamp > after_us  # the driver leaves some places of its list unfilled
+            for s in samples
+            if s.timeStamp > after_us  # the driver leaves some entries of its list unset
         ]
 
     def power(self) -> float:
-        """Watts right now; where only a mean of the last second is told, that."""
-        if self._tells_power_now:
+        """Return the current power in watts, or its mean over the last second."""
+        if self._has_instant_power:
             try:
                 (field,) = self._fields(self._lib.NVML_FI_DEV_POWER_INSTANT)
                 return float(field.value.uiVal) / 1e3
             except Unreadable as error:
-                if not error.for_good:
+                if not error.permanent:
                     raise
-                self._tells_power_now = False
-        return float(self._ask(self._lib.nvmlDeviceGetPowerUsage)) / 1e3
+                self._has_instant_power = False
+        return float(self._query(self._lib.nvmlDeviceGetPowerUsage)) / 1e3
 
     def energy(self) -> float:
-        """Joules since the driver was loaded."""
-        return float(self._ask(self._lib.nvmlDeviceGetTotalEnergyConsumption)) / 1e3
+        """Return the energy since the driver was loaded, in joules."""
+        return float(self._query(self._lib.nvmlDeviceGetTotalEnergyConsumption)) / 1e3
 
     def temperature(self) -> float:
-        return float(self._ask(self._lib.nvmlDeviceGetTemperature, self._lib.NVML_TEMPERATURE_GPU))
-
-    def clocks(self) -> tuple[float, float]:
-        """MHz of the multiprocessors and of the memory."""
-        lib = self._lib
-        return (
-            float(self._ask(lib.nvmlDeviceGetClockInfo, lib.NVML_CLOCK_SM)),
-            float(self._ask(lib.nvmlDeviceGetClockInfo, lib.NVML_CLOCK_MEM)),
+        return float(
+            self._query(self._lib.nvmlDeviceGetTemperature, self._lib.NVML_TEMPERATURE_GPU)
         )
 
-    def slowed_by(self) -> tuple[bool, bool, bool]:
-        """Whether the clocks are held down by power, by heat, by anything else."""
-        ask = getattr(self._lib, "nvmlDeviceGetCurrentClocksEventReasons", None)
-        bits = self._ask(ask or self._lib.nvmlDeviceGetCurrentClocksThrottleReasons)
-        power, heat = bool(bits & _SLOWED_BY_POWER), bool(bits & _SLOWED_BY_HEAT)
-        hardware = bool(bits & _SLOWED_BY_HARDWARE) and not (power or heat)
-        return power, heat, hardware or bool(bits & _SLOWED_OTHERWISE)
+    def clocks(self) -> tuple[float, float]:
+        """Return the clocks of the multiprocessors and of the memory in MHz."""
+        lib = self._lib
+        return (
+            float(self._query(lib.nvmlDeviceGetClockInfo, lib.NVML_CLOCK_SM)),
+            float(self._query(lib.nvmlDeviceGetClockInfo, lib.NVML_CLOCK_MEM)),
+        )
+
+    def throttled_by(self) -> tuple[bool, bool, bool]:
+        """Return whether the clocks are reduced by power, by heat, by anything else."""
+        query = getattr(self._lib, "nvmlDeviceGetCurrentClocksEventReasons", None)
+        bits = self._query(query or self._lib.nvmlDeviceGetCurrentClocksThrottleReasons)
+        power, heat = bool(bits & _THROTTLED_BY_POWER), bool(bits & _THROTTLED_BY_HEAT)
+        hardware = bool(bits & _THROTTLED_BY_HARDWARE) and not (power or heat)
+        return power, heat, hardware or bool(bits & _THROTTLED_BY_OTHER)
 
     def ecc_errors(self) -> tuple[float, float]:
-        """Memory errors since the driver was loaded: corrected, and not."""
+        """Return corrected and uncorrected memory errors since the driver was loaded."""
         lib = self._lib
         corrected, uncorrected = (
-            float(self._ask(lib.nvmlDeviceGetTotalEccErrors, kind, lib.NVML_VOLATILE_ECC))
+            float(self._query(lib.nvmlDeviceGetTotalEccErrors, kind, lib.NVML_VOLATILE_ECC))
             for kind in (
                 lib.NVML_MEMORY_ERROR_TYPE_CORRECTED,
                 lib.NVML_MEMORY_ERROR_TYPE_UNCORRECTED,
@@ -290,7 +293,7 @@ class NvmlGpu:
         return corrected, uncorrected
 
     def pcie_count(self) -> PcieCount:
-        """Bytes by the device's own counters, of 32 bits on many parts."""
+        """Return the byte counters of the device, which have 32 bits on many GPUs."""
         lib = self._lib
         received, sent = self._fields(
             lib.NVML_FI_DEV_PCIE_COUNT_RX_BYTES, lib.NVML_FI_DEV_PCIE_COUNT_TX_BYTES
@@ -299,20 +302,20 @@ class NvmlGpu:
             return PcieCount(received.value.uiVal, sent.value.uiVal, 1 << 32)
         return PcieCount(received.value.ullVal, sent.value.ullVal, None)
 
-    def pcie_look(self) -> tuple[float, float]:
-        """Bytes/s to and from the device in two windows of 20 ms. Blocks as long as that."""
+    def pcie_sample(self) -> tuple[float, float]:
+        """Return bytes/s to and from the device, each measured over 20 ms (blocking)."""
         lib = self._lib
         received, sent = (
-            float(self._ask(lib.nvmlDeviceGetPcieThroughput, counter)) * 1e3
+            float(self._query(lib.nvmlDeviceGetPcieThroughput, counter)) * 1e3
             for counter in (lib.NVML_PCIE_UTIL_RX_BYTES, lib.NVML_PCIE_UTIL_TX_BYTES)
         )
         return received, sent
 
     def performance(self) -> Performance:
-        """What the units of the device do, on Hopper and later; Unreadable elsewhere."""
-        return Performance(self._lib, self._sampler_of_performance())
+        """Return the performance counters (Hopper or later); raises Unreadable on other GPUs."""
+        return Performance(self._lib, self._performance_sampler())
 
-    def _sampler_of_performance(self) -> Callable[[Any], None]:
+    def _performance_sampler(self) -> Callable[[Any], None]:
         lib = self._lib
         whole = self._slice_of[0] if self._slice_of else self._handle
         try:
@@ -320,34 +323,34 @@ class NvmlGpu:
         except (lib.NVMLError, AttributeError):
             supported = False
         if not supported:
-            reason = "performance counters (GPM) need a Hopper GPU or a later one"
-            hint = "only newer GPUs tell it; PCIe traffic is sampled instead"
-            raise Unreadable(reason, for_good=True, hint=hint)
+            reason = "performance counters (GPM) require a Hopper or later GPU"
+            hint = "Use a newer GPU for these metrics; PCIe traffic is sampled instead"
+            raise Unreadable(reason, permanent=True, hint=hint)
         if self._slice_of:
             instance = self._slice_of[1]
             return lambda sample: lib.nvmlGpmMigSampleGet(whole, instance, sample)
         return lambda sample: lib.nvmlGpmSampleGet(whole, sample)
 
     def _fields(self, *ids: int) -> list[Any]:
-        values = list(self._ask(self._lib.nvmlDeviceGetFieldValues, list(ids)))
+        values = list(self._query(self._lib.nvmlDeviceGetFieldValues, list(ids)))
         for value in values:
             if value.nvmlReturn:
                 raise unreadable(value.nvmlReturn)
         return values
 
-    def _ask(self, question: Callable[..., Any], *arguments: Any) -> Any:
+    def _query(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return question(self._handle, *arguments)
+            return function(self._handle, *arguments)
         except self._lib.NVMLError as error:
             raise unreadable(error.value, f"NVML: {error}") from None
 
 
 class Performance:
-    """GPM: what the device's units did between two samples of its counters, without a gap."""
+    """GPM: activity of the GPU units between two samples of the counters, without gaps."""
 
-    SHORTEST_S = 0.2
-    """The driver takes the counters about ten times a second, at times of its own. Samples closer
-    than this are means over a longer window than the one between them, and do not add up."""
+    MIN_INTERVAL_S = 0.2
+    """The driver reads the counters about ten times a second, on its own schedule. Samples closer
+    than this are averages over a longer window than the time between them, and do not add up."""
 
     METRICS: ClassVar[Mapping[str, tuple[str, float]]] = {
         "gpu_active": ("GRAPHICS_UTIL", 0.01),
@@ -362,7 +365,7 @@ class Performance:
         "gpu_nvlink_received": ("NVLINK_TOTAL_RX_PER_SEC", _MIB),
         "gpu_nvlink_sent": ("NVLINK_TOTAL_TX_PER_SEC", _MIB),
     }
-    """Ours to NVML's, with the size of its unit in ours."""
+    """Our metric to NVML's metric and the factor to our unit."""
 
     def __init__(self, library: Any, take: Callable[[Any], None]) -> None:
         self._lib = library
@@ -379,15 +382,15 @@ class Performance:
         self._before, self._now = self._guarded(allocate), self._guarded(allocate)
 
     def sample(self) -> None:
-        """Read the counters, cheaply; `rates` compares them with those that were kept."""
+        """Read the counters; `rates` compares them with the kept sample."""
         self._guarded(self._take, self._now)
 
     def keep(self) -> None:
-        """Let the last sample be what the next is compared with."""
+        """Keep the last sample as the start of the next interval."""
         self._before, self._now = self._now, self._before
 
     def rates(self) -> dict[str, float | Unreadable]:
-        """Mean shares and bytes/s between the kept sample and the last one."""
+        """Return mean fractions and bytes/s between the kept and the last sample."""
         self._request.sample1, self._request.sample2 = self._before, self._now
         self._guarded(self._lib.nvmlGpmMetricsGet, self._request)
         return {
@@ -400,33 +403,33 @@ class Performance:
             with contextlib.suppress(self._lib.NVMLError):
                 self._lib.nvmlGpmSampleFree(sample)
 
-    def _guarded(self, act: Callable[..., Any], *arguments: Any) -> Any:
+    def _guarded(self, function: Callable[..., Any], *arguments: Any) -> Any:
         try:
-            return act(*arguments)
+            return function(*arguments)
         except self._lib.NVMLError as error:
             raise unreadable(error.value, f"NVML: {error}") from None
 
 
 def open_nvml() -> Nvml:
-    """Open the library of this machine, or say why there is none."""
+    """Initialize NVML; raises NvmlUnavailable with the reason."""
     try:
         import pynvml
     except ImportError:
         raise NvmlUnavailable(
-            "the package nvidia-ml-py is not installed", _INSTALL_PACKAGE
+            "the nvidia-ml-py package is not installed", _INSTALL_PACKAGE
         ) from None
     return Nvml(pynvml)
 
 
-def unreadable(code: int, words: str = "") -> Unreadable:
-    """A return code of NVML as the reason why a value is missing."""
-    reason, hint = _REASONS.get(code, (words or f"NVML said error {code}", ""))
-    return Unreadable(reason, lost=code in _LOST, for_good=code in _FOR_GOOD, hint=hint)
+def unreadable(code: int, message: str = "") -> Unreadable:
+    """Return the exception for an NVML return code."""
+    reason, hint = _REASONS.get(code, (message or f"NVML error {code}", ""))
+    return Unreadable(reason, lost=code in _LOST, permanent=code in _PERMANENT, hint=hint)
 
 
 def _reason(error: Any) -> tuple[str, str]:
     return _REASONS.get(error.value, (f"NVML: {error}", ""))
 
 
-def _text(told: Any) -> str:
-    return told.decode("utf-8", "replace") if isinstance(told, bytes) else str(told)
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -1,7 +1,7 @@
-"""GPUs: one sensor for each price. What NVML knows cheaply is read often, what costs, rarely.
+"""GPU sensors, grouped by cost: cheap values are read often, expensive ones rarely.
 
-What a GPU does not support, may not tell or has lost is missing with a reason; a GPU that vanishes
-takes only its own values with it.
+Values that a GPU does not support or does not permit to read are missing with a reason. A lost GPU
+affects only its own values.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from stepscope.sensors.gpu.nvml import NvmlGpu, Performance, Unreadable
 
 Values = dict[str, float | None]
 
-_FIRST_PID_NAMESPACE = "pid:[4026531836]"
-"""The kernel gives the machine's own namespace this number; a container has another."""
+_INITIAL_PID_NAMESPACE = "pid:[4026531836]"
+"""The fixed inode of the host's PID namespace; containers have others."""
 
 
 @dataclass
 class MonitoredProcesses:
-    """The watched processes, as far as the sensors of GPUs must know them."""
+    """The monitored processes, for the GPU sensors."""
 
     pids: Callable[[], Collection[int]] = tuple
     ran_before: bool = False
-    """Whether they may have been on a GPU before they were watched."""
+    """Whether they may have used a GPU before monitoring started."""
 
 
-class WatchedGpu:
-    """A GPU as the sensors share it: once it is lost nobody asks it again."""
+class MonitoredGpu:
+    """A GPU shared by the sensors: once lost, it is not queried again."""
 
     def __init__(self, gpu: NvmlGpu) -> None:
         self.gpu = gpu
@@ -44,59 +44,61 @@ class WatchedGpu:
 
 
 class GpuSensor(Sensor):
-    """A sensor of all watched GPUs; subclasses say what they ask of one."""
+    """A sensor of all monitored GPUs; subclasses define the query for one GPU."""
 
     scope: Scope = "gpu"
 
-    def __init__(self, gpus: Sequence[WatchedGpu]) -> None:
+    def __init__(self, gpus: Sequence[MonitoredGpu]) -> None:
         super().__init__()
         self._gpus = tuple(gpus)
         self._unable: set[tuple[str, str]] = set()
 
     def read(self) -> list[Reading]:
         readings = []
-        for watched in self._gpus:
-            values = {} if watched.lost else self.values_of(watched)
+        for monitored in self._gpus:
+            values = {} if monitored.lost else self.values_of(monitored)
             if values:
-                readings.append(Reading(watched.entity, values))
-            if watched.lost:
+                readings.append(Reading(monitored.entity, values))
+            if monitored.lost:
                 for metric in self.metrics:
-                    self.missing.setdefault(metric, f"{watched.facts.label}: {watched.lost}")
+                    self.missing.setdefault(metric, f"{monitored.facts.label}: {monitored.lost}")
         return readings
 
     @abstractmethod
-    def values_of(self, watched: WatchedGpu) -> Values:
-        """What is known of one GPU now; nothing where it cannot be read."""
+    def values_of(self, monitored: MonitoredGpu) -> Values:
+        """Return the current values of one GPU; empty if it cannot be read."""
 
-    def ask(self, watched: WatchedGpu, *metrics: str, by: Callable[[], Iterable[float]]) -> Values:
-        """The values of some metrics from one question. One that was refused for good is not asked
-        again; one that failed this once is, and its counters go on over the gap."""
-        key = (watched.facts.uuid, metrics[0])
-        if watched.lost or key in self._unable:
+    def query(
+        self, monitored: MonitoredGpu, *metrics: str, by: Callable[[], Iterable[float]]
+    ) -> Values:
+        """Return the values of some metrics from one query. After a permanent error the query is
+        not repeated; after a temporary one it is, and counters continue across the gap."""
+        key = (monitored.facts.uuid, metrics[0])
+        if monitored.lost or key in self._unable:
             return {}
         try:
             return dict(zip(metrics, by(), strict=True))
         except Unreadable as error:
-            self.cannot_read(watched, error, *metrics)
+            self.cannot_read(monitored, error, *metrics)
             return {}
 
-    def cannot_read(self, watched: WatchedGpu, error: Unreadable, *metrics: str) -> None:
-        """Remember why, and not to ask again where that is of no use."""
-        self.lacks(f"{watched.facts.label}: {error}", *metrics, hint=error.hint)
+    def cannot_read(self, monitored: MonitoredGpu, error: Unreadable, *metrics: str) -> None:
+        """Record the reason, and stop querying if the error is permanent."""
+        self.mark_missing(f"{monitored.facts.label}: {error}", *metrics, hint=error.hint)
         if error.lost:
-            watched.lost = str(error)
-            self.remarks.append(
-                f"{watched.facts.label} ({watched.facts.uuid}) was lost: {error}. "
-                "Nothing was read of it from then on"
+            monitored.lost = str(error)
+            self.notes.append(
+                f"{monitored.facts.label} ({monitored.facts.uuid}) was lost: {error}. "
+                "It was not read after that"
             )
-        elif error.for_good:
-            self._unable.add((watched.facts.uuid, metrics[0]))
+        elif error.permanent:
+            self._unable.add((monitored.facts.uuid, metrics[0]))
 
 
 class ActivitySensor(GpuSensor):
-    """What the units of a GPU did: multiprocessors, tensor cores, memory, PCIe and NVLink.
+    """Activity of the units of a GPU: multiprocessors, tensor cores, memory, PCIe and NVLink.
 
-    Differences of consecutive samples of the GPU's own counters (GPM), so that no time is missed.
+    Computed from consecutive samples of the GPU's own counters (GPM), without gaps.
     """
 
     name = "gpu activity"
@@ -104,39 +106,39 @@ class ActivitySensor(GpuSensor):
     period = 0.3
     share = 0.002
 
-    def __init__(self, gpus: Sequence[WatchedGpu]) -> None:
+    def __init__(self, gpus: Sequence[MonitoredGpu]) -> None:
         super().__init__(gpus)
         self._meters: dict[str, _Meter] = {}
-        for watched in gpus:
+        for monitored in gpus:
             try:
-                meter = _Meter(watched.gpu.performance())
-                meter.performance.sample()  # refused here, it is refused always
+                meter = _Meter(monitored.gpu.performance())
+                meter.performance.sample()  # if this fails, it always fails
             except Unreadable as error:
-                self.cannot_read(watched, error, *self.metrics)
+                self.cannot_read(monitored, error, *self.metrics)
             else:
-                self._meters[watched.facts.uuid] = meter
+                self._meters[monitored.facts.uuid] = meter
 
-    def values_of(self, watched: WatchedGpu) -> Values:
-        meter = self._meters.get(watched.facts.uuid)
+    def values_of(self, monitored: MonitoredGpu) -> Values:
+        meter = self._meters.get(monitored.facts.uuid)
         if meter is None:
             return {}
         try:
             advanced = meter.advance()
         except Unreadable as error:
-            self.cannot_read(watched, error, *self.metrics)
-            if error.for_good:
-                del self._meters[watched.facts.uuid]
+            self.cannot_read(monitored, error, *self.metrics)
+            if error.permanent:
+                del self._meters[monitored.facts.uuid]
             return {}
         for metric, reason in meter.refused.items():
-            self.lacks(f"{watched.facts.label}: {reason}", metric, hint=reason.hint)
+            self.mark_missing(f"{monitored.facts.label}: {reason}", metric, hint=reason.hint)
         return dict(meter.totals) if advanced else {}
 
     def settles_in(self) -> float:
         return max((meter.settles_in() for meter in self._meters.values()), default=0.0)
 
-    def covers(self, watched: WatchedGpu) -> bool:
-        """Whether PCIe traffic of a GPU is known from here."""
-        return watched.facts.uuid in self._meters
+    def covers(self, monitored: MonitoredGpu) -> bool:
+        """Whether this sensor measures the PCIe traffic of a GPU."""
+        return monitored.facts.uuid in self._meters
 
     def close(self) -> None:
         for meter in self._meters.values():
@@ -145,7 +147,7 @@ class ActivitySensor(GpuSensor):
 
 
 class _Meter:
-    """Adds up what a GPU's units did: share times seconds, bytes."""
+    """Accumulates the activity of a GPU: fraction times seconds, and bytes."""
 
     def __init__(self, performance: Performance) -> None:
         self.performance = performance
@@ -154,7 +156,7 @@ class _Meter:
         self._kept_at: float | None = None
 
     def advance(self) -> bool:
-        """Go on to now; False where too little time has passed for the counters to have moved."""
+        """Advance to now; return False if the counters cannot have changed yet."""
         if self.settles_in() > 0:
             return False
         self.performance.sample()
@@ -168,7 +170,7 @@ class _Meter:
     def settles_in(self) -> float:
         if self._kept_at is None:
             return 0.0
-        return max(0.0, self._kept_at + Performance.SHORTEST_S - time.monotonic())
+        return max(0.0, self._kept_at + Performance.MIN_INTERVAL_S - time.monotonic())
 
     def _add(self, seconds: float) -> None:
         for metric, rate in self.performance.rates().items():
@@ -180,75 +182,75 @@ class _Meter:
                 self.totals[metric] = total + rate * seconds
 
 
-class QuestionSensor(GpuSensor):
-    """A sensor whose metrics are the answer to one question."""
+class QuerySensor(GpuSensor):
+    """A sensor whose metrics come from one query."""
 
-    question: ClassVar[Callable[[NvmlGpu], float | tuple[float, ...]]]
+    method: ClassVar[Callable[[NvmlGpu], float | tuple[float, ...]]]
 
-    def values_of(self, watched: WatchedGpu) -> Values:
-        return self.ask(watched, *self.metrics, by=lambda: self._answer(watched.gpu))
+    def values_of(self, monitored: MonitoredGpu) -> Values:
+        return self.query(monitored, *self.metrics, by=lambda: self._values(monitored.gpu))
 
-    def _answer(self, gpu: NvmlGpu) -> tuple[float, ...]:
-        answer = type(self).question(gpu)
-        return answer if isinstance(answer, tuple) else (answer,)
+    def _values(self, gpu: NvmlGpu) -> tuple[float, ...]:
+        result = type(self).method(gpu)
+        return result if isinstance(result, tuple) else (result,)
 
 
-class PowerSensor(QuestionSensor):
-    """Power that is drawn at the moment."""
+class PowerSensor(QuerySensor):
+    """Current power draw."""
 
     name, period, share = "gpu power", 0.3, 0.0007
     metrics = ("gpu_power",)
-    question = NvmlGpu.power
+    method = NvmlGpu.power
 
 
-class GpuMemorySensor(QuestionSensor):
-    """Device memory in use, by everybody."""
+class GpuMemorySensor(QuerySensor):
+    """Device memory in use by all processes."""
 
     name, period, share = "gpu memory", 0.3, 0.0007
     metrics = ("gpu_memory",)
-    question = NvmlGpu.memory_used
+    method = NvmlGpu.memory_used
 
 
-class UtilisationSensor(QuestionSensor):
-    """Utilisation as NVML has it: whether anything ran at all, on the device and on its memory."""
+class UtilizationSensor(QuerySensor):
+    """NVML utilization of the device and of its memory controller."""
 
-    name, period, share = "gpu utilisation", 0.5, 0.0003
+    name, period, share = "gpu utilization", 0.5, 0.0003
     metrics = ("gpu_utilization", "gpu_memory_controller")
-    question = NvmlGpu.utilisation
+    method = NvmlGpu.utilization
 
 
-class EnergySensor(QuestionSensor):
-    """The energy counter of a GPU: dear to read, so rarely."""
+class EnergySensor(QuerySensor):
+    """The energy counter of a GPU; expensive, therefore read rarely."""
 
     name, period, share = "gpu energy", 10.0, 0.0006
     metrics = ("gpu_energy",)
-    question = NvmlGpu.energy
+    method = NvmlGpu.energy
 
 
-class ErrorsSensor(QuestionSensor):
-    """Errors of the device memory that its ECC found."""
+class ErrorsSensor(QuerySensor):
+    """ECC errors of the device memory."""
 
     name, period, share = "gpu errors", 30.0, 0.0001
     metrics = ("gpu_ecc_corrected", "gpu_ecc_uncorrected")
-    question = NvmlGpu.ecc_errors
+    method = NvmlGpu.ecc_errors
 
 
 class StateSensor(GpuSensor):
-    """Clocks, temperature, and what holds the clocks down."""
+    """Clocks, temperature and throttling."""
 
     name, period, share = "gpu state", 1.0, 0.0004
     _clocks = ("gpu_sm_clock", "gpu_memory_clock")
-    _slowed = ("gpu_slowed_power", "gpu_slowed_heat", "gpu_slowed_other")
-    metrics = (*_clocks, "gpu_temperature", *_slowed)
+    _throttled = ("gpu_throttled_power", "gpu_throttled_thermal", "gpu_throttled_other")
+    metrics = (*_clocks, "gpu_temperature", *_throttled)
 
-    def values_of(self, watched: WatchedGpu) -> Values:
-        gpu = watched.gpu
-        values = self.ask(watched, *self._clocks, by=gpu.clocks)
-        values |= self.ask(watched, "gpu_temperature", by=lambda: (gpu.temperature(),))
-        values |= self.ask(watched, *self._slowed, by=lambda: map(float, gpu.slowed_by()))
+    def values_of(self, monitored: MonitoredGpu) -> Values:
+        gpu = monitored.gpu
+        values = self.query(monitored, *self._clocks, by=gpu.clocks)
+        values |= self.query(monitored, "gpu_temperature", by=lambda: (gpu.temperature(),))
+        values |= self.query(monitored, *self._throttled, by=lambda: map(float, gpu.throttled_by()))
         return values
 
 
-def in_first_namespace() -> bool:
-    """Whether process numbers here are the machine's own, and so the driver's."""
-    return procfs.pid_namespace() == _FIRST_PID_NAMESPACE
+def in_initial_pid_namespace() -> bool:
+    """Whether pids in this namespace are the host's, as the driver reports them."""
+    return procfs.pid_namespace() == _INITIAL_PID_NAMESPACE

@@ -1,1 +1,1 @@
-"""The design of a study: its file, its rules, its points."""
+"""The design of a study: its file, its rules and its combinations."""

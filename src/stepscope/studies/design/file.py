@@ -1,4 +1,4 @@
-"""Reads the file of a study. All that is wrong with it is told at once, line by line."""
+"""Reads the design file of a study and reports all of its problems at once, with their lines."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from typing import Any
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
 from stepscope.analysis.study.records import Factor, Level
-from stepscope.errors import BadWorkload, StepscopeError
+from stepscope.errors import StepscopeError, WorkloadError
 from stepscope.studies.design import nodes
 from stepscope.studies.design.records import Budget, Design
-from stepscope.studies.design.rules import BadRule, Rule, make_rule
+from stepscope.studies.design.rules import Rule, RuleError, make_rule
 from stepscope.studies.trial_spec import (
     NAMES,
     checked_level,
-    in_design_words,
     level_text,
     make_spec,
+    with_setting_names,
 )
-from stepscope.workloads.code_place import is_place, parse_place
-from stepscope.workloads.own import find_own
-from stepscope.workloads.spec import SETTINGS, nearest, setting_type
+from stepscope.workloads.code_reference import is_reference, parse_reference
+from stepscope.workloads.custom import find_custom
+from stepscope.workloads.spec import SETTINGS, check_model, nearest, setting_type
 
 KEYS = (
     "name",
@@ -44,7 +44,8 @@ KEYS = (
     "oom",
 )
 _NAME = re.compile(r"\w(?:[\w .+-]{0,98}[\w+-])?")
-MOST_REPEATS = 1000
+MAX_REPEATS = 1000
+_UNBOUNDED = 1 << 62
 _UNITS = {
     **dict.fromkeys(("", "s", "sec", "second", "seconds"), 1),
     **dict.fromkeys(("m", "min", "minute", "minutes"), 60),
@@ -53,333 +54,357 @@ _UNITS = {
 }
 _PART = re.compile(r"\s*(\d{1,12}(?:\.\d{0,9})?|\.\d{1,9})\s*([a-z]*)\s*", re.IGNORECASE)
 _SHARE = re.compile(r"(\d{1,9}(?:\.\d{0,12})?|\.\d{1,12})(?:\s*/\s*(\d{1,9})|\s*(%))?")
-_DURATION_FORMS = "Give 90s, 30 min, 2h, 1.5h, 1h30m, or seconds"
+_DURATION_FORMS = "Use 90s, 30 min, 2h, 1.5h, 1h30m or a number of seconds"
 
 
 def read_design(path: Path, is_kept: bool = False) -> Design:
-    """The study that a file describes; BadDesign lists what is wrong with it.
+    """Read a design file; raise DesignError with the list of its problems.
 
-    Of one that was kept in the folder of its study, the files that it names may be elsewhere.
+    With `is_kept`, the file is the copy in a study folder, and the files that it names are not
+    looked up.
     """
-    text, root, trouble = nodes.open_design(path)
-    design = _DesignReader(root, trouble, None if is_kept else path.parent).design()
-    trouble.raise_if_any()
+    text, root, problems = nodes.open_design(path)
+    design = _DesignReader(root, problems, None if is_kept else path.parent).design()
+    problems.raise_if_any()
     return dataclasses.replace(design, name=design.name or path.stem, file=path, text=text)
 
 
 def trials_text(design: Design) -> str:
-    """The same for the same trials: whatever the spacing, the comments, the budget, the repeats."""
+    """Return a text that is equal for designs with the same trials.
+
+    Spacing, comments, budget and repeats do not change it.
+    """
     trials = {
         "fixed": dict(design.fixed),
         "factors": [[factor.name, list(factor.levels)] for factor in design.factors],
         "rules": sorted(ast.unparse(ast.parse(rule.plain, mode="eval")) for rule in design.rules),
         "sample": design.sample,
         "seed": design.seed,
-        "sentinel": dict(design.reference or {}) if design.with_reference else None,
+        "reference": dict(design.reference or {}) if design.with_reference else None,
     }
     return json.dumps(trials, sort_keys=True)
 
 
 class _DesignReader:
-    """Reads one key of the file after the other, and goes on when one is wrong."""
+    """Reads the keys of a file one by one and continues after a problem."""
 
-    def __init__(self, root: Node, trouble: nodes.Trouble, base: Path | None) -> None:
-        """`base` is where the user's own files are looked for; a kept design has none."""
+    def __init__(self, root: Node, problems: nodes.Problems, base: Path | None) -> None:
+        """`base` is the folder that custom workloads are relative to; None skips their lookup."""
         self._root = root
-        self._trouble = trouble
-        self._wrong = trouble.at
+        self._problems = problems
+        self._report = problems.at
         self._base = base
-        self._found: dict[str, Node] = {}
+        self._values: dict[str, Node] = {}
 
     def design(self) -> Design:
-        for name, key, node in nodes.entries(self._root, self._trouble, "a study"):
+        for name, key, node in nodes.entries(self._root, self._problems, "the design"):
             if name in KEYS:
-                self._found[name] = node
+                self._values[name] = node
             else:
-                hint = f"Put {name} under fixed or factors" if name in NAMES else ""
-                self._wrong(key, f"a study has no {name!r}", hint or nearest(name, KEYS))
+                hint = f"Move `{name}` to `fixed` or `factors`" if name in NAMES else ""
+                self._report(key, f"Unknown key {name!r}", hint or nearest(name, KEYS))
         if not isinstance(self._root, MappingNode):
-            self._trouble.raise_if_any()
+            self._problems.raise_if_any()
         fixed, factors = self._settings()
-        rules = self._said("skip")
+        rules = self._value_node("skip")
         items = rules.value if isinstance(rules, SequenceNode) else [rules] if rules else []
         return Design(
             name=self._name(),
             fixed=fixed,
             factors=factors,
             rules=tuple(rule for item in items if (rule := self._rule(item))),
-            repeats=self._whole(self._said("repeats"), "repeats", 1, 1, MOST_REPEATS),
-            seed=self._whole(self._said("seed"), "seed", 0, 0),
+            repeats=self._integer(self._value_node("repeats"), "repeats", 1, 1, MAX_REPEATS),
+            seed=self._integer(self._value_node("seed"), "seed", 0, 0),
             sample=self._sample(),
             budget=self._budget(),
             **self._blocks(),
             **self._oom(),
         )
 
-    def _said(self, key: str) -> Node | None:
-        node = self._found.get(key)
-        return None if node is None or nodes.is_nothing(node) else node
+    def _value_node(self, key: str) -> Node | None:
+        """Return the node of a top-level key; None if it is missing or null."""
+        node = self._values.get(key)
+        return None if node is None or nodes.is_null(node) else node
 
     def _parts(self, node: Node | None, what: str, *known: str) -> dict[str, Node]:
-        named = nodes.entries(node, self._trouble, what, known) if node else ()
-        return {name: value for name, _, value in named}
+        entries = nodes.entries(node, self._problems, what, known) if node else ()
+        return {name: value for name, _, value in entries}
 
     def _name(self) -> str:
-        node = self._said("name")
-        text = node.value if isinstance(node, ScalarNode) else self._trouble.file.stem
+        node = self._value_node("name")
+        text = node.value if isinstance(node, ScalarNode) else self._problems.file.stem
         if (node is None or isinstance(node, ScalarNode)) and _NAME.fullmatch(text):
             return str(text)
-        self._wrong(
+        self._report(
             node or self._root,
-            f"{text!r} cannot name a study: it names a folder",
-            "Use letters, digits, spaces and . _ + -, at most 100 (name: ...)",
+            f"Invalid study name {text!r}: it is also the name of a folder",
+            "Set `name` to at most 100 letters, digits, spaces and . _ + -",
         )
         return ""
 
     def _settings(self) -> tuple[dict[str, Level], tuple[Factor, ...]]:
-        """What all trials have, and what is varied; the model is one or the other."""
-        node = self._found.get("factors")
-        fixed = self._places(self._found.get("fixed"), "fixed")
-        varied = self._places(node, "factors")
-        if node is None or nodes.is_nothing(node) or not node.value:
-            hint = "For example, factors: {batch_size: [32, 128]}"
-            self._wrong(node or self._root, "there are no factors: nothing would be varied", hint)
+        """Return the fixed settings and the factors; `model` is in one of them."""
+        node = self._values.get("factors")
+        fixed = self._section(self._values.get("fixed"), "`fixed`")
+        varied = self._section(node, "`factors`")
+        if node is None or nodes.is_null(node) or not node.value:
+            problem = "is missing" if node is None else "is empty"
+            self._report(
+                node or self._root,
+                f"`factors` {problem}: a study needs at least one factor",
+                "For example, `factors: {batch_size: [32, 128]}`",
+            )
         for name in varied.keys() & fixed.keys():
-            what = f"{name} is fixed already, in line {fixed[name].start_mark.line + 1}"
-            self._wrong(varied[name], what, "Leave one of them out")
+            line = fixed[name].start_mark.line + 1
+            message = f"`{name}` is set in both `fixed` (line {line}) and `factors`"
+            self._report(varied[name], message, "Remove one of them")
         factors = tuple(Factor(name, self._levels(name, each)) for name, each in varied.items())
-        workload, has_model = self._said("workload"), "model" in {**varied, **fixed}
+        workload, has_model = self._value_node("workload"), "model" in {**varied, **fixed}
         settings: dict[str, Level] = {}
         if workload is not None:
             settings.update(("model", level) for level in self._level("model", workload))
             if has_model:
-                what = "the model is said twice: by workload, and by model"
-                self._wrong(workload, what, "Leave workload out where model is a factor")
+                message = "The model is set by both `workload` and `model`"
+                self._report(workload, message, "Remove `workload` if `model` is a factor")
         elif not has_model:
-            hint = "Say which: `workload: cnn`, or vary `model`"
-            self._wrong(self._root, "there is no workload", hint)
-        settings |= self._one_of_each(fixed)
-        if "model" in settings and not self._trouble.found:
-            try:  # what is fixed may be wrong by itself, whatever is varied
+            hint = "Set it, for example `workload: cnn`, or vary `model`"
+            self._report(self._root, "`workload` is missing", hint)
+        settings |= self._single_levels(fixed)
+        if "model" in settings and not self._problems.found:
+            try:  # the fixed settings may be invalid whatever the levels of the factors are
                 make_spec(settings)
             except StepscopeError as error:
-                what, hint = in_design_words(error.message), in_design_words(error.hint)
-                self._wrong(self._found.get("fixed", self._root), what, hint)
+                message, hint = with_setting_names(error.message), with_setting_names(error.hint)
+                self._report(self._values.get("fixed", self._root), message, hint)
         return settings, factors
 
-    def _places(self, node: Node | None, what: str) -> dict[str, Node]:
-        """The settings and limits of a section, with the nodes of their values."""
-        found: dict[str, Node] = {}
+    def _section(self, node: Node | None, what: str) -> dict[str, Node]:
+        """Return the value nodes of the settings and limits of a section."""
+        values: dict[str, Node] = {}
         if node is None:
-            return found
-        for name, place, value in nodes.entries(node, self._trouble, what):
+            return values
+        for name, key, value in nodes.entries(node, self._problems, what):
             if name in NAMES:
-                found[name] = value
+                values[name] = value
             else:
-                self._wrong(place, f"there is no setting or limit {name!r}", nearest(name, NAMES))
-        return found
+                self._report(key, f"Unknown setting or limit {name!r}", nearest(name, NAMES))
+        return values
 
-    def _one_of_each(self, places: Mapping[str, Node]) -> dict[str, Level]:
+    def _single_levels(self, values: Mapping[str, Node]) -> dict[str, Level]:
         settings: dict[str, Level] = {}
-        for name, node in places.items():
+        for name, node in values.items():
             if isinstance(node, SequenceNode):
-                what = f"{name} should be one value here, not a list"
-                self._wrong(node, what, "Lists are for factors")
+                message = f"Expected a single value for `{name}`, found a list"
+                self._report(node, message, "Move it to `factors` to vary it")
             else:
                 settings.update((name, level) for level in self._level(name, node))
         return settings
 
     def _levels(self, name: str, node: Node) -> tuple[Level, ...]:
-        """All levels of a factor."""
         if not isinstance(node, SequenceNode):
-            said = node.value if isinstance(node, ScalarNode) else ""
-            hint = f"Put it under fixed, or in a list: [{said}]" if said else "[32, 128]"
-            what = f"the levels of {name} are a list, not {nodes.in_words(node)}"
-            self._wrong(node, what, hint)
+            raw = node.value if isinstance(node, ScalarNode) else ""
+            hint = f"Move it to `fixed`, or write [{raw}]" if raw else "For example, [32, 128]"
+            message = f"Expected a list of levels for `{name}`, found {nodes.node_type(node)}"
+            self._report(node, message, hint)
             return ()
         if not node.value:
-            self._wrong(node, f"{name} has no levels", "Give some, or leave it out")
+            self._report(node, f"`{name}` has no levels", f"Add levels, or remove `{name}`")
         levels: dict[Level, None] = {}
         for each in node.value:
             for level in self._level(name, each):
                 if level in levels:
-                    self._wrong(each, f"{name} {level_text(name, level)} is there twice")
+                    self._report(each, f"Duplicate level {level_text(name, level)} of `{name}`")
                 levels[level] = None
         return tuple(levels)
 
     def _level(self, name: str, node: Node) -> Iterator[Level]:
-        """A checked level; nothing where it is not one, and that is told."""
+        """Yield the level of a node; report a problem and yield nothing if it is invalid."""
         kind = setting_type(name) if name in SETTINGS else None
         is_text = name == "model" or str in (kind, *typing.get_args(kind))
         value = None
         try:
             value = nodes.value_of(node, is_text)
-            if name == "model" and self._base is not None and is_place(str(value)):
-                _check_own(str(value), self._base)
+            if name == "model" and self._base is not None and is_reference(str(value)):
+                _check_custom(str(value), self._base)
+            elif name == "model" and self._base is not None and isinstance(value, str):
+                check_model(value, self._framework())
             yield checked_level(name, value)
-        except nodes.NoValue as error:
-            self._wrong(node, error.what, error.hint)
+        except nodes.InvalidValue as error:
+            self._report(node, error.message, error.hint)
         except StepscopeError as error:
-            self._wrong(node, *_as_written(name, node, value, error))
+            self._report(node, *_as_written(name, node, value, error))
+
+    def _framework(self) -> str:
+        """The framework of all trials; empty if it is a factor."""
+        for section in (self._values.get("fixed"), self._values.get("factors")):
+            for key, value in section.value if isinstance(section, MappingNode) else ():
+                if key.value == "framework":
+                    return str(value.value) if isinstance(value, ScalarNode) else ""
+        return "torch"
 
     def _rule(self, node: Node) -> Rule | None:
         when: Node | None = node
-        because = ""
+        reason = ""
         if not isinstance(node, ScalarNode):
-            parts = self._parts(node, "a rule", "when", "because")
+            parts = self._parts(node, "a rule", "when", "reason")
             when = parts.get("when")
             if when is None and isinstance(node, MappingNode):
-                self._wrong(node, "a rule says when", "{when: workers > 2, because: ...}")
-            reason = parts.get("because")
-            if isinstance(reason, ScalarNode):
-                because = str(reason.value)
-            elif reason is not None:
-                self._wrong(reason, "because should be a text")
+                hint = "For example, {when: workers > 2, reason: ...}"
+                self._report(node, "`when` is missing in the rule", hint)
+            reason_node = parts.get("reason")
+            if isinstance(reason_node, ScalarNode):
+                reason = str(reason_node.value)
+            elif reason_node is not None:
+                found = nodes.node_type(reason_node)
+                self._report(reason_node, f"Expected text for `reason`, found {found}")
             if when is None:
                 return None
         if not (isinstance(when, ScalarNode) and when.tag.endswith(":str")):
-            self._wrong(when or node, "this is no rule", "For example: workers > 2 * cpus")
+            found = nodes.node_type(when or node)
+            hint = "For example, workers > 2 * cpus"
+            self._report(when or node, f"Expected a rule, found {found}", hint)
             return None
         try:
-            return make_rule(when.value, when.start_mark.line + 1, because)
-        except BadRule as error:
+            return make_rule(when.value, when.start_mark.line + 1, reason)
+        except RuleError as error:
             on_one_line = when.start_mark.line == when.end_mark.line
             shift = error.column + (not nodes.is_plain(when)) if on_one_line else 0
-            self._wrong(when, error.what, error.hint, shift)
+            self._report(when, error.problem, error.hint, shift)
             return None
 
-    def _whole(
-        self, node: Node | None, what: str, default: int, least: int, most: int = 1 << 62
+    def _integer(
+        self, node: Node | None, name: str, default: int, least: int, most: int = _UNBOUNDED
     ) -> int:
-        value = None if node is None or nodes.is_nothing(node) else self._value(node)
+        value = None if node is None or nodes.is_null(node) else self._value(node)
         if value is None or node is None:
             return default
         if isinstance(value, int) and not isinstance(value, bool) and least <= value <= most:
             return value
-        bound = f" and at most {most:,}" if most < 1 << 62 else ""
-        self._wrong(node, f"{what} should be a whole number, at least {least}{bound}")
+        bounds = f"of at least {least}" if most == _UNBOUNDED else f"from {least} to {most:,}"
+        self._report(node, f"`{name}` must be an integer {bounds}")
         return default
 
     def _value(self, node: Node) -> Any:
         try:
             return nodes.value_of(node)
-        except nodes.NoValue as error:
-            self._wrong(node, error.what, error.hint)
+        except nodes.InvalidValue as error:
+            self._report(node, error.message, error.hint)
             return None
 
     def _parsed(self, node: Node | None, parse: Callable[[str], float], hint: str) -> float | None:
-        """What is made of the text of a value, whatever YAML takes it for."""
+        """Parse the text of a scalar, whatever type YAML gives it."""
         if node is None:
             return None
         try:
             if not (isinstance(node, ScalarNode) and node.value):
-                raise ValueError(f"one value is wanted here, not {nodes.in_words(node)}")
+                raise ValueError(f"Expected a single value, found {nodes.node_type(node)}")
             return parse(node.value)
         except ValueError as error:
-            self._wrong(node, str(error), hint)
+            self._report(node, str(error), hint)
             return None
 
     def _sample(self) -> int | None:
-        node = self._said("choose")
+        node = self._value_node("choose")
         if node is None or (isinstance(node, ScalarNode) and node.value == "full"):
             return None
         if not isinstance(node, MappingNode) or not node.value:
-            self._wrong(node, "this is no choice of combinations", "Give full or {random: 40}")
+            self._report(node, "Invalid value for `choose`", "Use full or {random: 40}")
             return None
-        parts = self._parts(node, "choose", "random")
-        return self._whole(parts["random"], "random", 1, 1) if "random" in parts else None
+        parts = self._parts(node, "`choose`", "random")
+        return self._integer(parts["random"], "random", 1, 1) if "random" in parts else None
 
     def _budget(self) -> Budget:
-        node = self._said("budget")
+        node = self._value_node("budget")
         if isinstance(node, ScalarNode):
             return Budget(self._parsed(node, parse_duration, _DURATION_FORMS))
-        parts = self._parts(node, "budget", "time", "trials")
+        parts = self._parts(node, "`budget`", "time", "trials")
         seconds = self._parsed(parts.get("time"), parse_duration, _DURATION_FORMS)
-        trials = self._whole(parts["trials"], "trials", 1, 1) if "trials" in parts else None
+        trials = self._integer(parts["trials"], "trials", 1, 1) if "trials" in parts else None
         return Budget(seconds, trials)
 
     def _blocks(self) -> dict[str, Any]:
-        parts = self._parts(self._said("blocks"), "blocks", "size", "reruns", "sentinel")
+        node = self._value_node("blocks")
+        parts = self._parts(node, "`blocks`", "size", "reruns", "reference")
         settings: dict[str, Any] = {
-            "block": self._whole(parts.get("size"), "size", 8, 1),
-            "reruns": self._whole(parts.get("reruns"), "reruns", 1, 0),
+            "block": self._integer(parts.get("size"), "size", 8, 1),
+            "reruns": self._integer(parts.get("reruns"), "reruns", 1, 0),
         }
-        reference = parts.get("sentinel")
+        reference = parts.get("reference")
         if isinstance(reference, ScalarNode):
             settings["with_reference"] = False
             if self._value(reference) not in (None, False, "none"):
-                hint = "sentinel: {batch_size: 32}"
-                self._wrong(reference, "the sentinel is none, or settings", hint)
+                hint = "For example, `reference: {batch_size: 32}`"
+                self._report(reference, "`reference` must be `none` or a mapping", hint)
         elif reference is not None:
-            settings["reference"] = self._one_of_each(self._places(reference, "the sentinel"))
+            settings["reference"] = self._single_levels(self._section(reference, "`reference`"))
         return settings
 
     def _oom(self) -> dict[str, Any]:
-        parts = self._parts(self._said("oom"), "oom", "skip", "test")
+        parts = self._parts(self._value_node("oom"), "`oom`", "skip", "test")
         settings: dict[str, Any] = {}
         if "skip" in parts:
             settings["skip_dominated"] = self._value(parts["skip"])
             if not isinstance(settings["skip_dominated"], bool):
-                self._wrong(parts["skip"], "skip is true or false")
+                self._report(parts["skip"], "`skip` must be true or false")
         if "test" in parts:
-            share = self._parsed(parts["test"], parse_share, "Give 1/2, 0.5 or 50%")
+            share = self._parsed(parts["test"], parse_share, "Use 1/2, 0.5 or 50%")
             settings["tested_share"] = share or 0.0
         return settings
 
 
-def _check_own(model: str, base: Path) -> None:
-    """A user's function is looked for at once, without running its file."""
-    place = parse_place(model)
+def _check_custom(model: str, base: Path) -> None:
+    """Check that the function of a custom workload exists, without running its file."""
+    place = parse_reference(model)
     try:
         here = Path(place.source).exists() and not (base / place.source).exists()
-        find_own(str(base / model) if place.is_file and not here else model)
+        find_custom(str(base / model) if place.is_file and not here else model)
     except (OSError, ValueError) as error:
-        raise BadWorkload(f"{model!r} cannot be looked for: {error}") from None
+        raise WorkloadError(f"Cannot look up {model!r}: {error}") from None
 
 
 def _as_written(name: str, node: Node, value: Any, error: StepscopeError) -> tuple[str, str]:
-    """What is wrong with a level, in the words of the file rather than of Python."""
+    """Return the message and hint for an invalid level, with the value as the file has it."""
     raw = node.value if isinstance(node, ScalarNode) else ""
     shown = raw if len(raw) <= 60 else f"{raw[:57]}..."
-    what, hint = in_design_words(error.message), in_design_words(error.hint)
+    message, hint = with_setting_names(error.message), with_setting_names(error.hint)
     if value is None:
-        return f"{name} cannot be nothing", "Leave it out for what it usually is"
+        return f"`{name}` must not be null", "Remove it to use the default"
     if not isinstance(value, str):
-        what = what.replace(repr(value), shown).replace(f" {value} ", f" {shown} ")
+        message = message.replace(repr(value), shown).replace(f" {value} ", f" {shown} ")
     if isinstance(value, bool) and shown not in ("true", "false"):
         hint = hint or f"YAML reads {shown} as {str(value).lower()}: put it in quotes if it is text"
     if isinstance(value, str) and isinstance(node, ScalarNode) and not nodes.is_plain(node):
         is_bare = re.fullmatch(r"[-+]?\d+(\.\d*)?|true|false|yes|no", value)
-        hint = hint or ("Leave the quotes out" if is_bare else "")
-    return what, hint
+        hint = hint or ("Remove the quotes" if is_bare else "")
+    return message, hint
 
 
 def parse_duration(text: str) -> float:
-    """Seconds of `1h30m`, `90`; ValueError where it is no time, or none at all."""
+    """Return the seconds of a duration such as `1h30m` or `90`; raise ValueError if invalid."""
     parts, end = [], 0
     while end < len(text):
-        found = _PART.match(text, end)
-        if found is None or found.end() == end:
-            raise ValueError(f"{text!r} is no time")
-        parts.append((float(found[1]), found[2].lower()))
-        end = found.end()
+        match = _PART.match(text, end)
+        if match is None or match.end() == end:
+            raise ValueError(f"Invalid duration {text!r}")
+        parts.append((float(match[1]), match[2].lower()))
+        end = match.end()
     if not parts or (len(parts) > 1 and any(not unit for _, unit in parts)):
-        raise ValueError(f"{text!r} is no time")
+        raise ValueError(f"Invalid duration {text!r}")
     try:
         seconds = sum(number * _UNITS[unit] for number, unit in parts)
     except KeyError as unit:
-        raise ValueError(f"{text!r} is no time: there is no unit {unit}") from None
+        raise ValueError(f"Invalid duration {text!r}: unknown unit {unit}") from None
     if not seconds > 0:
-        raise ValueError(f"{text!r} is no time at all")
+        raise ValueError(f"Invalid duration {text!r}: it must be greater than 0")
     return seconds
 
 
 def parse_share(text: str) -> float:
-    """A part of a whole, 0 to 1: `1/2`, `0.5`, `50%`; ValueError where it is none."""
-    found = _SHARE.fullmatch(text.strip())
-    if found is None or (found[2] is not None and int(found[2]) == 0):
-        raise ValueError(f"{text!r} is no part of a whole")
-    share = Fraction(found[1]) / (int(found[2]) if found[2] else 100 if found[3] else 1)
+    """Return a share from 0 to 1, written as `1/2`, `0.5` or `50%`; raise ValueError if invalid."""
+    match = _SHARE.fullmatch(text.strip())
+    if match is None or (match[2] is not None and int(match[2]) == 0):
+        raise ValueError(f"Invalid share {text!r}")
+    share = Fraction(match[1]) / (int(match[2]) if match[2] else 100 if match[3] else 1)
     if share > 1:
-        raise ValueError(f"{text!r} is more than all")
+        raise ValueError(f"Invalid share {text!r}: it must not be greater than 1")
     return float(share)

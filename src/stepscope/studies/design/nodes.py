@@ -1,7 +1,7 @@
-"""YAML with places: every value knows its line, and what is wrong is told with it.
+"""YAML nodes with their positions, so that every error names a line and shows it.
 
-PyYAML takes the last of two equal keys without a word, and reads `1e-3` as text, `010` as 8 and
-`1:30` as 90. So its nodes are read here rather than its values.
+The nodes are read instead of PyYAML's values, because PyYAML keeps the last of two equal keys
+without a warning, and reads `1e-3` as text, `010` as 8 and `1:30` as 90.
 """
 
 from __future__ import annotations
@@ -16,71 +16,81 @@ import yaml
 from yaml import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.constructor import SafeConstructor
 
-from stepscope.errors import BadDesign
+from stepscope.errors import DesignError
 from stepscope.workloads.spec import nearest
 
-MOST_BYTES = 256 * 1024
-MOST_TOLD = 10
-_SHOWN_WIDTH = 96
+MAX_BYTES = 256 * 1024
+MAX_SHOWN = 10
+_EXCERPT_WIDTH = 96
 _MERGE = "tag:yaml.org,2002:merge"
 _BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
 _OCTAL = re.compile(r"[-+]?0[0-9_]+")
 _HINTS = (
-    (r"'\\t'", "Indent with spaces, not with tabs"),
-    (r"mapping values are not allowed", "Look at the indentation; a text with `: ` needs quotes"),
-    (r"expected a single document", "A file is one study: leave out the second ---"),
-    (r"could not find expected ':'", "After a name comes a colon and a space"),
-    (r"undefined alias|alias", "A text that begins with * needs quotes"),
+    (r"'\\t'", "Indent with spaces, not tabs"),
+    (r"mapping values are not allowed", "Check the indentation; text with `: ` needs quotes"),
+    (r"expected a single document", "A file contains one study: remove the second ---"),
+    (r"could not find expected ':'", "Put a colon and a space after each name"),
+    (r"undefined alias|alias", "Text that starts with * needs quotes"),
     (
         r"expected <block end>",
-        "Look at the indentation; a text that begins with a quote needs others around it",
+        "Check the indentation; text that starts with a quote needs other quotes around it",
     ),
-    (r"special characters", "Save it as plain text, in UTF-8"),
+    (r"special characters", "Save the file as plain text in UTF-8"),
     (r"cannot start any token", "Put the text in quotes"),
-    (r"expected ',' or", "A text with brackets, within brackets, needs quotes"),
+    (r"expected ',' or", "Inside brackets, put text that contains brackets in quotes"),
 )
+_SCALARS = {
+    "int": "a number",
+    "float": "a number",
+    "bool": "a boolean",
+    "null": "null",
+    "str": "text",
+}
 
 
 @dataclass
-class Trouble:
-    """All that is wrong with a file, each with its place: people want to know it at once."""
+class Problems:
+    """All problems of a file with their positions, so that they can be reported together."""
 
     file: Path
     lines: list[str] = field(default_factory=list)
     found: dict[tuple[int, int, str], str] = field(default_factory=dict)
 
-    def at(self, node: Node, what: str, hint: str = "", shift: int = 0) -> None:
+    def at(self, node: Node, message: str, hint: str = "", shift: int = 0) -> None:
         mark = node.start_mark
-        self.add(mark.line, mark.column + shift, what, hint)
+        self.add(mark.line, mark.column + shift, message, hint)
 
-    def add(self, line: int, column: int, what: str, hint: str = "") -> None:
-        """Counted from 0. A hint of several lines comes below what is shown of the line."""
+    def add(self, line: int, column: int, message: str, hint: str = "") -> None:
+        """Add a problem; `line` and `column` count from 0.
+
+        A hint of several lines is placed below the excerpt.
+        """
         short, long = ("", f"\n{hint}") if "\n" in hint else (f". {hint}" if hint else "", "")
-        shown = ""
+        excerpt = ""
         if 0 <= line < len(self.lines) and self.lines[line].strip():
-            # The line, with a caret beneath, as compilers do.
             text = "".join(c if c.isprintable() or c == "\t" else "?" for c in self.lines[line])
             end = min(column, len(text))
-            start = max(0, end - _SHOWN_WIDTH * 3 // 4)
+            start = max(0, end - _EXCERPT_WIDTH * 3 // 4)
             before = "".join("\t" if c == "\t" else " " for c in text[start:end])
-            shown = f"\n    {text[start : start + _SHOWN_WIDTH].rstrip()}\n    {before}^"
-        self.found[line, column, what] = f"{self.file}:{line + 1}: {what}{short}{shown}{long}"
+            excerpt = f"\n    {text[start : start + _EXCERPT_WIDTH].rstrip()}\n    {before}^"
+        where = f"{self.file}:{line + 1}"
+        self.found[line, column, message] = f"{where}: {message}{short}{excerpt}{long}"
 
     def raise_if_any(self) -> None:
         if not self.found:
             return
-        told = [text for _, text in sorted(self.found.items())]
-        more = len(told) - MOST_TOLD
-        raise BadDesign(
-            "\n".join(told[:MOST_TOLD]) + (f"\nand {more} more like these" if more > 0 else "")
-        )
+        texts = [text for _, text in sorted(self.found.items())]
+        more = len(texts) - MAX_SHOWN
+        if more > 0:
+            texts[MAX_SHOWN:] = [f"and {more} more error{'s' if more > 1 else ''}"]
+        raise DesignError("\n".join(texts))
 
 
-def open_design(path: Path) -> tuple[str, Node, Trouble]:
-    """The text of a file and its root; BadDesign where it is no YAML at all."""
-    text = _text_of(path)
-    trouble = Trouble(path, _BREAK.split(text))
+def open_design(path: Path) -> tuple[str, Node, Problems]:
+    """Return the text of a file and its root node; raise DesignError if it is not YAML."""
+    text = _read_text(path)
+    problems = Problems(path, _BREAK.split(text))
     root = None
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -93,53 +103,56 @@ def open_design(path: Path) -> tuple[str, Node, Trouble]:
         elif isinstance(error, yaml.reader.ReaderError):
             before = _BREAK.split(text[: error.position])
             line, column, what = len(before) - 1, len(before[-1]), error.reason
-        hint = next((hint for words, hint in _HINTS if re.search(words, str(error))), "")
-        trouble.add(line, column, f"this is no YAML: {what}", hint)
+        hint = next((hint for pattern, hint in _HINTS if re.search(pattern, str(error))), "")
+        problems.add(line, column, f"YAML syntax error: {what}", hint)
     except RecursionError:
-        trouble.add(0, 0, "this is nested too deeply")
+        problems.add(0, 0, "The YAML is nested too deeply")
     except (ValueError, IndexError) as error:  # escapes that PyYAML does not check
-        trouble.add(0, 0, f"this is no YAML: {error}")
-    trouble.raise_if_any()
+        problems.add(0, 0, f"YAML syntax error: {error}")
+    problems.raise_if_any()
     if root is None:
-        raise BadDesign(f"{path} is empty", "It needs at least a workload and factors")
-    return text, root, trouble
+        raise DesignError(f"{path} is empty", "A design needs at least `workload` and `factors`")
+    return text, root, problems
 
 
-def _text_of(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with path.open("rb") as file:
-            data = file.read(MOST_BYTES + 1)
+            data = file.read(MAX_BYTES + 1)
     except IsADirectoryError:
-        raise BadDesign(f"{path} is a folder", "Give the YAML file of a study") from None
+        raise DesignError(f"{path} is a folder", "Pass the YAML file of a study") from None
     except FileNotFoundError:
         others = [each.name for end in ("yaml", "yml") for each in path.parent.glob(f"*.{end}")]
-        hint = nearest(path.name, others) if others else f"You are in {Path.cwd()}"
-        raise BadDesign(f"There is no file {path}", hint) from None
+        hint = nearest(path.name, others) if others else f"The current folder is {Path.cwd()}"
+        raise DesignError(f"{path} does not exist", hint) from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise BadDesign(f"{path} cannot be read: {why}") from None
-    if len(data) > MOST_BYTES:
-        raise BadDesign(
-            f"{path} is larger than {MOST_BYTES // 1024} KiB", "Is it the file of a study?"
+        reason = getattr(error, "strerror", None) or error
+        raise DesignError(f"Cannot read {path}: {reason}") from None
+    if len(data) > MAX_BYTES:
+        raise DesignError(
+            f"{path} is larger than {MAX_BYTES // 1024} KiB", "Pass the YAML file of a study"
         )
     try:
         return data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         line = len(_BREAK.split(data[: error.start].decode("utf-8", "replace")))
-        raise BadDesign(f"{path}:{line}: this is not UTF-8", "Save it as UTF-8") from None
+        raise DesignError(f"{path}:{line}: Invalid UTF-8", "Save the file as UTF-8") from None
 
 
 def entries(
-    node: Node, trouble: Trouble, what: str, known: Collection[str] | None = None
+    node: Node, problems: Problems, what: str, known: Collection[str] | None = None
 ) -> Iterator[tuple[str, Node, Node]]:
-    """The names of a mapping with their nodes; what is no mapping, known or unique is told."""
+    """Yield the entries of a mapping as name, key node and value node.
+
+    Invalid, unknown and duplicate keys are reported as problems.
+    """
     if not isinstance(node, MappingNode):
-        if not is_nothing(node):
-            trouble.at(node, f"{what} should be names with values, not {in_words(node)}")
+        if not is_null(node):
+            problems.at(node, f"Expected a mapping for {what}, found {node_type(node)}")
         return
     seen: dict[str, int] = {}
     own = [(key, value) for key, value in node.value if key.tag != _MERGE]
-    merged: list[tuple[Node, Node]] = []  # by `<<: *anchor`, one level deep
+    merged: list[tuple[Node, Node]] = []  # from `<<: *anchor`, one level deep
     for key, value in node.value:
         if key.tag == _MERGE:
             for source in value.value if isinstance(value, SequenceNode) else [value]:
@@ -147,72 +160,74 @@ def entries(
     for key, value in (*own, *merged):
         name = str(key.value) if isinstance(key, ScalarNode) else ""
         if not name:
-            trouble.at(key, f"in {what}, this is no name")
+            problems.at(key, f"Invalid key in {what}: expected a name")
         elif name in seen:
             if (key, value) in own:
-                trouble.at(key, f"{name} is there twice, first in line {seen[name]}")
+                problems.at(key, f"Duplicate key {name!r}, first set in line {seen[name]}")
         elif known is not None and name not in known:
-            trouble.at(key, f"{what} has no {name!r}", nearest(name, known))
+            problems.at(key, f"Unknown key {name!r} in {what}", nearest(name, known))
         else:
             seen[name] = key.start_mark.line + 1
             yield name, key, value
 
 
-def in_words(node: Node) -> str:
-    """What a node is, for people."""
+def node_type(node: Node) -> str:
+    """Return the type of a node as a noun phrase: `a list`, `a number`."""
     if isinstance(node, MappingNode):
-        return "names with values"
-    return "a list" if isinstance(node, SequenceNode) else "one value"
+        return "a mapping"
+    if isinstance(node, SequenceNode):
+        return "a list"
+    return _SCALARS.get(node.tag.rpartition(":")[2], "a single value")
 
 
-def is_nothing(node: Node) -> bool:
+def is_null(node: Node) -> bool:
     return isinstance(node, ScalarNode) and node.tag.endswith(":null")
 
 
 def is_plain(node: ScalarNode) -> bool:
-    """Whether it stands without quotes."""
+    """Return whether a scalar is written without quotes."""
     return node.style is None
 
 
-class NoValue(ValueError):
-    """What YAML makes of a scalar is not what was meant; says why."""
+class InvalidValue(ValueError):
+    """A scalar that YAML reads in another way than it looks, or cannot read."""
 
-    def __init__(self, what: str, hint: str = "") -> None:
-        super().__init__(what)
-        self.what = what
+    def __init__(self, message: str, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
         self.hint = hint
 
 
 def value_of(node: Node, is_text: bool = False) -> Any:
-    """A number, text, true, false or nothing, as people mean it; NoValue where that is not sure.
+    """Return the number, text, boolean or None of a scalar; raise InvalidValue if ambiguous.
 
-    Where `is_text` is meant, 1e3 and 08 are what YAML says: text.
+    With `is_text`, text that looks like a number (1e3, 08) stays text.
     """
     if not isinstance(node, ScalarNode):
-        raise NoValue(f"one value is wanted here, not {in_words(node)}")
+        raise InvalidValue(f"Expected a single value, found {node_type(node)}")
     raw, kind = node.value, node.tag.rpartition(":")[2]
     if is_text and kind == "str":
         return raw
     if kind == "int" and ":" in raw:
-        raise NoValue(
-            f"YAML reads {raw} as {_built(node)}", "Write the number, or put it in quotes"
+        raise InvalidValue(
+            f"YAML reads {raw} as {_construct(node)}", "Write the number, or put it in quotes"
         )
     if is_plain(node) and _OCTAL.fullmatch(raw):
-        raise NoValue(
-            f"a number that begins with 0 is octal, or text, for YAML: {raw}",
+        raise InvalidValue(
+            f"YAML reads {raw} as an octal number or as text",
             f"Write {raw.lstrip('+-0_') or 0}",
         )
     if kind == "str" and is_plain(node) and _EXPONENT.fullmatch(raw):
         return float(raw)
-    if kind in ("int", "float", "bool", "null", "str"):
-        return _built(node)
+    if kind in _SCALARS:
+        return _construct(node)
     if kind == "timestamp":
-        raise NoValue(f"YAML reads {raw} as a date", "Put it in quotes if it is text")
-    raise NoValue(f"{raw[:40]!r} is of a kind that is not known here")
+        raise InvalidValue(f"YAML reads {raw} as a date", "Put it in quotes if it is text")
+    raise InvalidValue(f"Unsupported YAML type for {raw[:40]!r}")
 
 
-def _built(node: ScalarNode) -> Any:
+def _construct(node: ScalarNode) -> Any:
     try:
         return SafeConstructor().construct_object(node)
     except (ValueError, yaml.YAMLError, OverflowError, KeyError, IndexError):
-        raise NoValue(f"{node.value[:40]!r} cannot be read") from None
+        raise InvalidValue(f"Invalid value {node.value[:40]!r}") from None

@@ -1,4 +1,4 @@
-"""The combinations of a design: which are tried, which are not, and why."""
+"""The combinations of a design: which ones are run, and why others are skipped."""
 
 from __future__ import annotations
 
@@ -10,100 +10,107 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from stepscope.analysis.study.records import Factor, Level
-from stepscope.errors import BadDesign, StepscopeError
+from stepscope.errors import DesignError, StepscopeError
 from stepscope.studies.design.records import Design, DesignPoints, SkippedPoint
 from stepscope.studies.design.rules import Rule
-from stepscope.studies.trial_spec import SIZES, TrialSpec, in_design_words, levels_text, make_spec
+from stepscope.studies.trial_spec import (
+    SIZES,
+    TrialSpec,
+    levels_text,
+    make_spec,
+    with_setting_names,
+)
 
-MOST_COMBINATIONS = 100_000
-_MOST_DRAWS_EACH = 50
-_SAME = "it is the same trial as another one"
+MAX_COMBINATIONS = 100_000
+_MAX_DRAWS_EACH = 50
+_DUPLICATE = "the same trial as another combination"
 
 
 @dataclass
-class _Sorted:
-    """Combinations that were looked at: those that can be tried, and the others."""
+class _Checked:
+    """Combinations that were checked: those that can be run, and those that are skipped."""
 
     specs: dict[int, TrialSpec] = field(default_factory=dict)
-    """By the number of the combination, in the order of the design."""
+    """By the number of the combination in the order of the design."""
     skipped: list[SkippedPoint] = field(default_factory=list)
     refusals: Counter[str] = field(default_factory=Counter)
-    """Why combinations are not a workload."""
+    """Reasons why combinations are not a valid workload."""
     rules: set[Rule] = field(default_factory=set)
-    """That skipped something."""
+    """Rules that skipped a combination."""
     trials: set[object] = field(default_factory=set)
-    same: int = 0
+    duplicates: int = 0
 
 
 def points_of(design: Design) -> DesignPoints:
-    """What a design tries. BadDesign where nothing is left, or there is too much of it."""
+    """Return the combinations of a design; raise DesignError if there are none or too many."""
     total = math.prod(len(factor.levels) for factor in design.factors)
-    if total > MOST_COMBINATIONS:
+    if total > MAX_COMBINATIONS:
         return _points_of_many(design, total)
-    found = _Sorted()
+    checked = _Checked()
     for number in range(total):
-        _sort_in(design, number, found)
-    specs = list(found.specs.values())
+        _check(design, number, checked)
+    specs = list(checked.specs.values())
     if not specs:
-        raise _nothing_left(design, found, total)
+        raise _none_left(design, checked, total)
     remarks = []
     for rule in design.rules:
-        skipped = ({**design.fixed, **point.levels} for point in found.skipped)
-        if rule not in found.rules and not any(map(rule.skips, skipped)):
-            remarks.append(f"`{rule.plain}` in line {rule.line} skips nothing")
-    if found.same == 1:
-        remarks.append("1 combination is the same trial as another one, and not tried again")
-    elif found.same:
+        skipped = ({**design.fixed, **point.levels} for point in checked.skipped)
+        if rule not in checked.rules and not any(map(rule.skips, skipped)):
+            remarks.append(f"the rule `{rule.plain}` in line {rule.line} skips nothing")
+    if checked.duplicates == 1:
+        remarks.append("1 combination is the same trial as another one and is not run again")
+    elif checked.duplicates:
         remarks.append(
-            f"{found.same} combinations are the same trials as others, and not tried again"
+            f"{checked.duplicates} combinations are the same trials as others and are not run again"
         )
     chosen = specs
     if design.sample is not None and design.sample >= len(specs):
-        remarks.append(f"random {design.sample}: all {len(specs)} combinations are tried")
+        remarks.append(f"`random: {design.sample}` selects all {len(specs)} combinations")
     elif design.sample is not None:
-        # By hashes: the same everywhere, and those that were drawn stay when others are added.
-        def drawn(spec: TrialSpec) -> bytes:
+        # Ordered by hash: the draw is the same on every machine, and a larger sample extends it.
+        def draw_order(spec: TrialSpec) -> bytes:
             return hashlib.sha256(f"{design.seed} {spec.key}".encode()).digest()
 
-        keys = {spec.key for spec in sorted(specs, key=drawn)[: design.sample]}
+        keys = {spec.key for spec in sorted(specs, key=draw_order)[: design.sample]}
         chosen = [spec for spec in specs if spec.key in keys]
     not_chosen = len(specs) - len(chosen)
-    return DesignPoints(tuple(chosen), tuple(found.skipped), total, not_chosen, tuple(remarks))
+    return DesignPoints(tuple(chosen), tuple(checked.skipped), total, not_chosen, tuple(remarks))
 
 
 def _points_of_many(design: Design, total: int) -> DesignPoints:
-    """Too many to look at each: some are drawn, until there are enough that can be tried."""
-    if design.sample is None or design.sample > MOST_COMBINATIONS:
-        raise BadDesign(
-            f"{_place(design)}{total:,} combinations are too many to look at",
-            f"At most {MOST_COMBINATIONS:,}: give fewer levels, or choose: {{random: 100}}",
+    """Draw combinations at random until enough of them can be run: there are too many to check."""
+    if design.sample is None or design.sample > MAX_COMBINATIONS:
+        raise DesignError(
+            f"{_place(design)}{total:,} combinations are too many",
+            f"Use fewer levels (at most {MAX_COMBINATIONS:,} combinations), or "
+            "`choose: {random: 100}`",
         )
-    found, seen, chance = _Sorted(), set(), random.Random(design.seed)
-    for _ in range(_MOST_DRAWS_EACH * design.sample + 1000):
-        number = int(chance.random() * total)
+    checked, seen, generator = _Checked(), set(), random.Random(design.seed)
+    for _ in range(_MAX_DRAWS_EACH * design.sample + 1000):
+        number = int(generator.random() * total)
         if number in seen:
             continue
         seen.add(number)
-        _sort_in(design, number, found)
-        if len(found.specs) == design.sample:
+        _check(design, number, checked)
+        if len(checked.specs) == design.sample:
             break
-    looked_at = len(found.specs) + len(found.skipped)
-    if not found.specs:
-        ((why, number),) = Counter(point.why for point in found.skipped).most_common(1)
-        raise BadDesign(
-            f"{_place(design)}of {total:,} combinations, {looked_at:,} were drawn, and none can be "
-            f"tried; of {number:,}: {why}"
+    drawn = len(checked.specs) + len(checked.skipped)
+    if not checked.specs:
+        ((why, number),) = Counter(point.why for point in checked.skipped).most_common(1)
+        raise DesignError(
+            f"{_place(design)}{drawn:,} of {total:,} combinations were drawn at random, and none "
+            f"of them can be run. Reason for {number:,} of them: {why}"
         )
     return DesignPoints(
-        chosen=tuple(found.specs[number] for number in sorted(found.specs)),
-        skipped=tuple(found.skipped),
+        chosen=tuple(checked.specs[number] for number in sorted(checked.specs)),
+        skipped=tuple(checked.skipped),
         combinations=total,
-        not_chosen=total - looked_at,
-        remarks=(f"of {total:,} combinations, {looked_at:,} were drawn and looked at",),
+        not_chosen=total - drawn,
+        remarks=(f"{drawn:,} of {total:,} combinations were drawn at random and checked",),
     )
 
 
-def _sort_in(design: Design, number: int, found: _Sorted) -> None:
+def _check(design: Design, number: int, checked: _Checked) -> None:
     levels: dict[str, Level] = {}
     place = number
     for factor in reversed(design.factors):  # the last varies fastest
@@ -112,40 +119,42 @@ def _sort_in(design: Design, number: int, found: _Sorted) -> None:
     settings = {**design.fixed, **levels}
     rule = next((rule for rule in design.rules if rule.skips(settings)), None)
     if rule is not None:
-        found.rules.add(rule)
-        found.skipped.append(SkippedPoint(levels, rule.why))
+        checked.rules.add(rule)
+        checked.skipped.append(SkippedPoint(levels, rule.why))
         return
     try:
         spec = make_spec(settings)
     except StepscopeError as error:
-        why = in_design_words(str(error))
-        found.refusals[why] += 1
-        found.skipped.append(SkippedPoint(levels, why))
+        why = with_setting_names(str(error))
+        checked.refusals[why] += 1
+        checked.skipped.append(SkippedPoint(levels, why))
         return
     trial = (spec.workload, spec.limits)
-    if trial in found.trials:
-        found.same += 1
-        found.skipped.append(SkippedPoint(levels, _SAME))
+    if trial in checked.trials:
+        checked.duplicates += 1
+        checked.skipped.append(SkippedPoint(levels, _DUPLICATE))
     else:
-        found.trials.add(trial)
-        found.specs[number] = spec
+        checked.trials.add(trial)
+        checked.specs[number] = spec
 
 
-def _nothing_left(design: Design, found: _Sorted, total: int) -> BadDesign:
-    """Each reason with how many combinations it takes away, by itself."""
-    if found.refusals and not found.rules:
-        ((why, number),) = found.refusals.most_common(1)
-        of = "each" if number == total else f"{number}"
-        return BadDesign(
-            f"{_place(design)}none of the {total} combinations can be tried; of {of}: {why}"
+def _none_left(design: Design, checked: _Checked, total: int) -> DesignError:
+    """Return an error with the number of combinations that each rule or reason excludes."""
+    if checked.refusals and not checked.rules:
+        ((why, number),) = checked.refusals.most_common(1)
+        them = "all" if number == total else f"{number}"
+        return DesignError(
+            f"{_place(design)}None of the {total} combinations can be run. Reason for {them} of "
+            f"them: {why}"
         )
-    lines = [f"{_place(design)}of {total} combinations none is left to try"]
+    lines = [f"{_place(design)}None of the {total} combinations is left to run"]
     for rule in design.rules:
-        number = sum(rule.skips({**design.fixed, **point.levels}) for point in found.skipped)
+        number = sum(rule.skips({**design.fixed, **point.levels}) for point in checked.skipped)
         if number:
             lines.append(f"{_place(design, rule)}`{rule.plain}` skips {number} of them")
-    lines += [f"{number}: {why}" for why, number in found.refusals.most_common(3)]
-    return BadDesign("\n".join(lines))
+    refusals = checked.refusals.most_common(3)
+    lines += [f"{number} of them cannot be run: {why}" for why, number in refusals]
+    return DesignError("\n".join(lines))
 
 
 def _place(design: Design, rule: Rule | None = None) -> str:
@@ -155,15 +164,17 @@ def _place(design: Design, rule: Rule | None = None) -> str:
 
 
 def default_reference(
-    design: Design, points: DesignPoints, lacks: Callable[[TrialSpec], str] = lambda spec: ""
+    design: Design,
+    points: DesignPoints,
+    unavailable_reason: Callable[[TrialSpec], str] = lambda spec: "",
 ) -> TrialSpec:
-    """The reference trial: the middle of everything, but for what the design says.
+    """Return the reference trial: the middle level of each factor, and the design's own settings.
 
-    Where that is not allowed, or `lacks` something here, the nearest that is; of equally near ones
-    the one that needs less memory.
+    If a rule skips it or it is not available on this machine, the nearest combination is used; of
+    equally near ones, the one that needs less memory.
     """
-    said = dict(design.reference or {})
-    wanted = {factor.name: _middle(factor) for factor in design.factors} | said
+    own = dict(design.reference or {})
+    wanted = {factor.name: _middle(factor) for factor in design.factors} | own
 
     def distance(spec: TrialSpec) -> tuple[int, float]:
         differ = sum(spec.get(factor.name) != wanted[factor.name] for factor in design.factors)
@@ -172,7 +183,7 @@ def default_reference(
     def candidates() -> Iterator[dict[str, Level]]:
         yield wanted
         for spec in sorted(points.chosen, key=distance):
-            yield {factor.name: spec.get(factor.name) for factor in design.factors} | said
+            yield {factor.name: spec.get(factor.name) for factor in design.factors} | own
 
     why = ""
     for levels in candidates():
@@ -180,23 +191,23 @@ def default_reference(
         try:
             spec = make_spec(settings)
         except StepscopeError as error:
-            why = why or f"it cannot be tried: {in_design_words(str(error))}"
+            why = why or with_setting_names(str(error))
             continue
-        problem = lacks(spec)
+        problem = unavailable_reason(spec)
         if rule := next((rule for rule in design.rules if rule.skips(settings)), None):
-            problem = f"it is skipped by `{rule.plain}` in line {rule.line}"
+            problem = f"the rule `{rule.plain}` in line {rule.line} skips it"
         if not problem:
             return spec
         why = why or problem
-    named = f" with {levels_text(said)}" if said else ""
-    raise BadDesign(
-        f"{_place(design)}the sentinel{named}: {why}",
-        "Say other settings for it, or `sentinel: none`",
+    settings_text = f" ({levels_text(own)})" if own else ""
+    raise DesignError(
+        f"{_place(design)}The reference trial{settings_text} cannot be run: {why}",
+        "Set other settings in `blocks: {reference: ...}`, or use `reference: none`",
     )
 
 
 def _middle(factor: Factor) -> Level:
-    """Of an even number, what needs less memory: the lower, but the higher of memory limits."""
+    """Return the middle level; of two, the one that needs less memory (or the higher limit)."""
     levels: Sequence[Level] = factor.levels
     if all(level is None or _is_number(level) for level in levels):
         levels = sorted(levels, key=_as_number)
@@ -208,5 +219,5 @@ def _is_number(level: Level) -> bool:
 
 
 def _as_number(level: Level) -> float:
-    """What is not set is as much as there is."""
+    """Return a level for sorting; an unset level is unlimited."""
     return float(level) if _is_number(level) and level is not None else math.inf

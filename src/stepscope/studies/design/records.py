@@ -1,4 +1,4 @@
-"""What a study will try: factors × levels × repeats, less what is skipped."""
+"""The records of a design: what a study runs, and which combinations it skips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stepscope.studies.trial_spec import TrialSpec
 
 @dataclass(frozen=True)
 class Budget:
-    """What a study may take in all, over every time it is run; None is no bound."""
+    """The total time and trials of a study, over all of its runs; None is unlimited."""
 
     seconds: float | None = None
     trials: int | None = None
@@ -21,41 +21,41 @@ class Budget:
 
 @dataclass(frozen=True)
 class Design:
-    """A study as its file says it. `read_design` is how to get one."""
+    """A study as its design file describes it. `read_design` returns one."""
 
     name: str
     fixed: Mapping[str, Level]
-    """Settings that all trials have, `model` among them unless it is a factor."""
+    """Settings of all trials; they include `model` unless it is a factor."""
     factors: tuple[Factor, ...]
     rules: tuple[Rule, ...] = ()
     repeats: int = 1
     seed: int = 0
     sample: int | None = None
-    """How many combinations are tried, drawn at random; None is all."""
+    """Number of combinations to draw at random; None is all."""
     budget: Budget = Budget()
     block: int = 8
     """Trials between two reference trials."""
     reference: Mapping[str, Level] | None = None
-    """Settings of the configuration that every block begins with, where they were said."""
+    """Settings of the reference trial, if the design sets any."""
     with_reference: bool = True
     reruns: int = 1
-    """How often a block that was disturbed is run again."""
+    """How often a block is rerun because of interference."""
     skip_dominated: bool = True
-    """Whether what needs more memory than something that ran out of it is left out."""
+    """Whether to skip trials that need more memory than a trial that ran out of it."""
     tested_share: float = 0.1
-    """Of what would be left out: so much is tried nevertheless."""
+    """Share of those trials that is run nevertheless."""
     file: Path | None = None
     text: str = ""
 
     @property
     def base(self) -> Path:
-        """The folder that the user's own files are named from."""
+        """The folder that paths in the design are relative to."""
         return self.file.parent if self.file else Path()
 
 
 @dataclass(frozen=True)
 class SkippedPoint:
-    """A combination that is not tried, and why."""
+    """A combination that is not run, with the reason."""
 
     levels: Mapping[str, Level]
     why: str
@@ -68,9 +68,9 @@ class DesignPoints:
     chosen: tuple[TrialSpec, ...]
     """In the order of the design, the last factor varying fastest."""
     skipped: tuple[SkippedPoint, ...] = ()
-    """By a rule, or since the combination makes no workload."""
+    """Skipped by a rule, or because they are not a valid workload."""
     combinations: int = 0
-    """Of all levels, before anything was left out."""
+    """Number of all combinations, including the skipped ones."""
     not_chosen: int = 0
-    """Left out by the random sample."""
+    """Number of combinations that the random sample leaves out."""
     remarks: tuple[str, ...] = field(default=())

@@ -1,12 +1,12 @@
-"""Rules of a design: `workers > 2 * cpus` says which combinations are left out.
+"""Rules of a design: `workers > 2 * cpus` selects the combinations to skip.
 
-A small language, parsed by Python's parser: names of settings and limits, numbers, quoted texts,
-true, false and none, + - * / // %, comparisons, `in [...]`, and, or, not, min and max. Nothing else
-of Python is let in, and what kinds of values are compared is checked when a rule is read.
+The language is a small part of Python: names of settings and limits, numbers, quoted text, true,
+false and none, + - * / // %, comparisons, `in [...]`, and, or, not, min and max. Everything else is
+rejected, and the types of compared values are checked when a rule is read.
 
-What is not set ("as much as there is") is unknown (None here): a comparison with it is neither true
-nor false, and a rule that depends on it does not apply. Only `cpus == none` asks for just that. A
-division by 0 is unknown, too.
+A limit or setting that is not set is unknown (None). A comparison with it is neither true nor
+false, and a rule that depends on it does not apply; only `cpus == none` tests for it. A division by
+0 is unknown too.
 """
 
 from __future__ import annotations
@@ -22,26 +22,33 @@ from functools import cached_property
 from typing import Any, Literal
 
 from stepscope.analysis.study.records import Level
-from stepscope.errors import BadDesign, StepscopeError
+from stepscope.errors import DesignError, StepscopeError
 from stepscope.studies.trial_spec import DEFAULTS, NAMES, SIZES
 from stepscope.trials.limits.spec import parse_size
-from stepscope.workloads.spec import DATA, PARTS, SETTINGS, nearest, setting_type
+from stepscope.workloads.spec import (
+    DATA,
+    PARTS,
+    SETTINGS,
+    close_names,
+    nearest,
+    setting_type,
+)
 
-MOST_CHARACTERS = 1000
-_QUITE_ALIKE = 0.75
+MAX_CHARACTERS = 1000
+_SIMILAR = 0.75
 
 Settings = Mapping[str, Level]
 Value = Callable[[Settings], Any]
-Kind = Literal["number", "size", "text", "truth", "nothing"]
+Kind = Literal["number", "size", "text", "boolean", "none"]
 
-_KIND_WORDS = {
+_KIND_LABELS = {
     "number": "a number",
     "size": "a size",
     "text": "text",
-    "truth": "true or false",
-    "nothing": "nothing",
+    "boolean": "a boolean",
+    "none": "none",
 }
-_WORDS = {"true": True, "false": False, "none": None}
+_CONSTANTS = {"true": True, "false": False, "none": None}
 _ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -61,44 +68,44 @@ _COMPARISONS: dict[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"min": min, "max": max}
 _TEXTS = frozenset((*DATA, *PARTS, *(text for each in SETTINGS.values() for text in each.choices)))
 _SLIPS = (
-    (r"&&|\|\|", "Write `and`, `or`"),
-    (r"![^=]", "Write `not`"),
-    (r"=>|=<", "Write `>=` or `<=`"),
-    (r"(?<![<>=!])=(?!=)", "Equal is written =="),
-    (r"\d\s*[kmgt]i?b?\b", 'A size stands in quotes: "8GiB"'),
+    (r"&&|\|\|", "Use `and` or `or`"),
+    (r"![^=]", "Use `not`"),
+    (r"=>|=<", "Use `>=` or `<=`"),
+    (r"(?<![<>=!])=(?!=)", "Use == to test for equality"),
+    (r"\d\s*[kmgt]i?b?\b", 'Put sizes in quotes: "8GiB"'),
 )
-"""What people write who know another language."""
+"""Syntax of other languages, with the correction."""
 
 
-class BadRule(BadDesign):
-    """A rule that cannot be understood, and where in its text."""
+class RuleError(DesignError):
+    """An invalid rule, with the column of the problem in its text."""
 
-    def __init__(self, what: str, hint: str = "", column: int = 0, line: int = 0) -> None:
-        super().__init__(f"line {line}, column {column + 1} of the rule: {what}", hint)
-        self.what = what
+    def __init__(self, problem: str, hint: str = "", column: int = 0, line: int = 0) -> None:
+        super().__init__(f"Line {line}, column {column + 1} of the rule: {problem}", hint)
+        self.problem = problem
         self.column = column
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Which combinations are left out. `make_rule` checks one at once."""
+    """Selects the combinations to skip. `make_rule` also checks its text."""
 
     text: str
     line: int
-    because: str = ""
+    reason: str = ""
 
     def skips(self, settings: Settings) -> bool:
-        """Whether a combination is left out; settings that it does not name have their default."""
+        """Return whether a combination is skipped; missing settings have their defaults."""
         return self._condition(settings) is True
 
     @property
     def why(self) -> str:
-        """What is told of a combination that it leaves out."""
-        return f"{self.plain}: {self.because}" if self.because else self.plain
+        """The reason that is reported for a combination that the rule skips."""
+        return f"{self.plain}: {self.reason}" if self.reason else self.plain
 
     @cached_property
     def plain(self) -> str:
-        """Its text, however it was spaced."""
+        """The text of the rule with normalized spacing."""
         return " ".join(self.text.split())
 
     @cached_property
@@ -106,28 +113,28 @@ class Rule:
         return _Reader(self.text, self.line).condition()
 
 
-def make_rule(text: str, line: int, because: str) -> Rule:
-    """A checked rule; BadRule says what is wrong with it, and where."""
-    rule = Rule(text, line, because)
+def make_rule(text: str, line: int, reason: str) -> Rule:
+    """Return a checked rule; raise RuleError if it is invalid."""
+    rule = Rule(text, line, reason)
     _ = rule._condition
     return rule
 
 
 @dataclass(frozen=True)
 class _Part:
-    """A part of a rule: of what kind it is, and how to get its value."""
+    """A part of a rule: its type, and the function that returns its value."""
 
     kind: Kind
     value: Value
     node: ast.expr
     name: str = ""
-    """Where it is just a setting or a limit."""
+    """Set if the part is just a setting or limit."""
     text: str | None = None
-    """Where it is just a quoted text."""
+    """Set if the part is just quoted text."""
 
 
 class _Reader:
-    """Turns the text of a rule into functions of settings, one for each part of it."""
+    """Compiles the text of a rule into functions of the settings."""
 
     def __init__(self, text: str, line: int) -> None:
         flat = re.sub(r"\s", " ", text)
@@ -137,45 +144,45 @@ class _Reader:
 
     def condition(self) -> Value:
         if not self.text:
-            raise BadRule("the rule is empty", "For example: workers > 2 * cpus", 0, self.line)
-        if len(self.text) > MOST_CHARACTERS:
-            too_long = f"the rule has more than {MOST_CHARACTERS} characters"
-            raise BadRule(too_long, "Make several of it", 0, self.line)
+            raise RuleError("The rule is empty", "For example, workers > 2 * cpus", 0, self.line)
+        if len(self.text) > MAX_CHARACTERS:
+            too_long = f"The rule is longer than {MAX_CHARACTERS} characters"
+            raise RuleError(too_long, "Split it into several rules", 0, self.line)
         column, hint = self.indent, ""
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 tree = ast.parse(self.text, mode="eval").body
-            return self._truth(tree).value
+            return self._boolean(tree).value
         except SyntaxError as error:
             column += min(max((error.offset or 1) - 1, 0), len(self.text) - 1)
             hint = next((h for slip, h in _SLIPS if re.search(slip, self.text, re.I)), "")
         except (ValueError, MemoryError, RecursionError):
             pass
-        raise BadRule("this cannot be understood", hint, column, self.line)
+        raise RuleError("Syntax error", hint, column, self.line)
 
-    def _wrong(self, node: ast.expr, what: str, hint: str = "") -> BadRule:
+    def _error(self, node: ast.expr, problem: str, hint: str = "") -> RuleError:
         before = self.text.encode()[: node.col_offset].decode(errors="ignore")
-        return BadRule(what, hint, self.indent + len(before), self.line)
+        return RuleError(problem, hint, self.indent + len(before), self.line)
 
     def _read(self, node: ast.expr) -> _Part:
         match node:
-            case ast.Name(id=word) if word in _WORDS:
-                return _constant(node, _WORDS[word])
+            case ast.Name(id=word) if word in _CONSTANTS:
+                return _constant(node, _CONSTANTS[word])
             case ast.Name(id=name) if name in NAMES:
                 return _setting(node, name)
             case ast.Name(id=name):
-                what = f"there is no setting or limit {name!r}"
-                raise self._wrong(node, what, _name_hint(name))
+                problem = f"Unknown setting or limit {name!r}"
+                raise self._error(node, problem, _name_hint(name))
             case ast.Constant(value=None | bool() | int() | float() | str() as value):
                 return _constant(node, value)
             case ast.BoolOp(op=op, values=values):
-                parts = [self._truth(each).value for each in values]
+                parts = [self._boolean(each).value for each in values]
                 join = _all_hold if isinstance(op, ast.And) else _any_holds
-                return _Part("truth", lambda settings: join(p(settings) for p in parts), node)
+                return _Part("boolean", lambda settings: join(p(settings) for p in parts), node)
             case ast.UnaryOp(op=ast.Not(), operand=operand):
-                inner = self._truth(operand).value
-                return _Part("truth", lambda settings: _opposite(inner(settings)), node)
+                inner = self._boolean(operand).value
+                return _Part("boolean", lambda settings: _negated(inner(settings)), node)
             case ast.UnaryOp(op=ast.USub() | ast.UAdd() as sign, operand=operand):
                 (part,) = self._numbers(operand)
                 work = operator.neg if isinstance(sign, ast.USub) else operator.pos
@@ -187,44 +194,46 @@ class _Reader:
                 return _Part(kind, _known(_ARITHMETIC[type(op)], one, other), node)
             case ast.Call(func=ast.Name(id="min" | "max" as name), args=args, keywords=[]):
                 if len(args) < 2:
-                    what = f"{name} is of two values or more"
-                    raise self._wrong(node, what, f"{name}(workers, 2)")
+                    problem = f"`{name}` needs at least two values"
+                    raise self._error(node, problem, f"For example, {name}(workers, 2)")
                 numbers = self._numbers(*args)
                 return _Part(_size_if_any(*numbers), _known(_FUNCTIONS[name], *numbers), node)
             case ast.Compare(left=left, ops=ops, comparators=others):
                 nodes = zip([left, *others], ops, others, strict=False)
                 pairs = [self._comparison(*each) for each in nodes]
-                return _Part("truth", lambda settings: _all_hold(p(settings) for p in pairs), node)
+                return _Part(
+                    "boolean", lambda settings: _all_hold(p(settings) for p in pairs), node
+                )
         source = ast.get_source_segment(self.text, node) or ""
-        raise self._wrong(
+        raise self._error(
             node,
-            f"{source[:40]!r} has no place in a rule",
-            "A rule has names, numbers, quoted texts, + - * / // %, comparisons, in [...], "
-            "and, or, not, min and max",
+            f"{source[:40]!r} is not allowed in a rule",
+            "Use names, numbers, quoted text, + - * / // %, comparisons, in [...], and, or, not, "
+            "min and max",
         )
 
-    def _truth(self, node: ast.expr) -> _Part:
+    def _boolean(self, node: ast.expr) -> _Part:
         part = self._read(node)
-        if part.kind == "truth":
+        if part.kind == "boolean":
             return part
-        name = part.name or "it"
-        hint = {"text": f'{name} == "..."', "nothing": "cpus == none"}.get(part.kind, f"{name} > 0")
-        raise self._wrong(
+        name = part.name or "..."
+        example = {"text": f'{name} == "..."', "none": "cpus == none"}.get(part.kind, f"{name} > 0")
+        raise self._error(
             node,
-            f"this is {_KIND_WORDS[part.kind]}, and neither true nor false",
-            f"Compare it with something: {hint}",
+            f"Expected a condition, found {_KIND_LABELS[part.kind]}",
+            f"Compare it with a value, for example {example}",
         )
 
     def _numbers(self, *nodes: ast.expr) -> list[_Part]:
         parts = self._with_sizes(*nodes)
         for part in parts:
             if part.kind not in ("number", "size"):
-                what = f"this is {_KIND_WORDS[part.kind]}: only numbers can be computed with"
-                raise self._wrong(part.node, what)
+                found = _KIND_LABELS[part.kind]
+                raise self._error(part.node, f"Expected a number, found {found}")
         return parts
 
     def _with_sizes(self, *nodes: ast.expr) -> list[_Part]:
-        """Beside a size, a quoted text is one too: "8GiB"."""
+        """Read parts; quoted text that is combined with a size is parsed as a size: "8GiB"."""
         parts = [self._read(node) for node in nodes]
         if _size_if_any(*parts) == "number":
             return parts
@@ -233,62 +242,62 @@ class _Reader:
                 try:
                     parts[at] = replace(_constant(part.node, parse_size(part.text)), kind="size")
                 except StepscopeError as error:
-                    raise self._wrong(part.node, error.message, error.hint) from None
+                    raise self._error(part.node, error.message, error.hint) from None
         return parts
 
     def _comparison(self, left: ast.expr, op: ast.cmpop, right: ast.expr) -> Value:
         if isinstance(op, ast.In | ast.NotIn):
             return self._membership(left, right, isinstance(op, ast.In))
         if type(op) not in _COMPARISONS:
-            raise self._wrong(right, "`is` has no place in a rule", "Write == or !=")
+            raise self._error(right, "`is` is not allowed in a rule", "Use == or !=")
         work = _COMPARISONS[type(op)]
         first, second = self._with_sizes(left, right)
         self._check_comparable(first, second, in_order=not isinstance(op, ast.Eq | ast.NotEq))
-        if "nothing" in (first.kind, second.kind):
+        if "none" in (first.kind, second.kind):
             return lambda settings: work(first.value(settings), second.value(settings))
         return _known(work, first, second)
 
     def _membership(self, left: ast.expr, right: ast.expr, inside: bool) -> Value:
         if not isinstance(right, ast.List | ast.Tuple | ast.Set):
-            raise self._wrong(right, "`in` wants a list", "For example: workers in [0, 2]")
+            raise self._error(right, "`in` needs a list", "For example, workers in [0, 2]")
         first, *others = self._with_sizes(left, *right.elts)
         for other in others:
             self._check_comparable(first, other, in_order=False)
-        equal = [_known(operator.eq, first, each) for each in others if each.kind != "nothing"]
-        asks_for_nothing = len(equal) < len(others)
+        equal = [_known(operator.eq, first, each) for each in others if each.kind != "none"]
+        includes_none = len(equal) < len(others)
 
         def is_in(settings: Settings) -> bool | None:
             if first.value(settings) is None:
-                found = True if asks_for_nothing else None
+                is_inside = True if includes_none else None
             else:
-                found = _any_holds(each(settings) for each in equal)
-            return found if inside else _opposite(found)
+                is_inside = _any_holds(each(settings) for each in equal)
+            return is_inside if inside else _negated(is_inside)
 
         return is_in
 
     def _check_comparable(self, first: _Part, second: _Part, in_order: bool) -> None:
         kinds = {"number" if part.kind == "size" else part.kind for part in (first, second)}
-        if len(kinds) > 1 and ("nothing" not in kinds or in_order):
+        if len(kinds) > 1 and ("none" not in kinds or in_order):
             texts = [part.text for part in (first, second) if part.text is not None]
             is_quoted_number = texts and re.fullmatch(r"-?\d+(\.\d*)?", texts[0])
-            raise self._wrong(
+            raise self._error(
                 second.node,
-                f"{_KIND_WORDS[first.kind]} cannot be compared with {_KIND_WORDS[second.kind]}",
-                "Leave the quotes out" if is_quoted_number else "",
+                f"Cannot compare {_KIND_LABELS[first.kind]} with {_KIND_LABELS[second.kind]}",
+                "Remove the quotes" if is_quoted_number else "",
             )
         if in_order and kinds != {"number"}:
-            raise self._wrong(second.node, "only numbers are less or more", "Write == or !=")
+            raise self._error(second.node, "Only numbers can be ordered", "Use == or !=")
         for named, other in ((first, second), (second, first)):
             setting, text = SETTINGS.get(named.name), other.text
             if setting is None or not setting.choices or text is None:
                 continue
             if text not in setting.choices and not setting.also(text):
-                what = f"{named.name} is never {text!r}"
-                raise self._wrong(other.node, what, nearest(text, setting.choices))
+                problem = f"Unknown {named.name} {text!r}"
+                raise self._error(other.node, problem, nearest(text, setting.choices))
 
 
 def _constant(node: ast.expr, value: Any) -> _Part:
-    kinds: dict[type, Kind] = {type(None): "nothing", bool: "truth", str: "text"}
+    kinds: dict[type, Kind] = {type(None): "none", bool: "boolean", str: "text"}
     text = value if isinstance(value, str) else None
     return _Part(kinds.get(type(value), "number"), lambda settings: value, node, text=text)
 
@@ -299,7 +308,7 @@ def _size_if_any(*parts: _Part) -> Kind:
 
 def _setting(node: ast.expr, name: str) -> _Part:
     types = str(setting_type(name)) if name in SETTINGS else ""
-    kind: Kind = "truth" if "bool" in types else "number"
+    kind: Kind = "boolean" if "bool" in types else "number"
     if name == "model" or "str" in types:
         kind = "text"
     elif name in SIZES:
@@ -314,16 +323,16 @@ def _setting(node: ast.expr, name: str) -> _Part:
 
 
 def _name_hint(name: str) -> str:
-    known = (*NAMES, *_WORDS, *_FUNCTIONS)
-    quoted = f'Text stands in quotes: "{name}"'
-    if name in _TEXTS or not difflib.get_close_matches(name, known, cutoff=0.5):
+    known = (*NAMES, *_CONSTANTS, *_FUNCTIONS)
+    quoted = f'Put text in quotes: "{name}"'
+    if name in _TEXTS or not close_names(name, known):
         return quoted
-    is_slip = difflib.get_close_matches(name, known, cutoff=_QUITE_ALIKE)
+    is_slip = difflib.get_close_matches(name, known, cutoff=_SIMILAR)
     return nearest(name, known) if is_slip else f"{nearest(name, known)} {quoted}"
 
 
 def _known(work: Callable[..., Any], *parts: _Part) -> Value:
-    """What is made of values; unknown where one of them is, or where it cannot be computed."""
+    """Apply a function to values; None if one of them is unknown or the result is undefined."""
     getters = [part.value for part in parts]
 
     def value(settings: Settings) -> Any:
@@ -338,7 +347,7 @@ def _known(work: Callable[..., Any], *parts: _Part) -> Value:
     return value
 
 
-def _opposite(holds: bool | None) -> bool | None:
+def _negated(holds: bool | None) -> bool | None:
     return None if holds is None else not holds
 
 
@@ -348,4 +357,4 @@ def _all_hold(parts: Iterable[bool | None]) -> bool | None:
 
 
 def _any_holds(parts: Iterable[bool | None]) -> bool | None:
-    return _opposite(_all_hold(map(_opposite, parts)))
+    return _negated(_all_hold(map(_negated, parts)))

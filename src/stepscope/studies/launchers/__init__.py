@@ -1,1 +1,1 @@
-"""Who starts the trials of a study: one after the other here, later on other machines."""
+"""Launchers start the trials of a study, on this machine or on others."""

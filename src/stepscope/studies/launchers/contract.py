@@ -1,9 +1,9 @@
-"""What the engine asks of a launcher, and what it gets back.
+"""The interface between the engine and a launcher.
 
-The engine has claimed a trial before it hands it over, and reads its run folder once the launcher
-says that the trial is over. A launcher sees to it that the trial runs once, that its run folder
-ends up where the job says, and that nothing of it is left when it is cancelled.
-`tests/contract/test_launchers.py` holds every launcher to that.
+The engine claims a trial before it starts the job, and reads the run folder when the launcher
+reports the job as finished. A launcher guarantees that the trial runs once, that its run folder is
+where the job says, and that no process is left when the job is cancelled.
+`tests/contract/test_launchers.py` checks this for every launcher.
 """
 
 from __future__ import annotations
@@ -22,53 +22,53 @@ from stepscope.workloads.spec import Workload
 
 @dataclass(frozen=True)
 class Job:
-    """A trial to run, and where its run folder goes."""
+    """A trial to run, and the path of its run folder."""
 
     workload: Workload
     limits: Limits
     folder: Path
-    """It does not exist yet."""
+    """The run folder. It does not exist yet."""
     name: str
     facts: TrialFacts = field(default_factory=TrialFacts)
-    """What belongs under `trial` in run.json."""
+    """The contents of `trial` in run.json."""
     machine: str = ""
     """One of the launcher's machines."""
     gpu_count: int | None = None
-    """Use the first so many GPUs of that machine, whatever `limits` names."""
+    """Use this number of GPUs of the machine (the first ones) instead of those in `limits`."""
 
 
 @dataclass(frozen=True)
 class FinishedTrial:
-    """A job that is over."""
+    """A finished job."""
 
     job: Job
     error: StepscopeError | None = None
-    """Why it was not run at all. How a trial that ran has ended is in its run folder."""
-    left: Sequence[str] = ()
-    """What of it could not be cleaned up, and is in the way of the next."""
-    asked_to_end: bool = False
-    """Whether a Ctrl-C came meanwhile: no other should follow."""
+    """Why the trial was not started. The outcome of a trial that ran is in its run folder."""
+    leftovers: Sequence[str] = ()
+    """What could not be cleaned up and blocks the next trial."""
+    termination_requested: bool = False
+    """Whether a signal such as Ctrl-C asked to stop: no further trial is started."""
 
 
 Show = Callable[[Job, Progress], None]
 
 
 class Launcher(Protocol):
-    """Starts trials. Used in a `with`, from one thread."""
+    """Starts trials. It is a context manager and is used from one thread."""
 
     machines: Mapping[str, int]
-    """How many jobs each machine takes at once. The empty name is the machine of this process."""
+    """Number of concurrent jobs by machine. The empty name is the machine of this process."""
 
     def __enter__(self) -> Launcher: ...
 
     def __exit__(self, *error: object) -> None:
-        """Nothing of its jobs is left running, however it came to this."""
+        """End all jobs that are still running."""
         ...
 
     def start(self, job: Job) -> None:
-        """Take a job for its machine, which has a free slot."""
+        """Start a job on its machine, which has a free slot."""
         ...
 
     def wait(self, show: Show) -> list[FinishedTrial]:
-        """Wait until at least one job is over; `show` hears how far they are meanwhile."""
+        """Wait until at least one job has finished; call `show` with the progress of all jobs."""
         ...

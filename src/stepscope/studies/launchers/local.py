@@ -1,6 +1,6 @@
-"""Trials on this machine, one at a time: trials that run at once disturb each other.
+"""Runs trials on this machine, one at a time, because concurrent trials slow each other down.
 
-That goes for several studies on one machine, too: each waits for its turn (`trials/state.py`).
+Several studies on one machine also take turns (`trials/state.py`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from stepscope.trials.state import machine_lock, machine_turn
 
 
 class LocalLauncher:
-    """Runs each job to its end in `wait`."""
+    """Runs each job to completion in `wait`."""
 
     machines: Mapping[str, int] = {"": 1}
 
     def __init__(
         self,
-        tell: Callable[[str], None],
+        notify: Callable[[str], None],
         interval_s: float = 0.1,
         machine: MachineInfo | None = None,
         turns: Path | None = None,
     ) -> None:
-        self._tell = tell
+        self._notify = notify
         self._interval_s = interval_s
         self._machine = machine
         self._turns = turns or machine_lock()
@@ -53,7 +53,7 @@ class LocalLauncher:
             return []
         limits = job.limits
         if job.gpu_count is not None:
-            limits = (self._machine or MachineInfo.look()).limits(limits, job.gpu_count)
+            limits = (self._machine or MachineInfo.detect()).limits(limits, job.gpu_count)
         request = TrialRequest(
             job.workload,
             limits,
@@ -64,8 +64,10 @@ class LocalLauncher:
             facts=job.facts,
         )
         try:
-            with machine_turn(self._tell, self._turns):
-                tried = self._trials.run(request, self._tell, partial(show, job))
+            with machine_turn(self._notify, self._turns, "study"):
+                completed = self._trials.run(request, self._notify, partial(show, job))
         except StepscopeError as error:
             return [FinishedTrial(job, error)]
-        return [FinishedTrial(job, None, tuple(tried.leftovers), tried.asked_to_end)]
+        return [
+            FinishedTrial(job, None, tuple(completed.leftovers), completed.termination_requested)
+        ]

@@ -1,1 +1,1 @@
-"""The limits of a trial, and how they are enforced."""
+"""The limits of a trial and their enforcement."""

@@ -1,10 +1,10 @@
-"""Control groups of our own: how a trial's memory and CPU time are limited by the kernel.
+"""Control groups that limit the memory and CPU time of a trial.
 
-A group is made below the one we are in, so that the limits that hold for us hold for it; where that
-is not possible, below the nearest ancestor where it is, with those limits carried along. Version 1
-has a hierarchy for each controller. In version 2 a group that has processes can have no groups with
-limits below it (the root may), so that there it is an ancestor nearly always: of a shell under
-systemd its slice, which belongs to the user.
+A group is created below our own group, so that our limits apply to it too. If that is not possible,
+it is created below the nearest possible ancestor, with our limits copied. Version 1 has one
+hierarchy per controller. In version 2 a group with processes cannot have child groups with limits
+(except the root), so that an ancestor is used nearly always: for a shell under systemd, its slice,
+which belongs to the user.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stepscope.trials.processes import trial_processes
 PREFIX = "stepscope-"
 
 _PERIOD_US = 100_000
-_SHORTEST_QUOTA_US = 1000
+_MIN_QUOTA_US = 1000
 _KILL_S = 2.0
 _OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes")
-"""A kernel without swap accounting has no swap that these would bound."""
+"""Missing in kernels without swap accounting."""
 _EVIDENCE = {
     (2, "memory"): "memory.events memory.max memory.peak",
     (1, "memory"): "memory.oom_control memory.failcnt memory.limit_in_bytes "
@@ -37,15 +37,15 @@ _EVIDENCE = {
 }
 
 _REASONS = {
-    errno.EACCES: "no permission to make a control group",
-    errno.EPERM: "no permission to make a control group",
-    errno.EROFS: "the cgroup file system is read-only here",
-    errno.EBUSY: "cgroup v2 allows no limits below a group that has processes, and ours has",
-    errno.ENOENT: "the controller is not available here",
+    errno.EACCES: "no permission to create a control group",
+    errno.EPERM: "no permission to create a control group",
+    errno.EROFS: "the cgroup file system is read-only",
+    errno.EBUSY: "cgroup v2 does not allow limits below a group with processes, such as our own",
+    errno.ENOENT: "the controller is not available",
 }
 
 ControlValue = int | str | dict[str, int]
-"""What a control file holds: one number, words, or lines `key number`."""
+"""Contents of a control file: one number, a text, or `key number` lines."""
 
 
 @dataclass(frozen=True)
@@ -55,17 +55,17 @@ class Refused:
 
 @dataclass(frozen=True)
 class GroupCounts:
-    """What the kernel counted in the group of a trial; without a group, nothing."""
+    """Kernel counters of the group of a trial; empty without a group."""
 
-    kills: int | None = None  # processes that it killed at the memory limit
-    peak: int | None = None  # the most memory that was in use at once, page cache included
+    kills: int | None = None  # OOM kills at the memory limit
+    peak: int | None = None  # peak memory, including the page cache
     counters: dict[str, ControlValue] = field(default_factory=dict)
-    """As evidence: `memory.events` and its likes, by the name of their file."""
+    """Control files such as `memory.events`, as evidence."""
 
 
 @dataclass(frozen=True)
 class TrialGroup:
-    """The groups of one trial, controller by controller; of version 2 they are one folder."""
+    """The groups of a trial by controller; one folder in version 2."""
 
     cgroup: Cgroup
 
@@ -75,7 +75,7 @@ class TrialGroup:
 
     @property
     def version(self) -> str:
-        """`cgroup v1` or `cgroup v2`, of the controller of memory where there is one."""
+        """`cgroup v1` or `cgroup v2`; of the memory controller, if it is used."""
         groups = self.cgroup.groups
         group = groups.get("memory") or next(iter(groups.values()))
         return f"cgroup v{group.version}"
@@ -85,8 +85,8 @@ class TrialGroup:
         return tuple(dict.fromkeys(group.path for group in self.cgroup.groups.values()))
 
     def place(self, pid: int) -> None:
-        """Move a process in; what it starts from now on is in it too. OSError if it may not: then
-        it is with us again, in all hierarchies of version 1, and the groups can be removed."""
+        """Move a process into the groups; its children inherit them. On OSError the process is back
+        in our own groups, in all hierarchies of version 1, and the groups can be removed."""
         entered: list[Path] = []
         try:
             for folder in self.folders:
@@ -115,7 +115,7 @@ class TrialGroup:
             _kill_all(folder)
 
     def remove(self) -> list[str]:
-        """Remove the groups once their processes have ended; returns those that stay."""
+        """Remove the groups after their processes have exited; return those that remain."""
         folders = map(str, self.folders)
         return [folder for folder in folders if not trial_processes.remove_group(folder)]
 
@@ -123,45 +123,45 @@ class TrialGroup:
 def make_group(
     name: str, memory: int | None, cpus: float | None, own: Cgroup | None = None
 ) -> TrialGroup | Refused:
-    """A group with a limit of memory (bytes), of CPU time (cores' worth), or of both.
+    """Create a group with a memory limit in bytes, a CPU quota in cores, or both.
 
-    `own` is the group that we are in.
+    `own` is the current group of this process.
     """
     own = own or find_cgroup(os.getpid())
-    homes: dict[Group, dict[str, float]] = {}
-    for controller, asked, holds in (
+    parents: dict[Group, dict[str, float]] = {}
+    for controller, requested, current in (
         ("memory", memory, own.memory_limit()),
         ("cpu", cpus, own.cpu_quota()),
     ):
         group = own.groups.get(controller)
         if group is None:
-            if asked is not None:
-                return Refused(own.reason or f"no cgroup with the {controller} controller")
+            if requested is not None:
+                missing = f"the cgroup does not have the {controller} controller"
+                return Refused(own.reason or missing)
             continue
-        limits = [limit for limit in (asked, holds) if limit is not None]
-        # Out of a version 2 group one moves with all controllers at once: what limits us already
-        # must not be left behind.
-        if asked is not None or (group.version == 2 and limits):
-            homes.setdefault(group, {})[controller] = min(limits)
-    made: dict[str, Group] = {}
-    for home, amounts in homes.items():
-        found = _make_near(name, home, amounts)
-        if isinstance(found, Refused):
-            TrialGroup(Cgroup(made)).remove()
-            return found
-        made |= dict.fromkeys(amounts, found)
-    return TrialGroup(Cgroup(made))
+        limits = [limit for limit in (requested, current) if limit is not None]
+        # A process leaves a version 2 group with all its controllers: keep its current limits.
+        if requested is not None or (group.version == 2 and limits):
+            parents.setdefault(group, {})[controller] = min(limits)
+    created: dict[str, Group] = {}
+    for parent, amounts in parents.items():
+        made = _make_near(name, parent, amounts)
+        if isinstance(made, Refused):
+            TrialGroup(Cgroup(created)).remove()
+            return made
+        created |= dict.fromkeys(amounts, made)
+    return TrialGroup(Cgroup(created))
 
 
 def remove_stale(own: Cgroup | None = None) -> list[str]:
-    """Remove the groups of runners that are dead, and who is in them; returns those that stay."""
+    """Remove groups of exited runners with their processes; return those that remain."""
     own = own or find_cgroup(os.getpid())
     stale = [
         folder
         for group in set(own.groups.values())
         for parent in group.lineage()
         for folder in parent.glob(f"{PREFIX}*")
-        if trial_processes.runner_lives(folder.name[len(PREFIX) :]) is False
+        if trial_processes.runner_is_running(folder.name[len(PREFIX) :]) is False
     ]
     for folder in stale:
         _kill_all(folder)
@@ -170,18 +170,18 @@ def remove_stale(own: Cgroup | None = None) -> list[str]:
 
 def _kill_all(folder: Path) -> None:
     deadline = time.monotonic() + _KILL_S
-    while (found := trial_processes.members(str(folder))) and time.monotonic() < deadline:
-        switch = folder / "cgroup.kill"  # all at once, ongoing forks included: v2, Linux 5.14
+    while (members := trial_processes.members(str(folder))) and time.monotonic() < deadline:
+        switch = folder / "cgroup.kill"  # kills all processes, including new forks: v2, Linux 5.14
         if switch.exists():
             switch.write_text("1")
         else:
-            for member in found:
+            for member in members:
                 trial_processes.send(member, signal.SIGKILL)
         time.sleep(0.01)
 
 
 def _make_near(name: str, home: Group, amounts: dict[str, float]) -> Group | Refused:
-    """Below our own group, or below the nearest ancestor where one can be made and entered."""
+    """Create the group below our own or below the nearest possible ancestor."""
     reasons = []
     for parent in home.lineage():
         try:
@@ -195,7 +195,7 @@ def _make_near(name: str, home: Group, amounts: dict[str, float]) -> Group | Ref
 
 
 def _enable(folder: Path, top: Path, controllers: Iterable[str]) -> None:
-    """Let groups below a folder have limits, which the folders above it must allow too."""
+    """Enable controllers for the children of a folder and, if necessary, of its ancestors."""
     missing = [c for c in controllers if c not in _text(folder / "cgroup.subtree_control").split()]
     if not missing:
         return
@@ -206,15 +206,15 @@ def _enable(folder: Path, top: Path, controllers: Iterable[str]) -> None:
 
 
 def _make(folder: Path, version: int, amounts: dict[str, float]) -> None:
-    """Make the group and set its limits; nothing is left of it where that is not possible."""
+    """Create the group and set its limits; remove it again on errors."""
     folder.mkdir()
     try:
         if not os.access(folder.parent / "cgroup.procs", os.W_OK):
-            # Whoever moves a process must be allowed to change all between its old and new group.
+            # Moving a process requires write access to the common ancestor of both groups.
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         for controller, amount in amounts.items():
             size = str(int(amount))
-            quota = str(max(_SHORTEST_QUOTA_US, round(amount * _PERIOD_US)))
+            quota = str(max(_MIN_QUOTA_US, round(amount * _PERIOD_US)))
             settings = {
                 (2, "memory"): {"memory.max": size, "memory.swap.max": "0"},
                 (1, "memory"): {"memory.limit_in_bytes": size, "memory.memsw.limit_in_bytes": size},

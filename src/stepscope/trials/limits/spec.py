@@ -9,31 +9,33 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from stepscope.errors import CannotTry
+from stepscope.errors import TrialError
 from stepscope.sensors.cgroup import allowed_cpus, find_cgroup
 
-LEAST_CPUS = 0.01
-LEAST_MEMORY = 64 << 20  # an interpreter with nothing but NumPy needs about that much
+MIN_CPUS = 0.01
+MIN_MEMORY = 64 << 20  # about the size of an interpreter with NumPy
 THREAD_VARIABLES = [
     f"{library}_NUM_THREADS" for library in ("OMP", "MKL", "OPENBLAS", "BLIS", "NUMEXPR")
 ]
 
 _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
-_FORMS = "Give bytes, or a number with KiB, MiB, GiB (1024), kB, MB, GB (1000), or k, m, g (1024)"
+_SIZE_HINT = (
+    "Use bytes or a number with a unit: KiB, MiB, GiB, kB, MB, GB (k, m, g mean KiB, MiB, GiB)"
+)
 _GPU = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of a trial; None is as much as there is."""
+    """The limits of a trial; None means unlimited."""
 
     cpus: float | None = None
-    memory: int | None = None  # bytes of host memory, of all its processes together
-    gpu_memory: int | None = None  # bytes of device memory, of each rank
+    memory: int | None = None  # bytes of host memory of all processes together
+    gpu_memory: int | None = None  # bytes of device memory of each rank
     gpus: tuple[str, ...] | None = None
-    """Numbers as nvidia-smi shows them, or UUIDs; an empty tuple is none at all."""
+    """Indices as in nvidia-smi, or UUIDs; an empty tuple means no GPU."""
     timeout_s: float | None = None
-    stall_timeout_s: float = 300.0  # without progress for so long it is ended
+    stall_timeout_s: float = 300.0  # maximum time without progress
 
     @classmethod
     def of(
@@ -45,7 +47,7 @@ class Limits:
         timeout: float | None = None,
         stall_timeout: float = 300.0,
     ) -> Limits:
-        """From what a user gives: sizes may be texts such as 8GiB, GPUs a list such as 0,1."""
+        """Parse user input: sizes such as "8GiB", GPUs such as "0,1"."""
         return cls(
             cpus,
             None if memory is None else parse_size(memory),
@@ -58,7 +60,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class MachineResources:
-    """What this process may use of the machine itself."""
+    """The CPUs and the memory that this process may use."""
 
     cpus: float
     memory: int
@@ -71,50 +73,54 @@ class MachineResources:
 
 
 def check_limits(limits: Limits, available: MachineResources) -> None:
-    """CannotTry unless the limits make sense and are within what there is."""
-    for option, value, least, most, text in (
-        ("--cpus", limits.cpus, LEAST_CPUS, available.cpus, "{:g}".format),
-        ("--memory", limits.memory, LEAST_MEMORY, available.memory, size_text),
+    """Raise TrialError if a limit is invalid or exceeds the available resources."""
+    for option, value, low, high, text in (
+        ("--cpus", limits.cpus, MIN_CPUS, available.cpus, "{:g}".format),
+        ("--memory", limits.memory, MIN_MEMORY, available.memory, size_text),
         ("--gpu-memory", limits.gpu_memory, 1, math.inf, size_text),
     ):
         if value is None:
             continue
-        if not value >= least:  # nor is it where it is no number at all
-            raise CannotTry(f"{option} {text(value)} is too small", f"Give at least {text(least)}")
-        if value > most:
-            there = "are" if option == "--cpus" else "is"
-            problem = f"{option} {text(value)} is more than there {there}"
-            raise CannotTry(problem, f"This process may use {text(most)}")
+        given = f"`{option} {text(value).replace(' ', '')}`"
+        if not value >= low:  # also rejects NaN
+            raise TrialError(f"{given} must be at least {text(low)}")
+        if value > high:
+            unit = " CPUs" if option == "--cpus" else ""
+            raise TrialError(f"{given} exceeds the available {text(high)}{unit}")
     for name in limits.gpus or ():
         if not _GPU.fullmatch(name):
-            raise CannotTry(f"--gpus {name} names no GPU", "Give numbers or UUIDs: nvidia-smi -L")
-    for option, seconds in (("--timeout", limits.timeout_s), ("--hang", limits.stall_timeout_s)):
+            hint = "Use indices or UUIDs as listed by nvidia-smi -L"
+            raise TrialError(f"Invalid GPU '{name}' in --gpus", hint)
+    for option, seconds in (
+        ("--timeout", limits.timeout_s),
+        ("--stall-timeout", limits.stall_timeout_s),
+    ):
         if seconds is not None and not seconds > 0:
-            raise CannotTry(f"{option} {seconds:g} is no time", "Give a number of seconds above 0")
+            raise TrialError(f"`{option} {seconds:g}` must be greater than 0 (seconds)")
 
 
 def parse_gpus(listed: str | Sequence[str]) -> tuple[str, ...]:
-    """The names in `0, 1` or `GPU-1b2c...,GPU-3d4e...`, or in a sequence; none in an empty one."""
+    """Parse a list such as `0, 1` or `GPU-1b2c...,GPU-3d4e...`, or a sequence of names."""
     names = listed.split(",") if isinstance(listed, str) else listed
     return tuple(name.strip() for name in names if name.strip())
 
 
 def parse_size(text: str | int) -> int:
-    """Bytes of `8GiB`, `16GB`, `500MiB`, `1.5g` or a plain number.
+    """Parse a size such as `8GiB`, `16GB`, `500MiB`, `1.5g` or a plain number into bytes.
 
-    A letter alone is binary, as docker has it; k, M, G, T with B are decimal, with iB binary.
+    A letter alone is binary, as in Docker; k, M, G, T with B are decimal, with iB binary.
     """
-    found = _SIZE.fullmatch(str(text).strip())
-    if found is None or (found[3] and not found[2]):
-        raise CannotTry(f"{text!r} is no size", _FORMS)
-    number, prefix, binary, byte = found.groups()
+    match = _SIZE.fullmatch(str(text).strip())
+    if match is None or (match[3] and not match[2]):
+        raise TrialError(f"Invalid size '{text}'", _SIZE_HINT)
+    number, prefix, binary, byte = match.groups()
     base = 1000 if prefix and byte and not binary else 1024
     return int(Decimal(number) * base ** " kmgt".index(prefix.lower() or " "))
 
 
 def size_text(size: float, like: float | None = None) -> str:
-    """A size in the unit that suits it, such as `parse_size` takes: 1.5 GiB; or in the unit that
-    suits another one: 0.98 GiB."""
+    """Format a size such as 1.5 GiB, which `parse_size` accepts; `like` selects the unit of another
+    size, for example 0.98 GiB."""
     for prefix, bits in (("T", 40), ("G", 30), ("M", 20), ("K", 10)):
         if (size if like is None else like) >= 1 << bits:
             return f"{size / (1 << bits):.{4 if like is None else 3}g} {prefix}iB"

@@ -1,1 +1,1 @@
-"""The processes of a trial: found, guarded, ended, and what is left of them."""
+"""The processes of a trial: identification, guard, stack dumps and leftovers."""

@@ -1,9 +1,9 @@
-"""If the runner dies, its trials die too: a tiny process sees to it.
+"""The guard: a small process that ends the trials of a runner if the runner is killed.
 
-It sits in a session of its own and waits for the runner's end, which a pipe and the kernel tell it.
-Unless the runner dismissed it, it then ends every process whose token names that runner, and
-removes their control groups. It is started without site packages and imports only this file,
-`trial_processes` and `procfs`, so that it is there within milliseconds and nobody waits for it.
+It has its own session and waits for the exit of the runner through a pipe and a pidfd. Unless the
+runner has dismissed it, it then ends every process whose token names that runner and removes their
+control groups. It runs without site-packages and imports only this module, `trial_processes` and
+`procfs`, so that it starts within milliseconds.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from stepscope.trials.processes import trial_processes
 
 _PROGRAM = (
     "import sys; sys.path.append(sys.argv[1]); "
-    f"from {__name__} import stand_guard; stand_guard(sys.argv[2])"
+    f"from {__name__} import run_guard; run_guard(sys.argv[2])"
 )
-_GOODBYE = b"goodbye"
+_DISMISS = b"dismiss"
 _PATIENCE_S = 0.5
-"""Between asking and killing: nobody is interested in the results any more."""
-_LEAVES_S = 6.0
+"""Time between SIGTERM and SIGKILL; short, because the results are lost anyway."""
+_EXIT_TIMEOUT_S = 6.0
 _POLL_MS = 1000
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
-"""Schedulers send them to everybody; the guard is needed until the runner has gone."""
+"""Schedulers send them to all processes; the guard must run until the runner has exited."""
 
 
 class Guard:
-    """The runner's side: a process that is told what there will be to clean up."""
+    """The guard process, as seen by the runner."""
 
     def __init__(self, runner: str) -> None:
-        """Start it for all trials of a runner. Does not wait for it."""
+        """Start the guard for all trials of a runner, without waiting for it."""
         import subprocess
 
         source, self._control = os.pipe()
@@ -55,51 +55,51 @@ class Guard:
         finally:
             os.close(source)
 
-    def tell_group(self, path: str | os.PathLike[str]) -> None:
-        """A control group that must not outlive the runner."""
-        self._tell(os.fsencode(path))
+    def add_group(self, path: str | os.PathLike[str]) -> None:
+        """Register a control group that must not outlive the runner."""
+        self._send(os.fsencode(path))
 
     def dismiss(self) -> None:
-        """The runner has cleaned up itself."""
-        self._tell(_GOODBYE)
-        self.leave()
+        """End the guard after the runner has cleaned up."""
+        self._send(_DISMISS)
+        self.clean_up()
 
-    def leave(self) -> None:
-        """Whatever is left of the trials, the guard cleans up now."""
+    def clean_up(self) -> None:
+        """Let the guard clean up the remaining processes, unless dismissed, and wait for it."""
         os.close(self._control)
         try:
-            self.process.wait(_LEAVES_S)
-        except Exception:  # one that hangs has nothing left to guard
+            self.process.wait(_EXIT_TIMEOUT_S)
+        except Exception:  # a stuck guard is no longer needed
             self.process.kill()
             self.process.wait()
 
-    def _tell(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # somebody killed it: the trial goes on without
+    def _send(self, line: bytes) -> None:
+        with contextlib.suppress(OSError):  # the guard was killed: the trial continues without it
             os.write(self._control, line + b"\n")
 
 
-def stand_guard(runner: str) -> None:
-    """The guard's side: wait for the end of the runner, and clean up after it."""
+def run_guard(runner: str) -> None:
+    """The main function of the guard: wait for the exit of the runner and clean up."""
     for number in _IGNORED:
         signal.signal(number, signal.SIG_IGN)
     poll = select.poll()
     poll.register(0, select.POLLIN)
-    sees_end = False
-    # The pipe alone does not tell the runner's end while somebody else holds it.
+    has_pidfd = False
+    # The pipe does not report the exit while another process holds its other end.
     with contextlib.suppress(OSError, AttributeError):
         poll.register(os.pidfd_open(int(runner.partition(".")[0])), select.POLLIN)
-        sees_end = bool(trial_processes.runner_lives(runner))
+        has_pidfd = bool(trial_processes.runner_is_running(runner))
     received = b""
     while True:
-        ready = poll.poll(None if sees_end else _POLL_MS)
+        ready = poll.poll(None if has_pidfd else _POLL_MS)
         if any(descriptor == 0 for descriptor, _ in ready):
             data = os.read(0, 65536)
             received += data
-            if received.endswith(_GOODBYE + b"\n"):
+            if received.endswith(_DISMISS + b"\n"):
                 return
             if not data:
                 break
-        elif not trial_processes.runner_lives(runner):
+        elif not trial_processes.runner_is_running(runner):
             break
     groups = [os.fsdecode(path) for path in received.splitlines()]
     inside = [member for group in groups for member in trial_processes.members(group)]

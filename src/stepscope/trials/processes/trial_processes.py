@@ -1,13 +1,13 @@
-"""The processes of a trial: how they are told from all others, found, and ended.
+"""The processes of a trial: how to identify, find and end them.
 
-Each carries the trial's token in its environment, and the token names the runner:
+Each process has the token of the trial in its environment, and the token names the runner:
 
-    <pid>.<start ticks>.<home>.<random>      home: this boot and this PID namespace, 8 characters
+    <pid>.<start ticks>.<home>.<random>      home: this boot and PID namespace, 8 characters
 
-So anybody can tell, later, to which trial a process belongs and whether its runner still lives. A
-process that wiped its environment is found as a descendant of one that did not, or in its session.
+The token shows which trial a process belongs to and whether its runner is still running. A process
+that has cleared its environment is found by its ancestors or its session.
 
-Standard library and `procfs` only: the guard imports it in a bare interpreter.
+Imports only the standard library and `procfs`: the guard runs it in a bare interpreter.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from stepscope.sensors import procfs
 VARIABLE = "STEPSCOPE_TRIAL"
 
 _KILL_S = 2.0
-"""How long the kernel has for those that were killed; what is left then is stuck in it."""
+"""Time for killed processes to exit; those that remain are stuck in the kernel."""
 
 
 class TrialProcess(NamedTuple):
-    """A process of a trial. Its number may be another's later: `started` tells them apart."""
+    """A process of a trial. `started` distinguishes it from a later process with the same pid."""
 
     pid: int
     name: str
@@ -42,7 +42,7 @@ class TrialProcess(NamedTuple):
 
 
 def runner_name() -> str:
-    """What the tokens of all trials of this process begin with."""
+    """Return the common prefix of the tokens of all trials of this process."""
     myself = identify(os.getpid())
     assert myself is not None
     return f"{os.getpid()}.{myself.started}.{procfs.pid_home()}"
@@ -52,8 +52,8 @@ def new_token() -> str:
     return f"{runner_name()}.{os.urandom(4).hex()}"
 
 
-def runner_lives(token: str) -> bool | None:
-    """Whether the runner that a token names is there; None where that cannot be told from here."""
+def runner_is_running(token: str) -> bool | None:
+    """Whether the runner of a token is running; None if it is in another boot or namespace."""
     try:
         pid, started, home = token.split(".")[:3]
         if home != procfs.pid_home():
@@ -65,7 +65,7 @@ def runner_lives(token: str) -> bool | None:
 
 
 def identify(pid: int) -> TrialProcess | None:
-    """A process that lives now. A zombie does not, unless only its first thread has ended."""
+    """Return a running process. A zombie counts only if other threads are still running."""
     stat = procfs.stat(pid)
     if stat is None or stat.has_ended:
         return None
@@ -73,15 +73,15 @@ def identify(pid: int) -> TrialProcess | None:
 
 
 class SeenProcesses:
-    """Every process that was ever seen in a trial: known even once nothing ties it to the trial."""
+    """All processes seen in a trial, including those that can no longer be linked to it."""
 
     def __init__(self) -> None:
         self._seen: dict[tuple[int, int], TrialProcess] = {}
-        self._living: set[int] = set()
+        self._running: set[int] = set()
 
     def add(self, pids: Collection[int]) -> None:
-        new = [pid for pid in pids if pid not in self._living]
-        self._living = set(pids)
+        new = [pid for pid in pids if pid not in self._running]
+        self._running = set(pids)
         for process in filter(None, map(identify, new)):
             self._seen[process.pid, process.started] = process
 
@@ -90,7 +90,7 @@ class SeenProcesses:
 
 
 def belongs(pid: int, name: str, known: Iterable[TrialProcess] = ()) -> bool:
-    """Whether a process is of a trial: it carries its token, or is in a session of its own."""
+    """Whether a process belongs to a trial: by its token or by its session."""
     token, process = procfs.environ_value(pid, VARIABLE), identify(pid)
     if token is not None:
         return _is_of(token, name)
@@ -98,17 +98,17 @@ def belongs(pid: int, name: str, known: Iterable[TrialProcess] = ()) -> bool:
 
 
 def processes_of(name: str | None, known: Iterable[TrialProcess] = ()) -> list[TrialProcess]:
-    """The living processes of a trial, by its token, or of all trials of a runner, by its name;
-    None means all trials whose runner is dead. `known` are processes that were seen before.
+    """Return the running processes of a trial (by token), of all trials of a runner (by name), or
+    of all trials whose runner has exited (None). `known` are processes seen before.
 
-    They are all that carry such a token or are known, their descendants, and all that are in a
-    session that one of them leads, or led until it ended.
+    These are the processes with a matching token, the known ones, their descendants, and all
+    processes in sessions that one of them leads or has led.
     """
     known = list(known)
-    living = map(identify, procfs.pids_of_user(os.geteuid()))
-    processes = {process.pid: process for process in living if process is not None}
+    running = map(identify, procfs.pids_of_user(os.geteuid()))
+    processes = {process.pid: process for process in running if process is not None}
     pid = os.getpid()
-    while pid in processes:  # neither ourselves nor our ancestors
+    while pid in processes:  # exclude this process and its ancestors
         pid = processes.pop(pid).parent
     found = {
         each.pid
@@ -119,59 +119,61 @@ def processes_of(name: str | None, known: Iterable[TrialProcess] = ()) -> list[T
         token = procfs.environ_value(pid, VARIABLE)
         if token is not None and _is_of(token, name):
             found.add(pid)
-    sessions = {each.session for each in known}  # leaders may be gone
+    sessions = {each.session for each in known}  # leaders may have exited
     size = -1
     while size != len(found):
         size = len(found)
         sessions |= {processes[pid].session for pid in found}
-        theirs = {
+        trial_sessions = {
             session
             for session in sessions
             if session in found or (session != os.getsid(0) and identify(session) is None)
         }
         found |= {
-            pid for pid, each in processes.items() if each.parent in found or each.session in theirs
+            pid
+            for pid, each in processes.items()
+            if each.parent in found or each.session in trial_sessions
         }
     return [processes[pid] for pid in sorted(found)]
 
 
-def strays() -> list[TrialProcess]:
-    """Processes of trials whose runner is dead."""
+def stale_processes() -> list[TrialProcess]:
+    """Return the processes of trials whose runner has exited."""
     return processes_of(None)
 
 
 def end_all(
     name: str | None, known: Iterable[TrialProcess] = (), patience_s: float = 2.0
 ) -> list[TrialProcess]:
-    """Ask all that `processes_of` finds to end, kill those that have not after a while.
+    """Terminate all processes of `processes_of`, and kill those that remain after a while.
 
-    Returns those that are still there: stuck in the kernel, usually.
+    Returns the processes that are still running, usually because they are stuck in the kernel.
     """
     remaining: list[TrialProcess] = []
     for number, seconds in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _KILL_S)):
-        asked: set[tuple[int, int]] = set()
+        signaled: set[tuple[int, int]] = set()
         for _ in _attempts(seconds):
             remaining = processes_of(name, known)
             if not remaining:
                 return []
-            known = {*known, *remaining}  # with its parent gone nothing may tie one to the trial
+            known = {*known, *remaining}  # an orphan may no longer be linked to the trial
             for process in remaining:
-                if (process.pid, process.started) not in asked:
-                    asked.add((process.pid, process.started))
+                if (process.pid, process.started) not in signaled:
+                    signaled.add((process.pid, process.started))
                     send(process, number)
-                    if number != signal.SIGKILL:  # one that is stopped hears nothing else
+                    if number != signal.SIGKILL:  # a stopped process must continue to handle it
                         send(process, signal.SIGCONT)
     return remaining
 
 
-def end_strays(patience_s: float = 1.0) -> tuple[list[TrialProcess], list[TrialProcess]]:
-    """End the processes of trials whose runner is dead: those there were, and those that stay."""
-    found = strays()
+def end_stale_processes(patience_s: float = 1.0) -> tuple[list[TrialProcess], list[TrialProcess]]:
+    """End the processes of trials whose runner has exited; return them and those that remain."""
+    found = stale_processes()
     return found, end_all(None, found, patience_s) if found else []
 
 
 def send(process: TrialProcess, number: int) -> bool:
-    """Signal a process if it still is the one that was meant."""
+    """Send a signal to a process unless its pid has been reused."""
     descriptor = None
     try:
         try:
@@ -180,7 +182,7 @@ def send(process: TrialProcess, number: int) -> bool:
             return False
         except (OSError, AttributeError):
             pass  # a kernel before 5.3, a sandbox, a Python built on old headers
-        # It was there before, and still is: then it is the one that the descriptor holds.
+        # Still the same process after opening: the descriptor refers to it.
         now = identify(process.pid)
         if now is None or now.started != process.started:
             return False
@@ -197,27 +199,27 @@ def send(process: TrialProcess, number: int) -> bool:
 
 
 def members(group: str) -> list[TrialProcess]:
-    """The living processes in a control group and in those below it."""
+    """Return the running processes in a control group and its descendants."""
 
     def pids() -> list[int]:
         found: list[int] = []
         for folder, _, _ in os.walk(group):
             with contextlib.suppress(OSError), open(f"{folder}/cgroup.procs", "rb") as file:
                 found += map(int, file.read().split())
-        return [pid for pid in found if pid]  # 0: a process of another PID namespace
+        return [pid for pid in found if pid]  # 0: a process in another PID namespace
 
-    found = [identify(pid) for pid in pids()]
-    still = set(pids())  # a number that was there before and after is the process we identified
-    return [process for process in found if process is not None and process.pid in still]
+    processes = [identify(pid) for pid in pids()]
+    still = set(pids())  # a pid listed before and after is the process that was identified
+    return [process for process in processes if process is not None and process.pid in still]
 
 
 def remove_group(group: str, patience_s: float = 2.0) -> bool:
-    """Remove a control group and those below it, as soon as all in it have ended."""
+    """Remove a control group and its descendants, once their processes have exited."""
     for _ in _attempts(patience_s):
         for folder, _, _ in os.walk(group, topdown=False):
             try:
                 os.rmdir(folder)
-            except OSError:  # busy: a process that was killed takes its time
+            except OSError:  # busy: a killed process is still exiting
                 break
         if not os.path.isdir(group):
             return True
@@ -225,18 +227,18 @@ def remove_group(group: str, patience_s: float = 2.0) -> bool:
 
 
 def _attempts(seconds: float) -> Iterator[None]:
-    """At least one, then more and more rarely, until the time is over."""
+    """Yield at least once, then with growing pauses until the time is over."""
     deadline = time.monotonic() + seconds
-    nap = 0.005
+    pause = 0.005
     while True:
         yield
         if time.monotonic() >= deadline:
             return
-        time.sleep(nap)
-        nap = min(2 * nap, 0.1)
+        time.sleep(pause)
+        pause = min(2 * pause, 0.1)
 
 
 def _is_of(token: str, name: str | None) -> bool:
     if name is None:
-        return runner_lives(token) is False
+        return runner_is_running(token) is False
     return token == name or token.startswith(f"{name}.")

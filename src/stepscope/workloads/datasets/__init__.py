@@ -1,1 +1,1 @@
-"""Data sets on disk: found, or generated once and reused. No framework is needed for them."""
+"""Data sets on disk, found or generated once and reused. They do not need a framework."""

@@ -1,7 +1,7 @@
-"""Files in the page cache: out of it, into it, and how much of them is there.
+"""Evict files from the page cache, read them into it, and measure how much of them is cached.
 
-Without root. What a directory holds and the sizes of files stay known to the kernel: only what is
-in the files is read anew.
+It does not need root. The kernel keeps directory entries and file sizes cached: only the contents
+of evicted files are read from disk again.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 _SAMPLE = 2000
-"""Files that are looked at: a share of a million is known well enough from these."""
+"""Number of files to check: enough for the share of a million files."""
 _CHUNK = 1 << 20
 
 
 def evict(files: Iterable[Path]) -> None:
-    """Let the kernel forget what is in the files. It keeps what was not written back yet."""
+    """Evict the contents of the files. The kernel keeps pages that are not written back yet."""
     for path in files:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:
@@ -31,7 +31,7 @@ def evict(files: Iterable[Path]) -> None:
 
 
 def warm(files: Iterable[Path]) -> None:
-    """Read the files, so that they are in memory as far as that goes."""
+    """Read the files, so that they are cached as far as memory permits."""
     buffer = bytearray(_CHUNK)
     for path in files:
         with path.open("rb", buffering=0) as file:
@@ -40,7 +40,7 @@ def warm(files: Iterable[Path]) -> None:
 
 
 def resident_share(files: Sequence[Path]) -> float | None:
-    """The part of the files' pages that is in memory; None where the kernel will not tell."""
+    """The share of the files' pages that is in memory; None if the kernel does not report it."""
     resident = pages = 0
     for path in files[:: max(1, len(files) // _SAMPLE)]:
         counted = _resident_pages(path)
@@ -51,8 +51,11 @@ def resident_share(files: Sequence[Path]) -> float | None:
 
 
 def _resident_pages(path: Path) -> tuple[int, int] | None:
-    """Pages in memory, and pages. Of files that are not the user's the kernel says "all" to any
-    question (since Linux 5.2): that is no answer."""
+    """Pages in memory, and all pages.
+
+    None for a file that the user does not own: since Linux 5.2 the kernel reports all its pages as
+    resident.
+    """
     with path.open("rb") as file:
         facts = os.fstat(file.fileno())
         if os.geteuid() not in (0, facts.st_uid) and not os.access(path, os.W_OK):
@@ -67,7 +70,7 @@ def _resident_pages(path: Path) -> tuple[int, int] | None:
                 ctypes.c_size_t(len(content)),
                 ctypes.c_void_p(flags.ctypes.data),
             )
-            del content  # the map cannot be closed while something looks into it
+            del content  # the mapping cannot be closed while a view exists
     if failed:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
     return int(np.count_nonzero(flags & 1)), len(flags)

@@ -1,9 +1,9 @@
-"""Where generated data lives, and how it is made once: whole or not at all.
+"""Storage of generated data, which is generated once and is either complete or absent.
 
 $STEPSCOPE_DATA, else $XDG_CACHE_HOME/stepscope/data, else ~/.cache/stepscope/data
-  <name>/               complete: its about.json says what it is, and how much
-  .<name>.making/       being made, or left by a maker that was killed
-  .<name>.lock          held while it is made, so that a second process waits for the first
+  <name>/               complete data; about.json describes it
+  .<name>.making/       data that is being generated, or was when the process was killed
+  .<name>.lock          held while data is generated, so that a second process waits for the first
 """
 
 from __future__ import annotations
@@ -18,30 +18,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.records.codec import to_json
 
 VARIABLE = "STEPSCOPE_DATA"
 ABOUT = "about.json"
-_ELSEWHERE = f"Set {VARIABLE} to a folder with room that you may write"
+_ELSEWHERE = f"Set {VARIABLE} to a writable folder with enough space"
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is to be made. The name says it all: another recipe has another name."""
+    """Description of the data to generate. Different recipes have different names."""
 
     name: str
-    what: str
+    description: str
     version: int
-    """Of the generator."""
+    """Version of the generator."""
     count: int
-    bytes_about: int = 0
-    """Room it will take, roughly."""
+    estimated_bytes: int = 0
 
 
 def data_home() -> Path:
-    """The folder that holds generated data."""
+    """The folder for generated data."""
     chosen = os.environ.get(VARIABLE)
     if chosen:
         return Path(chosen).expanduser().absolute()
@@ -49,47 +48,50 @@ def data_home() -> Path:
     try:
         return Path(cache).expanduser().absolute() / "stepscope" / "data"
     except RuntimeError:
-        raise BadWorkload("There is no home folder to keep generated data in", _ELSEWHERE) from None
+        raise WorkloadError(
+            "Generated data cannot be stored: there is no home folder", _ELSEWHERE
+        ) from None
 
 
-def reuse_or_make(recipe: Recipe, make: Callable[[Path], object]) -> Path:
-    """The folder of this recipe; `make` fills one where none is complete.
+def reuse_or_generate(recipe: Recipe, generate: Callable[[Path], object]) -> Path:
+    """Return the folder of the recipe, and generate it if it is missing or incomplete.
 
-    It fills a folder beside, which takes its place when it is complete. Of several processes that
-    ask at once (ranks, trials) one makes it, and the others wait.
+    `generate` fills a temporary folder, which is renamed when it is complete. If several processes
+    (ranks, trials) need the data at the same time, one generates it and the rest wait.
     """
     folder = data_home() / recipe.name
     if is_complete(folder):
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        # The lock goes with the process, however that ends; the file stays.
+        # The kernel releases the lock when the process exits, for whatever reason.
         with (folder.parent / f".{folder.name}.lock").open("a") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             if not is_complete(folder):
-                _make(folder, recipe, make)
+                _generate(folder, recipe, generate)
     except OSError as error:
         reason = error.strerror or str(error)
         if error.errno in _FULL:
-            needs = f" ({recipe.bytes_about / 1e9:.2g} GB)" if recipe.bytes_about else ""
-            reason = f"there is no room for it{needs}"
-        raise BadWorkload(
-            f"{recipe.what} cannot be kept in {folder.parent}: {reason}", _ELSEWHERE
+            mib = recipe.estimated_bytes / 2**20
+            reason = f"no space left ({mib:,.0f} MiB needed)" if mib else "no space left"
+        raise WorkloadError(
+            f"Generated data ({recipe.description}) cannot be stored in {folder.parent}: {reason}",
+            _ELSEWHERE,
         ) from error
     return folder
 
 
 def is_complete(folder: Path) -> bool:
-    """Whether all is there that was there when it was made."""
-    about = about_of(folder)
+    """Whether the folder contains everything that was generated."""
+    about = read_about(folder)
     try:
         return bool(about) and _contents(folder) == (about.get("files"), about.get("bytes"))
-    except OSError:  # somebody is replacing it just now
+    except OSError:  # another process is replacing it
         return False
 
 
-def about_of(folder: Path) -> dict[str, Any]:
-    """What a folder says of itself; nothing where it was not made here, or not to the end."""
+def read_about(folder: Path) -> dict[str, Any]:
+    """The description in a folder; empty if it was not generated here, or not completely."""
     try:
         about = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -97,22 +99,22 @@ def about_of(folder: Path) -> dict[str, Any]:
     return about if isinstance(about, dict) else {}
 
 
-def made_before(prefix: str) -> list[Path]:
-    """Complete folders whose names begin so, largest first."""
-    found = [path for path in data_home().glob(f"{prefix}*") if is_complete(path)]
-    return sorted(found, key=lambda path: -int(about_of(path).get("count", 0)))
+def complete_folders(prefix: str) -> list[Path]:
+    """Complete folders whose names start with the prefix, largest first."""
+    folders = [path for path in data_home().glob(f"{prefix}*") if is_complete(path)]
+    return sorted(folders, key=lambda path: -int(read_about(path).get("count", 0)))
 
 
-def _make(folder: Path, recipe: Recipe, make: Callable[[Path], object]) -> None:
-    """Only whoever holds the lock is here: what lies about is of makers that are dead."""
+def _generate(folder: Path, recipe: Recipe, generate: Callable[[Path], object]) -> None:
+    """Called with the lock held: a temporary folder is from a process that was killed."""
     making = folder.with_name(f".{folder.name}.making")
     if making.exists():
         shutil.rmtree(making)
-    if shutil.disk_usage(folder.parent).free < recipe.bytes_about:  # before it is full for all
+    if shutil.disk_usage(folder.parent).free < recipe.estimated_bytes:  # do not fill the disk
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     making.mkdir()
     try:
-        make(making)
+        generate(making)
         files, size = _contents(making)
         about = {**to_json(recipe), "made_by": "stepscope", "files": files, "bytes": size}
         (making / ABOUT).write_text(json.dumps(about, indent=1) + "\n", encoding="utf-8")
@@ -124,10 +126,10 @@ def _make(folder: Path, recipe: Recipe, make: Callable[[Path], object]) -> None:
 
 
 def _contents(folder: Path) -> tuple[int, int]:
-    """Files and their bytes, in all folders below, without what they say of themselves."""
+    """Number and bytes of all files, without the description."""
     sizes = [
-        os.stat(os.path.join(place, name)).st_size
-        for place, _, names in os.walk(folder)
+        os.stat(os.path.join(parent, name)).st_size
+        for parent, _, names in os.walk(folder)
         for name in names
         if name != ABOUT
     ]

@@ -1,7 +1,7 @@
-"""Short clips in class folders, as UCF101 has them, decoded on the fly with PyAV.
+"""Short clips in class folders, like those of UCF101, decoded on access with PyAV.
 
-Generated ones are 320×240 at 25 frames a second, three to seven seconds, MPEG-4 in AVI: textures
-that drift, each at its own pace.
+Generated clips are moving textures: 320×240 pixels, 25 frames per second, three to seven seconds,
+MPEG-4 in AVI.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from stepscope.errors import BadWorkload
-from stepscope.workloads.datasets.store import Recipe, reuse_or_make
+from stepscope.errors import WorkloadError
+from stepscope.workloads.datasets.store import Recipe, reuse_or_generate
 from stepscope.workloads.datasets.textures import Plane, Random, make_fields, mixed, piece
 
 SUFFIXES = (".avi", ".mp4", ".mkv", ".webm", ".mov")
@@ -26,38 +26,38 @@ _VERSION = 1
 _SHORTEST, _LONGEST = 3 * RATE, 7 * RATE
 _BITS_PER_SECOND = 600_000
 _CLIP_BYTES = 500_000
-_ROAM = 256
-"""How far a window may drift over its texture."""
+_RANGE = 256
+"""Range in pixels over which a window moves on its texture."""
 
 
 def generated_clips(count: int = DEFAULT_COUNT, classes: int = CLASSES, seed: int = 0) -> Path:
-    """A folder with so many clips, equally many of each class."""
+    """A folder with this many clips, evenly distributed over the classes."""
     _av()
     classes = min(classes, count)
     name = f"video-v{_VERSION}-seed{seed}-{classes}classes-{count}"
-    what = f"{count} generated clips in {classes} class folders"
-    recipe = Recipe(name, what, _VERSION, count, count * _CLIP_BYTES)
-    return reuse_or_make(recipe, lambda folder: _make(folder, count, classes, seed))
+    description = f"{count} clips in {classes} class folders"
+    recipe = Recipe(name, description, _VERSION, count, count * _CLIP_BYTES)
+    return reuse_or_generate(recipe, lambda folder: _make(folder, count, classes, seed))
 
 
 def read_window(
     path: str | os.PathLike[str], frames: int, pick: Callable[[int], int]
 ) -> NDArray[np.uint8]:
-    """Frames in a row from a random place in a clip: frames × height × width × colour.
+    """Consecutive frames of a clip: frames × height × width × color.
 
-    `pick(n)` chooses one of n possible beginnings. The last frame of a short clip is repeated.
+    `pick(n)` chooses one of n possible start frames. The last frame of a short clip is repeated.
     """
     av = _av()
     try:
         with av.open(os.fspath(path)) as container:
             stream = container.streams.video[0]
-            stream.codec_context.thread_count = 1  # the loader's workers are what runs in parallel
+            stream.codec_context.thread_count = 1  # the loader workers already run in parallel
             rate = stream.average_rate or 0
             length = stream.frames or (container.duration or 0) / 1_000_000 * rate
             begin = pick(max(int(length) - frames, 0) + 1)
             first = int((stream.start_time or 0) + begin / (rate or RATE) / stream.time_base)
             if begin:
-                container.seek(first, stream=stream)  # to the key frame before
+                container.seek(first, stream=stream)  # seeks to the key frame before it
             window: list[NDArray[np.uint8]] = []
             for frame in container.decode(stream):
                 if begin and frame.pts is not None and frame.pts < first:
@@ -67,9 +67,9 @@ def read_window(
                     break
         return np.stack(window + window[-1:] * (frames - len(window)))
     except (av.FFmpegError, OSError, ValueError, IndexError) as error:
-        raise BadWorkload(
-            f"{path} cannot be decoded as a video: {error}",
-            "Take it out of the folder, or put a whole one there",
+        raise WorkloadError(
+            f"Cannot decode {path} as a video: {error}",
+            "Remove or replace the file",
         ) from error
 
 
@@ -77,16 +77,16 @@ def _av() -> Any:
     try:
         import av
     except ImportError:
-        raise BadWorkload("Clips need PyAV", 'Install it: pip install "stepscope[video]"') from None
+        raise WorkloadError("Video data needs PyAV", "Install it with: pip install av") from None
     return av
 
 
 def _make(folder: Path, count: int, classes: int, seed: int) -> None:
     av = _av()
     for number in range(count):
-        place = folder / f"class{number % classes:04d}"
-        place.mkdir(exist_ok=True)
-        with av.open(str(place / f"{number:05d}.avi"), "w") as container:
+        class_folder = folder / f"class{number % classes:04d}"
+        class_folder.mkdir(exist_ok=True)
+        with av.open(str(class_folder / f"{number:05d}.avi"), "w") as container:
             stream = container.add_stream("mpeg4", rate=RATE)
             context = stream.codec_context
             context.width, context.height, context.pix_fmt = WIDTH, HEIGHT, "yuv420p"
@@ -97,15 +97,15 @@ def _make(folder: Path, count: int, classes: int, seed: int) -> None:
 
 
 def _frames(random: Random, seed: int) -> list[Plane]:
-    """The planes of each frame, one below the other: light, then both colours at half size."""
+    """The planes of each frame in one array: brightness, then both colors at half resolution."""
     fields = make_fields(seed)
-    ground = piece(random, fields.smooth, HEIGHT + _ROAM, WIDTH + _ROAM)
-    grain = piece(random, fields.rough, HEIGHT + _ROAM, WIDTH + _ROAM)
+    ground = piece(random, fields.smooth, HEIGHT + _RANGE, WIDTH + _RANGE)
+    grain = piece(random, fields.rough, HEIGHT + _RANGE, WIDTH + _RANGE)
     grounds, grains = _Drift(random), _Drift(random)
-    colours = [
+    colors = [
         piece(random, fields.smooth, HEIGHT // 2, WIDTH // 2) // 4 + np.uint8(96) for _ in range(2)
     ]
-    below = np.concatenate([colour.reshape(-1, WIDTH) for colour in colours])
+    below = np.concatenate([color.reshape(-1, WIDTH) for color in colors])
     return [
         np.concatenate((mixed(grounds.cut(ground, time), grains.cut(grain, time), 96), below))
         for time in range(random.randint(_SHORTEST, _LONGEST + 1))
@@ -113,12 +113,12 @@ def _frames(random: Random, seed: int) -> list[Plane]:
 
 
 class _Drift:
-    """A window that moves over a texture, back and forth, by up to two pixels a frame."""
+    """A window that moves back and forth over a texture, by up to two pixels per frame."""
 
     def __init__(self, random: Random) -> None:
-        self._place = random.randint(2 * _ROAM, size=2)
-        self._pace = random.randint(-8, 9, size=2)
+        self._start = random.randint(2 * _RANGE, size=2)
+        self._speed = random.randint(-8, 9, size=2)
 
     def cut(self, field: Plane, time: int) -> Plane:
-        top, left = _ROAM - abs((self._place + self._pace * time // 4) % (2 * _ROAM) - _ROAM)
+        top, left = _RANGE - abs((self._start + self._speed * time // 4) % (2 * _RANGE) - _RANGE)
         return field[top : top + HEIGHT, left : left + WIDTH]

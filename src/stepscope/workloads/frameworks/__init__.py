@@ -1,1 +1,1 @@
-"""One adapter for each framework, imported only in the process that trains."""
+"""Framework adapters. A framework is imported only in the process that trains."""

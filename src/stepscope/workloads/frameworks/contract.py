@@ -1,8 +1,9 @@
-"""What stepscope asks of a training framework.
+"""The interface of a training framework.
 
-An adapter subclasses `Framework`, declares its capabilities, and overrides what it can do. It must
-be cheap to import: the framework itself is imported in `load`, in the process that trains.
-`tests/contract/test_frameworks.py` checks any adapter; `examples/own_framework/` has a small one.
+An adapter subclasses `Framework`, declares its capabilities and overrides the methods that it
+supports. Importing the adapter must be cheap: it imports the framework itself in `load`, in the
+process that trains. `tests/contract/test_frameworks.py` checks any adapter, and
+`examples/custom_framework/` contains a small one.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.workloads.probing import ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.reporting import FailureKind, RankPlacement, RankReport
 from stepscope.workloads.spec import Workload, option_name, setting_default
@@ -22,38 +23,38 @@ Memory = Literal["gpu", "host"]
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What an adapter can do. Everything else is refused before it trains."""
+    """What an adapter supports. Everything else is an error before the training starts."""
 
     devices: tuple[str, ...] = ("cpu",)
-    """Values of the setting `device`, beside auto."""
+    """Values of the setting `device` other than auto."""
     precisions: tuple[str, ...] = ("fp32",)
     fixed_settings: frozenset[str] = frozenset()
-    """Settings that it cannot follow: they must keep their defaults (`ranks`, `compile`)."""
-    own_files: bool = False
-    """Whether a model may be `FILE.py:FUNCTION` of a user."""
+    """Settings that it does not support, such as `ranks`: they must keep their defaults."""
+    custom_files: bool = False
+    """Whether it supports custom workloads: `FILE.py:FUNCTION` as the model."""
     profiling: bool = False
     memory_cap: bool = False
-    """Whether it can limit the GPU memory that it allocates."""
+    """Whether it can limit its GPU memory."""
     cycle: bool = False
-    """Whether `train` can go on after its steps as a probe does: `RankPlacement.cycle`."""
+    """Whether `train` supports `RankPlacement.cycle`."""
     probes: bool = False
-    """Whether forks of a process that has called `build` can train."""
+    """Whether `build` is supported, so that forks of the process can train."""
 
 
 @dataclass(frozen=True)
 class AllocatorStats:
-    """What the framework's allocator for the device tells, in bytes and since it began."""
+    """Counters of the framework's device allocator since the process started, sizes in bytes."""
 
     allocated_peak: int
     reserved_peak: int
     retries: int
-    """How often it freed its cache and tried again."""
+    """Number of times that it freed its cache and tried again."""
     ooms: int
-    """How often even that did not help."""
+    """Number of times that it failed even so."""
 
 
 class BuiltWorkload(Protocol):
-    """A model and some samples in host memory: each probe is a fork of the process with it."""
+    """A model and some samples in host memory. Each probe is a fork of this process."""
 
     @property
     def subject(self) -> Subject: ...
@@ -61,54 +62,61 @@ class BuiltWorkload(Protocol):
     def probe(
         self,
         request: ProbeRequest,
-        tell: Callable[[ProbeResult], None],
+        notify: Callable[[ProbeResult], None],
         trace: Path,
         beside: Sequence[int] = (),
     ) -> None:
-        """In a fork: train each batch for a moment and tell how it went; one that fails is the
-        last. `trace` is where allocations go if they are asked for, `beside` are the numbers of
-        the probes that were asked at the same time."""
+        """In a fork, train each batch size for a few steps and report the result.
+
+        A batch size that fails is the last one. `trace` is the file for the allocations, if they
+        are requested. `beside` are the numbers of the probes that start at the same time.
+        """
 
 
 class Framework(Protocol):
-    """An adapter. What it does not override is refused, or done as a plain library would."""
+    """An adapter. A method that it does not override raises an error or has a simple default."""
 
     name: str
-    """As its users write it, for messages."""
+    """The name of the framework in messages."""
     capabilities: Capabilities
 
     def load(self) -> None:
-        """Import the framework; BadWorkload where it is not installed."""
+        """Import the framework, or raise a WorkloadError if it is not installed."""
         return None
 
     def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
-        """One rank's training: steps to `placement.steps` (a `StepLog`), facts to `report`."""
-        raise BadWorkload(f"{self.name} cannot train")
+        """Train one rank. Write steps to `placement.steps` (a `StepLog`) and facts to `report`."""
+        raise WorkloadError(f"{self.name} does not support training")
 
     def launch(self, ranks: int, module: str, arguments: Sequence[str]) -> list[str]:
         """The command that starts `python -m module` once for each rank, with RANK, LOCAL_RANK
         and WORLD_SIZE in the environment."""
-        raise BadWorkload(f"{self.name} cannot train with several ranks", "Leave --ranks out")
+        raise WorkloadError(f"{self.name} does not support multiple ranks", "Remove --ranks")
 
     def load_for_probes(self) -> bool:
-        """Import what each probe would. False where forks can no longer use the device then: the
-        process starts anew without it."""
+        """Import the modules that every probe needs.
+
+        Return False if forks cannot use the device after these imports: the process then restarts
+        without them.
+        """
         return True
 
     def build(self, workload: Workload) -> BuiltWorkload:
-        raise BadWorkload(f"{self.name} cannot be probed", "Use a trial for each batch size")
+        raise WorkloadError(
+            f"{self.name} does not support probes", "Run a trial for each batch size instead"
+        )
 
     def is_out_of_memory(self, error: BaseException, memory: Memory) -> bool:
-        """Whether an error says that this kind of memory ran out."""
+        """Whether an error means that this kind of memory ran out."""
         return memory == "host" and isinstance(error, MemoryError)
 
     def allocator_stats(self) -> AllocatorStats | None:
-        """None where no device is in use."""
+        """None if no device is in use."""
         return None
 
 
 def failure_kind(framework: Framework, error: BaseException) -> FailureKind:
-    if isinstance(error, BadWorkload):
+    if isinstance(error, WorkloadError):
         return "workload"
     if framework.is_out_of_memory(error, "host"):
         return "host_oom"
@@ -118,7 +126,10 @@ def failure_kind(framework: Framework, error: BaseException) -> FailureKind:
 def check_capabilities(
     framework: Framework, workload: Workload, placement: RankPlacement | None = None
 ) -> None:
-    """Refuse what the framework does not declare: it would be recorded as if it were done."""
+    """Raise a WorkloadError for a setting or request that the framework does not support.
+
+    Otherwise the record of the trial would name a setting that had no effect.
+    """
     can, name = framework.capabilities, framework.name
     for setting, values in (
         ("device", ("auto", *can.devices)),
@@ -127,18 +138,21 @@ def check_capabilities(
     ):
         value = getattr(workload, setting)
         if value not in values:
-            known = " or ".join(map(str, values))
-            raise BadWorkload(
-                f"{name} cannot follow {option_name(setting)} {value}", f"Give {known}"
+            raise WorkloadError(
+                f"{name} does not support `{option_name(setting)} {value}`",
+                f"Valid values: {', '.join(map(str, values))}",
             )
-    if workload.is_own and not can.own_files:
-        raise BadWorkload(f"{name} cannot train {workload.model}", "Give the name of a model")
+    if workload.is_custom and not can.custom_files:
+        raise WorkloadError(
+            f"{name} does not support custom workloads such as {workload.model}",
+            "Use the name of a model",
+        )
     if placement is None:
         return
-    for wanted, is_possible, what in (
-        (placement.profiled_steps > 0, can.profiling, "be profiled"),
-        (placement.gpu_memory is not None, can.memory_cap, "limit its GPU memory"),
-        (placement.cycle, can.cycle, "follow its steps with an evaluation, as fit needs it"),
+    for is_requested, is_supported, what, hint in (
+        (placement.profiled_steps > 0, can.profiling, "profiling", "Remove --profile"),
+        (placement.gpu_memory is not None, can.memory_cap, "`--gpu-memory`", "Remove --gpu-memory"),
+        (placement.cycle, can.cycle, "the evaluation after the steps that `fit` needs", ""),
     ):
-        if wanted and not is_possible:
-            raise BadWorkload(f"{name} cannot {what}")
+        if is_requested and not is_supported:
+            raise WorkloadError(f"{name} does not support {what}", hint)

@@ -1,4 +1,4 @@
-"""An adapter that computes: its steps keep all CPUs busy, as long as the workload says."""
+"""An adapter whose steps keep all CPUs busy for the seconds of the workload."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DATA = bytes(1 << 20)
 class Busy(MadeUp):
     def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
         write("begin")
-        report.tell(device="cpu", batch={"global": workload.global_batch})
+        report.update(device="cpu", batch={"global": workload.global_batch})
         log, until, step = StepLog(placement.steps), time.monotonic() + (workload.seconds or 1.0), 0
         cores = len(os.sched_getaffinity(0))
         with ThreadPoolExecutor(cores) as threads:
@@ -27,7 +27,7 @@ class Busy(MadeUp):
                 log.add(Step(time.monotonic_ns(), step, 0, 0, 0, 0))
                 step += 1
         log.close()
-        report.tell(done=True, phase="closing")
+        report.update(done=True, phase="closing")
         write("done")
 
 

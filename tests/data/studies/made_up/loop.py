@@ -1,16 +1,16 @@
-"""An adapter that trains nothing: its steps take as long as a formula says, to the nanosecond.
+"""An adapter that trains nothing: a formula sets the exact duration of its steps.
 
-The clock of its steps is its own, so that trials tell the same on any machine, however busy. Only
-`PLANTED_REAL_S` seconds pass in truth. Which formula it is, is in the environment:
+The steps have their own clock, so that trials give the same results on any machine, however busy.
+A trial really takes only `PLANTED_REAL_S` seconds. The environment contains the formulas:
 
-    PLANTED_FORMULA   a Python expression for the samples per second. Its names are the knobs,
-                      `cpus`, min, max, exp, log and `noise`, which is standard normal, by the
-                      settings and the repeat
-    PLANTED_OOM       likewise: whether the GPU has no memory left
-    PLANTED_MEMORY    likewise: bytes of device memory at the peak
+    PLANTED_FORMULA   a Python expression for the samples per second. Its names are the settings,
+                      `cpus`, min, max, exp, log and `noise`, a standard normal number that depends
+                      on the settings and the repeat
+    PLANTED_OOM       an expression: whether the GPU runs out of memory
+    PLANTED_MEMORY    an expression: peak bytes of device memory
 
-Each trial that trains appends a line to the file `PLANTED_DIARY`, if it is named: its pid, when it
-began, and that it is done.
+If `PLANTED_DIARY` names a file, each trial appends lines to it: its pid, the time, and `begin` or
+`done`.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _STEPS = 40
 
 
 class OutOfMemoryError(RuntimeError):
-    """As PyTorch's is called."""
+    """Has the same name as PyTorch's error."""
 
 
 class MadeUp(Framework):
     name = "made up"
     capabilities = Capabilities(
-        devices=("cpu", "cuda"), precisions=PRECISIONS, own_files=True, memory_cap=True
+        devices=("cpu", "cuda"), precisions=PRECISIONS, custom_files=True, memory_cap=True
     )
 
     def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
@@ -58,7 +58,7 @@ def train(workload: Any, place: Any, report: Any) -> None:
     names = {**to_json(workload), "cpus": len(os.sched_getaffinity(0)), **_noise(workload, place)}
     write("begin")
     with report.phase("build"):
-        report.tell(
+        report.update(
             device="cpu",
             batch={"global": workload.global_batch},
             samples_per_epoch=10_000,
@@ -73,12 +73,12 @@ def train(workload: Any, place: Any, report: Any) -> None:
         now += round(1e9 * workload.global_batch / rate)
         log.add(Step(now, step, 0, 0, 0, 0))
     log.close()
-    report.tell(done=True, phase="closing")
+    report.update(done=True, phase="closing")
     write("done")
 
 
 def _noise(workload: Any, place: Any) -> dict[str, Any]:
-    """The same for the same settings and repeat; the run folder is named after the repeat."""
+    """Return noise that depends only on the settings and the repeat in the folder's name."""
     repeat = place.facts.parent.parent.name.partition("a")[0]
     seed = zlib.crc32(json.dumps([to_json(workload), repeat], sort_keys=True).encode())
     return {"noise": random.Random(seed).gauss(0, 1), "repeat": repeat}
@@ -92,7 +92,7 @@ def _formula(variable: str, names: dict[str, Any], default: Any) -> Any:
 
 
 def write(word: str) -> None:
-    """A line in the diary of the test."""
+    """Append a line to the diary of the test."""
     diary = os.environ.get("PLANTED_DIARY")
     if diary:
         line = f"{os.getpid()} {time.monotonic():.3f} {word} {Path(sys.argv[-1]).parent.parent}\n"

@@ -1,4 +1,4 @@
-"""Causes are put in order, and whatever was seen of a run, there is a diagnosis to read."""
+"""Findings are ranked, and every run gets a diagnosis, whatever was observed."""
 
 from __future__ import annotations
 
@@ -43,16 +43,16 @@ from synthetic_cases import (
     without_steps,
 )
 
-WORTH = 1.1
-"""What is gained below it is not called holding back."""
+MIN_SPEEDUP = 1.1
+"""Below this bound, a finding is not a bottleneck."""
 
-# What else is found when steps were not seen, or little is known
+# Runs without steps or with few measurements
 
 
-def test_without_steps_the_verdict_is_weak_and_says_why() -> None:
-    diagnosis = explain(without_steps(hook="hook: off, as asked"))
-    assert diagnosis.weak and diagnosis.first.cause == "unclear"
-    assert diagnosis.basis.hook == "hook: off, as asked"
+def test_diagnosis_without_steps_includes_the_reason() -> None:
+    diagnosis = explain(without_steps(hook="disabled"))
+    assert diagnosis.without_steps and diagnosis.first.cause == "unknown"
+    assert diagnosis.basis.hook == "disabled"
     assert (diagnosis.begin_s, diagnosis.end_s) == (0.0, 20.0)
 
 
@@ -63,30 +63,30 @@ def test_without_steps_the_verdict_is_weak_and_says_why() -> None:
         (without_steps(on_gpu()), "gpu.compute", "medium"),
         (without_steps(on_gpu(gpu_dram=0.7)), "gpu.bandwidth", "medium"),
         (without_steps(on_gpu(**HALF_IDLE), more=cores(3.8)), "input.preparation", "low"),
-        (without_steps(seconds=2.9), "short", "high"),
+        (without_steps(seconds=2.9), "too_short", "high"),
     ],
 )
-def test_without_steps_there_is_still_a_verdict(run: RunData, cause: str, confidence: str) -> None:
+def test_runs_without_steps_are_diagnosed(run: RunData, cause: str, confidence: str) -> None:
     diagnosis = explain(run)
-    assert diagnosis.weak
+    assert diagnosis.without_steps
     assert (diagnosis.first.cause, diagnosis.first.confidence) == (cause, confidence)
 
 
-def test_nothing_at_all_is_too_short_or_unclear() -> None:
-    assert explain(observed(allowed=None, cpus=None)).first.cause == "unclear"
-    assert explain(observed(allowed=None, cpus=None, seconds=0.01)).first.cause == "short"
+def test_empty_run_is_too_short_or_unknown() -> None:
+    assert explain(observed(allowed=None, cpus=None)).first.cause == "unknown"
+    assert explain(observed(allowed=None, cpus=None, seconds=0.01)).first.cause == "too_short"
 
 
 @pytest.mark.parametrize("training", [Training(steps=19, step=1.0), Training(steps=290, step=0.01)])
-def test_few_steps_and_few_seconds_are_both_too_short(training: Training) -> None:
+def test_few_steps_or_few_seconds_are_too_short(training: Training) -> None:
     diagnosis = explain(on_cpu(training))
-    assert [found.cause for found in diagnosis.findings] == ["short"]
-    assert not diagnosis.weak and diagnosis.next is None
+    assert [found.cause for found in diagnosis.findings] == ["too_short"]
+    assert not diagnosis.without_steps and diagnosis.next is None
 
 
-@pytest.mark.parametrize("by", ["marks", "loader"])
-def test_steps_may_be_told_by_marks_or_by_the_loader_alone(by: str) -> None:
-    diagnosis = explain(waits_for(0.04, by=by, workers=1, samples=(0.1, 0.095, 0.0)))
+@pytest.mark.parametrize("source", ["marks", "loader"])
+def test_steps_from_marks_or_from_the_loader(source: str) -> None:
+    diagnosis = explain(waits_for(0.04, step_source=source, workers=1, samples=(0.1, 0.095, 0.0)))
     assert diagnosis.first.cause == "input.workers"
     assert diagnosis.first.speedup_bound == pytest.approx(1 / 0.6, rel=0.02)
 
@@ -96,16 +96,16 @@ def test_ranks_are_counted_in_the_basis() -> None:
     assert explain(on_cpu()).basis.ranks <= 1
 
 
-def test_the_stretch_is_on_the_clock_of_the_run() -> None:
+def test_window_is_on_the_clock_of_the_run() -> None:
     diagnosis = explain(on_cpu())
     assert (diagnosis.begin_s, diagnosis.end_s) == pytest.approx((0.1, 20.1))
 
 
-# How findings are put in order
+# Order of findings
 
 
-def test_what_a_cause_brings_about_is_not_named_beside_it() -> None:
-    """A quota makes workers slow: that preparation takes long is no finding of its own."""
+def test_consequences_of_a_cause_are_not_separate_findings() -> None:
+    """A quota slows down the workers, so slow preparation is not a separate finding."""
     run = observed(
         Training(wait=0.04, samples=(0.35, 0.34, 0.0)),
         series={**cores(1.95, main=0.3, wait=1.0), ("cgroup_throttled", "cgroup"): 0.5},
@@ -116,57 +116,57 @@ def test_what_a_cause_brings_about_is_not_named_beside_it() -> None:
     assert causes == ["cpu.quota"]
 
 
-def test_the_larger_gain_comes_first_and_the_next_is_said() -> None:
-    run = on_cpu(Training(looks={SLEEP: 0.2, LOGGING: 0.4, FORWARD: 0.4}))
+def test_larger_gain_comes_first_and_smaller_gain_is_next() -> None:
+    run = on_cpu(Training(stacks={SLEEP: 0.2, LOGGING: 0.4, FORWARD: 0.4}))
     diagnosis = explain(run)
-    assert [found.cause for found in diagnosis.findings] == ["sync.logging", "outside.other"]
+    assert [found.cause for found in diagnosis.findings] == ["loop.logging", "loop.sleep"]
     assert diagnosis.next is diagnosis.findings[1]
     view = diagnosis_view(diagnosis)
-    assert view.next == "once that is fixed, work between steps (1.2× at most)."
+    assert view.next == "Sleep in the training loop (at most 1.2×)"
 
 
-def test_a_leak_comes_before_what_is_only_slow() -> None:
+def test_leak_comes_before_bottlenecks() -> None:
     run = on_cpu(
-        Training(looks={LOGGING: 0.5, FORWARD: 0.5}),
+        Training(stacks={LOGGING: 0.5, FORWARD: 0.5}),
         {("memory", "tree"): growing(10e6), ("host_available", "host"): growing(-10e6, 10e9)},
     )
-    assert [found.cause for found in explain(run).findings] == ["leak.host", "sync.logging"]
+    assert [found.cause for found in explain(run).findings] == ["leak.host", "loop.logging"]
 
 
-def test_a_leak_that_takes_weeks_is_told_last() -> None:
+def test_slow_leak_comes_last() -> None:
     run = on_cpu(
-        Training(looks={LOGGING: 0.5, FORWARD: 0.5}),
+        Training(stacks={LOGGING: 0.5, FORWARD: 0.5}),
         {("memory", "tree"): growing(10e6), ("host_available", "host"): growing(-10e6, 1e14)},
     )
     first, leak = explain(run).findings
-    assert (first.cause, leak.cause, leak.confidence) == ("sync.logging", "leak.host", "low")
+    assert (first.cause, leak.cause, leak.confidence) == ("loop.logging", "leak.host", "low")
 
 
-def test_once_that_is_fixed_it_is_as_it_should_be() -> None:
-    view = diagnosis_view(explain(on_device(gpu_others=0.2)))
-    assert view.next == "once that is fixed, the GPU computes: that is how it should be."
+def test_next_bottleneck_is_healthy() -> None:
+    view = diagnosis_view(explain(on_device(gpu_other_processes=0.2)))
+    assert view.next == "GPU compute-bound (healthy)"
 
 
-def test_memory_at_its_edge_stands_before_nothing_stands_out() -> None:
-    """ "No part of the machine is near its limit" would be wrong beside it."""
+def test_nearly_full_memory_comes_before_unknown() -> None:
+    """ "No part of the machine is near its limit" would be wrong."""
     run = on_cpu(more={**cores(1.0), ("shm_used", "shm"): 7.7e9, ("shm_size", "shm"): 8e9})
     assert explain(run).first.cause == "memory.shm"
 
 
-def test_steps_that_take_twice_as_long_in_the_end_get_slower() -> None:
-    assert explain(slowing(0.2)).first.cause == "drift.steps"
+def test_doubled_step_time_is_a_slowdown() -> None:
+    assert explain(slowing(0.2)).first.cause == "loop.slowdown"
 
 
-# Whatever is seen
+# Any observations
 
 
-def numbers(most: float) -> st.SearchStrategy[float]:
-    """From nothing to so much, in a thousand steps: as coarse as what is measured."""
-    return st.integers(0, 1000).map(lambda part: most * part / 1000)
+def numbers(largest: float) -> st.SearchStrategy[float]:
+    """Numbers from 0 to `largest` in steps of a thousandth, similar to real resolutions."""
+    return st.integers(0, 1000).map(lambda part: largest * part / 1000)
 
 
 shares = numbers(1.0)
-places = st.sampled_from((FORWARD, BACKWARD, COPY, SYNC, LOGGING, SAVE, SLEEP, LOADING, OTHER))
+locations = st.sampled_from((FORWARD, BACKWARD, COPY, SYNC, LOGGING, SAVE, SLEEP, LOADING, OTHER))
 parts = st.tuples(shares, shares, shares)
 trainings = st.builds(
     Training,
@@ -179,11 +179,11 @@ trainings = st.builds(
     workers=st.integers(0, 8),
     samples=st.none() | parts,
     collation=parts,
-    looks=st.dictionaries(places, shares),
+    stacks=st.dictionaries(locations, shares),
     device=st.none() | parts,
     settings=st.sampled_from(({}, {"threads": 1}, {"threads": 2, "parameters": 10_000_000})),
     rank=st.none() | st.integers(0, 3),
-    by=st.sampled_from(("optimizer", "marks", "loader")),
+    step_source=st.sampled_from(("optimizer", "marks", "loader")),
 )
 waiting = st.builds(
     lambda training, share: replace(training, wait=share * training.step), trainings, shares
@@ -199,14 +199,14 @@ gpus = st.fixed_dictionaries(
                 "gpu_tensor",
                 "gpu_fp32",
                 "gpu_dram",
-                "gpu_others",
-                "gpu_slowed_power",
-                "gpu_slowed_heat",
+                "gpu_other_processes",
+                "gpu_throttled_power",
+                "gpu_throttled_thermal",
             ),
             shares,
         ),
         **dict.fromkeys(
-            ("gpu_memory_tree", "gpu_memory", "gpu_allocated", "gpu_reserved"), numbers(200e9)
+            ("gpu_memory_run", "gpu_memory", "gpu_allocated", "gpu_reserved"), numbers(200e9)
         ),
         "gpu_pcie_received": numbers(60e9),
         "gpu_sm_clock": numbers(2000.0),
@@ -226,7 +226,7 @@ tables = st.fixed_dictionaries(
                 ("cpu_wait", "tree"),
                 ("cpu_wait", "main"),
                 ("host_cpu", "host"),
-                ("watcher_cpu", "watcher"),
+                ("monitor_cpu", "monitor"),
                 ("processes", "worker"),
             ),
             numbers(16.0),
@@ -264,8 +264,8 @@ tables = st.fixed_dictionaries(
     st.none() | numbers(1e12),
     numbers(30.0),
 )
-def test_whatever_was_seen_there_is_a_verdict(
-    ran: list[Training],
+def test_any_observations_give_a_valid_diagnosis(
+    processes: list[Training],
     table: Table,
     gpu: Any,
     allowed: Any,
@@ -276,7 +276,7 @@ def test_whatever_was_seen_there_is_a_verdict(
     check(
         explain(
             observed(
-                *ran,
+                *processes,
                 series=table,
                 gpu=gpu,
                 allowed=allowed,
@@ -289,7 +289,7 @@ def test_whatever_was_seen_there_is_a_verdict(
 
 
 def check(diagnosis: Diagnosis) -> None:
-    """What holds of every diagnosis."""
+    """Check the invariants of every diagnosis."""
     assert diagnosis.findings and diagnosis.basis
     assert diagnosis.begin_s <= diagnosis.end_s
     for found in diagnosis.findings:
@@ -303,24 +303,24 @@ def check(diagnosis: Diagnosis) -> None:
             assert known is None or known.unit == evidence.unit, evidence
     check_order(diagnosis.findings)
     for for_trial in (False, True):
-        check_words(diagnosis_view(diagnosis, for_trial=for_trial))
+        check_texts(diagnosis_view(diagnosis, for_trial=for_trial))
 
 
-def check_words(view: DiagnosisView) -> None:
-    """Every sentence has its numbers."""
+def check_texts(view: DiagnosisView) -> None:
+    """Check that all placeholders are filled."""
     assert view.basis
     for found in view.findings:
         assert found.summary and found.reason
         assert "nan" not in found.summary and "inf " not in found.summary
-        texts = [change.change + change.why for change in found.recommendations]
-        texts += [row.what for row in found.evidence]
+        texts = [each.change + each.reason for each in found.recommendations]
+        texts += [row.name for row in found.evidence]
         assert not any("{" in text or "None" in text for text in [*texts, found.summary])
 
 
 def check_order(findings: tuple[Finding, ...]) -> None:
-    """What is as it should be never stands before what surely holds the run back."""
+    """Check that a healthy state never comes before a bottleneck with high confidence."""
     healthy_before = False
     for found in findings:
-        sure = found.confidence == "high" and (found.speedup_bound or 0.0) >= WORTH
-        assert not (healthy_before and sure and not found.healthy), findings
+        is_clear = found.confidence == "high" and (found.speedup_bound or 0.0) >= MIN_SPEEDUP
+        assert not (healthy_before and is_clear and not found.healthy), findings
         healthy_before = healthy_before or found.healthy

@@ -1,4 +1,4 @@
-"""A leak is found whatever its pace; what only looks like one is not."""
+"""Leaks of any rate are found; memory use that only resembles a leak is not."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 from hypothesis import example, given
 
-from stepscope.analysis.bottleneck.account import Window
+from stepscope.analysis.bottleneck.breakdown import Window
 from stepscope.analysis.bottleneck.explain import explain
 from stepscope.analysis.bottleneck.memory import growth, leak_confidence, seconds_left
 from stepscope.analysis.run.series import EMPTY, Series
@@ -29,11 +29,11 @@ def gauge(value: Callable[[Floats], Floats], readings: int = 400) -> Series:
     return Series(times, np.zeros(readings), value(part))
 
 
-STRETCH = Window(ns(0), ns(SECONDS))
+WINDOW = Window(ns(0), ns(SECONDS))
 
 
 def enough(base: float) -> float:
-    """The least that is called growth, in bytes over the run."""
+    """Return the smallest total growth that counts, in bytes."""
     return max(96e6, 0.03 * base)
 
 
@@ -42,27 +42,27 @@ def noise(seed: int, size: int) -> Floats:
 
 
 @given(SEEDS, BASES, st.floats(1.1, 1e4), st.floats(0, 0.3), st.integers(60, 500))
-def test_a_leak_above_the_thresholds_is_found_with_its_pace(
+def test_leak_above_the_thresholds_is_found_with_its_rate(
     seed: int, base: float, times: float, noisy: float, readings: int
 ) -> None:
     total = times * enough(base)
     leak = gauge(lambda part: base + total * (part + noisy * noise(seed, len(part))), readings)
-    found = growth(leak, STRETCH)
+    found = growth(leak, WINDOW)
     if noisy * total > 0.05 * total and times < 1.5:
-        return  # noise as large as what must be seen beyond the threshold
+        return  # the noise is larger than the excess over the threshold
     assert found is not None
     assert found.bytes_per_second == pytest.approx(total / SECONDS, rel=0.1 + noisy)
-    assert base <= found.at_beginning <= base + total * (0.1 + noisy)
+    assert base <= found.initial_bytes <= base + total * (0.1 + noisy)
 
 
 @given(BASES, st.floats(0.0, 0.95))
-def test_growth_below_the_thresholds_is_no_leak(base: float, times: float) -> None:
-    assert growth(gauge(lambda part: base + times * enough(base) * part), STRETCH) is None
+def test_growth_below_the_thresholds_is_not_a_leak(base: float, times: float) -> None:
+    assert growth(gauge(lambda part: base + times * enough(base) * part), WINDOW) is None
 
 
 @pytest.mark.parametrize("amplitude", [0.05, 0.3, 2.0])
-def test_noise_is_no_leak(amplitude: float) -> None:
-    found = [growth(gauge(_noisy(amplitude, seed)), STRETCH) for seed in range(200)]
+def test_noise_is_not_a_leak(amplitude: float) -> None:
+    found = [growth(gauge(_noisy(amplitude, seed)), WINDOW) for seed in range(200)]
     assert sum(each is not None for each in found) <= 1
 
 
@@ -71,19 +71,19 @@ def _noisy(amplitude: float, seed: int) -> Callable[[Floats], Floats]:
 
 
 @given(BASES, st.floats(0.05, 5), st.floats(3, 400), st.floats(0, 1))
-@example(620922953.0, 5.0, 237.9921875, 0.0)  # read a little later in every fifth epoch
-def test_what_is_freed_after_every_epoch_is_no_leak(
-    base: float, amplitude: float, teeth: float, phase: float
+@example(620922953.0, 5.0, 237.9921875, 0.0)  # readings nearly in phase with every fifth epoch
+def test_memory_freed_after_every_epoch_is_not_a_leak(
+    base: float, amplitude: float, epochs: float, phase: float
 ) -> None:
-    saw = gauge(lambda part: base * (1 + amplitude * ((teeth * part + phase) % 1.0)), 2000)
-    assert growth(saw, STRETCH) is None
+    sawtooth = gauge(lambda part: base * (1 + amplitude * ((epochs * part + phase) % 1.0)), 2000)
+    assert growth(sawtooth, WINDOW) is None
 
 
 @given(SEEDS, BASES, st.floats(0.05, 5), st.floats(0.02, 0.6))
-def test_a_rise_that_comes_to_an_end_is_no_leak(
+def test_growth_that_stops_is_not_a_leak(
     seed: int, base: float, height: float, until_part: float
 ) -> None:
-    """Caches fill, workers touch their copies of the data: then it stays."""
+    """Caches fill and workers copy pages of the dataset, then memory is constant."""
     rises = gauge(
         lambda part: (
             base
@@ -94,40 +94,40 @@ def test_a_rise_that_comes_to_an_end_is_no_leak(
             )
         )
     )
-    assert growth(rises, STRETCH) is None
+    assert growth(rises, WINDOW) is None
 
 
 @given(BASES, st.floats(0.05, 0.9))
-def test_what_shrinks_is_no_leak(base: float, by: float) -> None:
-    assert growth(gauge(lambda part: base * (1 - by * part)), STRETCH) is None
+def test_shrinking_memory_is_not_a_leak(base: float, share: float) -> None:
+    assert growth(gauge(lambda part: base * (1 - share * part)), WINDOW) is None
 
 
 @pytest.mark.parametrize("value", [0.0, 5e9])
-def test_what_never_changes_is_no_leak(value: float) -> None:
-    assert growth(gauge(lambda part: np.full(len(part), value)), STRETCH) is None
+def test_constant_memory_is_not_a_leak(value: float) -> None:
+    assert growth(gauge(lambda part: np.full(len(part), value)), WINDOW) is None
 
 
-def test_memory_that_is_all_given_back_now_and_then_is_no_leak() -> None:
-    """Of a device whose tensors are freed after every round, the least is nothing."""
-    assert growth(gauge(lambda part: np.floor(part * 1e9 * 64) % 1e9 // 5e8), STRETCH) is None
+def test_memory_that_drops_to_zero_repeatedly_is_not_a_leak() -> None:
+    """All tensors of a device are freed after every round."""
+    assert growth(gauge(lambda part: np.floor(part * 1e9 * 64) % 1e9 // 5e8), WINDOW) is None
 
 
-def test_too_few_readings_are_no_leak() -> None:
-    assert growth(EMPTY, STRETCH) is None
-    assert growth(gauge(lambda part: 1e9 + 1e9 * part, readings=7), STRETCH) is None
+def test_too_few_readings_are_not_a_leak() -> None:
+    assert growth(EMPTY, WINDOW) is None
+    assert growth(gauge(lambda part: 1e9 + 1e9 * part, readings=7), WINDOW) is None
 
 
-@pytest.mark.parametrize(("left", "seconds"), [(None, None), (90e6, 90.0), (-5.0, 0.0)])
-def test_when_it_will_be_gone(left: float | None, seconds: float | None) -> None:
-    assert seconds_left(left, 1e6) == seconds
+@pytest.mark.parametrize(("free", "seconds"), [(None, None), (90e6, 90.0), (-5.0, 0.0)])
+def test_seconds_until_memory_is_exhausted(free: float | None, seconds: float | None) -> None:
+    assert seconds_left(free, 1e6) == seconds
 
 
-def test_a_leak_that_takes_more_than_a_week_is_not_sure_to_matter() -> None:
+def test_leak_that_takes_more_than_a_week_has_low_confidence() -> None:
     assert (leak_confidence(604_000), leak_confidence(605_000)) == ("high", "low")
 
 
 def leak_of(**memory: float) -> Finding:
-    """Host memory by role, growing by so many bytes a second."""
+    """Return the finding on host memory that grows by these bytes per second and role."""
     table = {("memory", role): _line(rate) for role, rate in memory.items()}
     table["memory", "tree"] = _line(sum(memory.values()))
     limits = {
@@ -144,49 +144,48 @@ def _line(rate: float, begin: float = 1e9) -> Callable[[Floats], Floats]:
     return lambda seconds: begin + rate * seconds
 
 
-def test_pages_of_a_mapped_file_are_no_leak() -> None:
-    """They count as the run's, but the machine has them to give to others."""
+def test_pages_of_a_mapped_file_are_not_a_leak() -> None:
+    """They count as memory of the run, but the kernel can reclaim them."""
     table = {("memory", "tree"): _line(60e6), ("host_available", "host"): 20e9}
     diagnosis = explain(observed(Training(), series={**cores(1.0), **table}))
     assert "leak.host" not in {found.cause for found in diagnosis.findings}
 
 
-def test_who_leaks_and_when_it_ends_are_told() -> None:
+def test_leak_has_the_process_and_the_time_left() -> None:
     workers = leak_of(main=0.0, worker=10e6)
     assert workers.values["process"] == "worker"
     assert workers.evidence[0].value == pytest.approx(10e6)
-    left = workers.values["seconds_left"]
-    assert left == pytest.approx(100, rel=0.01), "by the control group's limit, not the host's"
+    remaining = workers.values["seconds_left"]
+    assert remaining == pytest.approx(100, rel=0.01), "limit of the cgroup, not of the host"
     location = workers.recommendations[0].location
     assert location is not None and location.where == "train.py:41"
     assert leak_of(main=10e6, worker=0.0).values["process"] == "main"
 
 
-def test_slower_steps_are_told_by_their_own_time_not_by_their_waits() -> None:
-    """A loader that gets slower is not the training that does."""
+def test_increasing_data_wait_is_not_an_increasing_step_time() -> None:
     waits = np.linspace(0.0, 0.2, 201).tolist()
-    slows = observed(Training(lengths=[0.1 + wait for wait in waits], waits=waits))
-    assert "drift.steps" not in [found.cause for found in explain(slows).findings]
+    run = observed(Training(lengths=[0.1 + wait for wait in waits], waits=waits))
+    assert "loop.slowdown" not in [found.cause for found in explain(run).findings]
 
 
-def test_a_constant_wait_does_not_change_how_steps_got_slower() -> None:
-    own = np.linspace(0.1, 2.0, 201)
-    alone = explain(observed(Training(lengths=own.tolist()))).first
-    waits = explain(observed(Training(lengths=(own + 0.1).tolist(), waits=[0.1] * 201)))
-    (also,) = [found for found in waits.findings if found.cause == "drift.steps"]
-    assert alone.cause == "drift.steps"
-    assert also.evidence[1].metric == "first_step"
-    assert also.evidence[1].value == pytest.approx(alone.evidence[1].value)
+def test_constant_wait_does_not_change_a_slowdown() -> None:
+    lengths = np.linspace(0.1, 2.0, 201)
+    without = explain(observed(Training(lengths=lengths.tolist()))).first
+    waits = explain(observed(Training(lengths=(lengths + 0.1).tolist(), waits=[0.1] * 201)))
+    (with_wait,) = [found for found in waits.findings if found.cause == "loop.slowdown"]
+    assert without.cause == "loop.slowdown"
+    assert with_wait.evidence[1].metric == "first_step"
+    assert with_wait.evidence[1].value == pytest.approx(without.evidence[1].value)
 
 
-def test_a_full_device_is_told() -> None:
+def test_nearly_full_device_memory() -> None:
     run = observed(Training(), series=cores(1.0), gpu=on_gpu(gpu_memory=145e9))
     first, full = explain(run).findings
     assert (first.cause, full.cause, full.speedup_bound) == ("gpu.compute", "memory.gpu", 1.0)
-    assert (full.values["left"], full.values["size"]) == (5e9, 150e9)
+    assert (full.values["free"], full.values["size"]) == (5e9, 150e9)
 
 
-def test_a_loader_that_takes_all_of_the_time_is_explained_as_well() -> None:
-    """Two loaders, or a thread that loads ahead: waits add up to more than the steps."""
+def test_wait_as_long_as_the_step() -> None:
+    """With two loaders or a prefetching thread, the waits can even exceed the steps."""
     run = observed(Training(step=0.1, wait=0.1), series=cores(1.0))
     assert explain(run).first.cause.startswith("input.")

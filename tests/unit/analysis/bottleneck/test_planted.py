@@ -1,5 +1,5 @@
-"""Each cause is named first where it was planted, with the ceiling that a person would work out,
-and not where it is just too small."""
+"""Each planted cause is found first, with the speed-up bound computed by hand, and is not found
+just below its threshold."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stepscope.analysis.run.data import Floats, RunData
 from stepscope.analysis.run.gpus import RecordedGpu
 from stepscope.records import Diagnosis, Finding
 from stepscope.report.bottleneck.view import diagnosis_view
+from stepscope.report.kit.format import MISSING
 from synthetic_cases import (
     BACKWARD,
     COMPUTES,
@@ -41,23 +42,23 @@ from synthetic_cases import (
 )
 
 WAITS = 0.04
-"""Of a step of 0.1 s: without it, it would be 1/0.6 times as fast."""
+"""Data wait in a step of 0.1 s: the speed-up bound is 1 / 0.6."""
 
 
 @dataclass(frozen=True)
 class Planted:
-    """A run with one thing wrong, and one in which it is just too small to be named."""
+    """A run with one bottleneck, and one in which it is just below the threshold."""
 
     cause: str
     run: RunData
-    nearly: RunData
-    ceiling: float | None
+    below: RunData
+    bound: float | None
     confidence: str = "high"
     first: bool = True
 
 
 def below(key: str, times: float = 0.99) -> float:
-    """A threshold, and a little less."""
+    """Return a value slightly below a threshold."""
     return times * limit(key)
 
 
@@ -69,28 +70,28 @@ def too_few_cores(wait: float, throttled: float = 0.0) -> RunData:
     )
 
 
-def fighting(crowd: float) -> RunData:
-    """Of so many threads per core that want to run; 0.051 s of CPU prepare a batch."""
-    series = {**cores(3.9, main=0.5, wait=4 * crowd - 3.9), ("processes", "worker"): 4.0}
+def oversubscribed(threads: float) -> RunData:
+    """Return a run with this many runnable threads per core; a batch takes 0.051 s of CPU time."""
+    series = {**cores(3.9, main=0.5, wait=4 * threads - 3.9), ("processes", "worker"): 4.0}
     return on_cpu(Training(samples=(0.3, 0.05, 0.2)), series)
 
 
 def clocks(seconds: Floats) -> Floats:
-    """1800 MHz for a moment, then 1500."""
+    """Return 1800 MHz for a moment, then 1500 MHz."""
     return np.where(seconds < 0.15, 1800.0, 1500.0)
 
 
 def leaking(rate: float) -> RunData:
-    left = growing(-rate, 10e9)
-    return on_cpu(more={("memory", "tree"): growing(rate), ("host_available", "host"): left})
+    free = growing(-rate, 10e9)
+    return on_cpu(more={("memory", "tree"): growing(rate), ("host_available", "host"): free})
 
 
 def starting(startup: float) -> RunData:
-    """Ten epochs, nine of which begin in the stretch that is judged."""
+    """Return a run of ten epochs, nine of which start in the analyzed window."""
     return waits_for(0.02, steps=399, epoch=40, startup=startup)
 
 
-def edge_of_shm(used: float) -> RunData:
+def full_shm(used: float) -> RunData:
     return on_cpu(more={("shm_used", "shm"): used * 8e9, ("shm_size", "shm"): 8e9})
 
 
@@ -98,19 +99,19 @@ COPIES: dict[str, Any] = {**HALF_IDLE, "gpu_pcie_received": 5e9}
 PREPARES = {"samples": (0.35, 0.34, 0.0)}
 READS = (0.4, 0.05, 0.0)
 ALLOCATOR_METRICS = {"gpu_allocated", "gpu_reserved", "gpu_alloc_retries"}
-"""Told by events, not sampled: they are always loaded."""
+"""Reported by events instead of samples: always loaded."""
 
 PLANTED = (
     Planted(
         "input.workers",
         waits_for(WAITS, workers=1, samples=(0.1, 0.095, 0.0)),
-        waits_for(0.1 * below("input_wait"), workers=1, samples=(0.1, 0.095, 0.0)),
+        waits_for(0.1 * below("data_wait"), workers=1, samples=(0.1, 0.095, 0.0)),
         1 / 0.6,
     ),
     Planted(
         "input.preparation",
         waits_for(WAITS, cores(3.9, main=0.5), **PREPARES),
-        waits_for(0.1 * below("input_wait"), cores(3.9, main=0.5), **PREPARES),
+        waits_for(0.1 * below("data_wait"), cores(3.9, main=0.5), **PREPARES),
         1 / 0.6,
     ),
     Planted(
@@ -126,21 +127,26 @@ PLANTED = (
         1 / 0.6,
     ),
     Planted(
-        "input.handover",
+        "input.ipc",
         waits_for(WAITS, samples=(0.19, 0.18, 0.0)),
         waits_for(WAITS, samples=(0.2, 0.19, 0.0)),
         1 / 0.6,
         "medium",
     ),
-    Planted("input.startup", starting(0.95), starting(0.85), (39.9 + 9 * 0.95) / 39.9, "medium"),
     Planted(
-        "cpu.quota", too_few_cores(1.0, 0.5), too_few_cores(1.0, below("throttled")), 2.95 / 1.95
+        "input.worker_startup", starting(0.95), starting(0.85), (39.9 + 9 * 0.95) / 39.9, "medium"
+    ),
+    Planted(
+        "cpu.quota",
+        too_few_cores(1.0, 0.5),
+        too_few_cores(1.0, below("quota_throttled")),
+        2.95 / 1.95,
     ),
     Planted("cpu.cores", too_few_cores(1.0), too_few_cores(0.19), 2.95 / 1.95),
     Planted(
         "cpu.threads",
-        fighting(below("oversubscribed", 1.2)),
-        fighting(below("oversubscribed")),
+        oversubscribed(below("oversubscribed", 1.2)),
+        oversubscribed(below("oversubscribed")),
         0.85 * 4 / (0.51 + 0.5),
     ),
     Planted(
@@ -151,34 +157,34 @@ PLANTED = (
         "low",
     ),
     Planted(
-        "transfer",
+        "gpu.transfer",
         on_device({COPY: 0.4, FORWARD: 0.6}, **COPIES),
         on_device({COPY: 0.19, FORWARD: 0.81}, **COPIES),
         1 / 0.6,
     ),
     Planted(
-        "sync",
+        "gpu.sync",
         on_device({SYNC: 0.4, FORWARD: 0.6}, **HALF_IDLE),
         on_device({SYNC: 0.19, FORWARD: 0.81}, **HALF_IDLE),
         1 / 0.6,
     ),
     Planted(
-        "launch",
+        "gpu.launch",
         on_device(gpu_active=0.3, gpu_sm=0.25),
         on_device(gpu_active=0.77, gpu_sm=0.7),
         1 / (0.1 + 0.3 - 0.05),
     ),
     Planted(
-        "sync.logging",
-        on_cpu(Training(looks={LOGGING: 0.3, OTHER: 0.7})),
-        on_cpu(Training(looks={LOGGING: below("logging_share"), OTHER: 0.9})),
+        "loop.logging",
+        on_cpu(Training(stacks={LOGGING: 0.3, OTHER: 0.7})),
+        on_cpu(Training(stacks={LOGGING: below("logging_share"), OTHER: 0.9})),
         1 / 0.7,
     ),
     Planted(
         "batch.small",
         on_cpu(Training(step=0.01, steps=400, batch=1)),
         on_cpu(Training(step=0.01, steps=400, batch=3)),
-        limit("safe_growth_cpu"),
+        limit("batch_growth_cpu"),
     ),
     Planted(
         "gpu.precision",
@@ -186,7 +192,7 @@ PLANTED = (
         on_device(gpu_fp32=below("fp32_busy"), gpu_tensor=0.01),
         1 / (1 - 0.6 / 0.78 * 6 / 7),
     ),
-    Planted("gpu.underfilled", on_device(gpu_sm=0.19), on_device(gpu_sm=0.48), 5.0, "medium"),
+    Planted("gpu.underutilized", on_device(gpu_sm=0.19), on_device(gpu_sm=0.48), 5.0, "medium"),
     Planted(
         "gpu.compute",
         on_device(),
@@ -194,9 +200,9 @@ PLANTED = (
         None,
     ),
     Planted(
-        "gpu.bandwidth", on_device(gpu_dram=0.6), on_device(gpu_dram=below("dram_bound")), None
+        "gpu.bandwidth", on_device(gpu_dram=0.6), on_device(gpu_dram=below("bandwidth_bound")), None
     ),
-    Planted("cpu.compute", on_cpu(), on_cpu(more=cores(4 * below("computing"))), None),
+    Planted("cpu.compute", on_cpu(), on_cpu(more=cores(4 * below("compute_share"))), None),
     Planted(
         "ranks.straggler",
         two_ranks(COMPUTES, {SLEEP: 0.3, FORWARD: 0.6, BACKWARD: 0.1}),
@@ -210,21 +216,21 @@ PLANTED = (
         1 / 0.65,
     ),
     Planted(
-        "outside.checkpoint",
-        on_cpu(Training(looks={SAVE: 0.2, FORWARD: 0.8})),
-        on_cpu(Training(looks={SAVE: below("outside_share"), FORWARD: 0.91})),
+        "loop.checkpoint",
+        on_cpu(Training(stacks={SAVE: 0.2, FORWARD: 0.8})),
+        on_cpu(Training(stacks={SAVE: below("loop_share"), FORWARD: 0.91})),
         1 / 0.8,
     ),
     Planted(
-        "outside.evaluation",
+        "loop.evaluation",
         on_cpu(Training(evaluates=(40, 2.0))),
         on_cpu(Training(evaluates=(40, 0.4))),
         30 / 20,
     ),
     Planted(
-        "outside.other",
-        on_cpu(Training(looks={SLEEP: 0.3, FORWARD: 0.7})),
-        on_cpu(Training(looks={SLEEP: below("outside_share"), FORWARD: 0.91})),
+        "loop.sleep",
+        on_cpu(Training(stacks={SLEEP: 0.3, FORWARD: 0.7})),
+        on_cpu(Training(stacks={SLEEP: below("loop_share"), FORWARD: 0.91})),
         1 / 0.7,
     ),
     Planted(
@@ -236,13 +242,13 @@ PLANTED = (
     Planted(
         "memory.host",
         on_cpu(more={("pressure_memory", "host"): 0.3}),
-        on_cpu(more={("pressure_memory", "host"): below("outside_share")}),
+        on_cpu(more={("pressure_memory", "host"): below("loop_share")}),
         1 / 0.7,
     ),
     Planted(
         "memory.shm",
-        edge_of_shm(0.96),
-        edge_of_shm(below("memory_full")),
+        full_shm(0.96),
+        full_shm(below("memory_full")),
         1.0,
         "medium",
         first=False,
@@ -254,19 +260,19 @@ PLANTED = (
         on_device(gpu_allocated=growing(2e6)),
         1.0,
     ),
-    Planted("drift.steps", slowing(2.0), slowing(0.12), 1.525 / 0.2425),
+    Planted("loop.slowdown", slowing(2.0), slowing(0.12), 1.525 / 0.2425),
     Planted(
         "throttle.power",
-        on_device(gpu_slowed_power=0.5, gpu_sm_clock=clocks),
-        on_device(gpu_slowed_power=below("slowed"), gpu_sm_clock=clocks),
+        on_device(gpu_throttled_power=0.5, gpu_sm_clock=clocks),
+        on_device(gpu_throttled_power=below("clock_throttled"), gpu_sm_clock=clocks),
         1.2,
         "medium",
         first=False,
     ),
     Planted(
-        "throttle.heat",
-        on_device(gpu_slowed_heat=0.5, gpu_sm_clock=clocks),
-        on_device(gpu_slowed_heat=below("slowed"), gpu_sm_clock=clocks),
+        "throttle.thermal",
+        on_device(gpu_throttled_thermal=0.5, gpu_sm_clock=clocks),
+        on_device(gpu_throttled_thermal=below("clock_throttled"), gpu_sm_clock=clocks),
         1.2,
     ),
     Planted(
@@ -277,14 +283,14 @@ PLANTED = (
     ),
     Planted(
         "interference.gpu",
-        on_device(gpu_others=0.2),
-        on_device(gpu_others=below("others_gpu")),
+        on_device(gpu_other_processes=0.2),
+        on_device(gpu_other_processes=below("other_gpu_use")),
         1 / 0.8,
     ),
     Planted(
-        "io.bound",
+        "io.wait",
         without_steps(more={("pressure_io", "host"): 0.3}),
-        without_steps(more={("pressure_io", "host"): below("input_wait_sure")}),
+        without_steps(more={("pressure_io", "host"): below("data_wait_high")}),
         1 / 0.7,
         "low",
     ),
@@ -296,9 +302,12 @@ PLANTED = (
         "low",
     ),
     Planted(
-        "short", on_cpu(Training(steps=19, step=0.2)), on_cpu(Training(steps=20, step=0.2)), None
+        "too_short",
+        on_cpu(Training(steps=19, step=0.2)),
+        on_cpu(Training(steps=20, step=0.2)),
+        None,
     ),
-    Planted("unclear", on_cpu(more=cores(4 * below("computing"))), on_cpu(), None, "low"),
+    Planted("unknown", on_cpu(more=cores(4 * below("compute_share"))), on_cpu(), None, "low"),
 )
 
 
@@ -307,49 +316,47 @@ def finding_of(diagnosis: Diagnosis, cause: str) -> Finding | None:
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.cause)
-def test_a_planted_cause_is_named(planted: Planted) -> None:
+def test_planted_cause_is_found(planted: Planted) -> None:
     diagnosis = explain(planted.run)
     found = finding_of(diagnosis, planted.cause)
     assert found is not None, diagnosis.findings
     assert found is diagnosis.first or not planted.first, diagnosis.first
     assert found.confidence == planted.confidence
-    if planted.ceiling is None:
+    if planted.bound is None:
         assert found.speedup_bound is None
     else:
-        assert found.speedup_bound == pytest.approx(planted.ceiling, rel=0.02)
+        assert found.speedup_bound == pytest.approx(planted.bound, rel=0.02)
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.cause)
-def test_it_is_not_named_where_it_is_too_small(planted: Planted) -> None:
-    diagnosis = explain(planted.nearly)
+def test_cause_below_the_threshold_is_not_found(planted: Planted) -> None:
+    diagnosis = explain(planted.below)
     assert finding_of(diagnosis, planted.cause) is None, diagnosis.findings
     assert diagnosis.findings
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.cause)
-def test_nothing_else_is_named_with_high_confidence(planted: Planted) -> None:
+def test_no_other_finding_has_high_confidence(planted: Planted) -> None:
     others = [found for found in explain(planted.run).findings if found.cause != planted.cause]
     assert [
         found.cause for found in others if found.confidence == "high" and not found.healthy
     ] == []
 
 
-def test_every_cause_was_planted() -> None:
+def test_every_cause_is_planted() -> None:
     assert {planted.cause for planted in PLANTED} == set(CAUSES)
 
 
-def test_the_metrics_that_are_loaded_are_those_that_causes_read(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """`stepscope explain` loads METRICS alone: any other that a cause asks for would be empty."""
+def test_loaded_metrics_are_those_that_causes_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`stepscope explain` only loads METRICS: any other metric would be empty."""
     read: set[str] = set()
 
     def record(owner: type, name: str) -> None:
-        reading = getattr(owner, name)
+        method = getattr(owner, name)
 
         def recorded(self: Any, *names: str) -> Any:
             read.update(names if name == "highest_mean" else names[:1])
-            return reading(self, *names)
+            return method(self, *names)
 
         monkeypatch.setattr(owner, name, recorded)
 
@@ -357,21 +364,26 @@ def test_the_metrics_that_are_loaded_are_those_that_causes_read(
     record(RecordedGpu, "of")
     record(Case, "highest_mean")
     for planted in PLANTED:
-        for run in (planted.run, planted.nearly):
-            explain(replace(run))  # a copy: what was computed once is not read again
+        for run in (planted.run, planted.below):
+            explain(replace(run))  # a copy, because of cached properties
     assert read - ALLOCATOR_METRICS == METRICS
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.cause)
-def test_the_metrics_that_are_loaded_are_enough(planted: Planted) -> None:
+def test_loaded_metrics_are_sufficient(planted: Planted) -> None:
     loaded = METRICS | ALLOCATOR_METRICS
     series = {key: values for key, values in planted.run.series.items() if key[0] in loaded}
     assert explain(replace(planted.run, series=series)) == explain(planted.run)
 
 
 @pytest.mark.parametrize("planted", PLANTED, ids=lambda planted: planted.cause)
-def test_advice_is_given_and_evidence_carries_the_table(planted: Planted) -> None:
+def test_texts_are_complete(planted: Planted) -> None:
     diagnosis = explain(planted.run)
     assert diagnosis.first.recommendations and diagnosis.first.evidence
-    worded = [diagnosis_view(diagnosis, for_trial=trial).first for trial in (False, True)]
-    assert all(each.summary and each.recommendations[0].change for each in worded)
+    for for_trial in (False, True):
+        view = diagnosis_view(diagnosis, for_trial=for_trial)
+        assert view.first.summary and view.first.recommendations[0].change
+        for finding in view.findings:
+            texts = [finding.summary, finding.reason, *(row.name for row in finding.evidence)]
+            texts += [f"{each.change} {each.reason}" for each in finding.recommendations]
+            assert not [text for text in texts if MISSING in text]

@@ -1,4 +1,4 @@
-"""Sums and means of a series."""
+"""Sums, means and statistics of series."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stepscope.analysis.run.series import (
     EMPTY,
     Series,
     amount_of,
+    combined,
     integrate,
     memory_without_sharing,
     statistic,
     sum_of_held,
-    together,
 )
 
 S = 1_000_000_000
@@ -33,9 +33,7 @@ def series(times: list[float], values: list[float], window: float = 0.1) -> Seri
     st.lists(st.tuples(st.floats(0.01, 2), st.floats(0, 100)), min_size=1, max_size=40),
     st.lists(st.floats(0, 1), min_size=1, max_size=5),
 )
-def test_the_parts_add_up_to_the_whole(
-    pieces: list[tuple[float, float]], cuts: list[float]
-) -> None:
+def test_integrals_of_parts_add_up(pieces: list[tuple[float, float]], cuts: list[float]) -> None:
     windows = np.array([window for window, _ in pieces])
     times = (np.cumsum(windows) * S).astype(np.int64)
     rate = Series(times, windows, np.array([value for _, value in pieces]))
@@ -45,17 +43,17 @@ def test_the_parts_add_up_to_the_whole(
     assert parts == pytest.approx(float((rate.value * windows).sum()), rel=1e-6, abs=1e-6)
 
 
-def test_outside_of_all_windows_nothing_is_known() -> None:
+def test_integral_outside_of_all_windows_is_unknown() -> None:
     assert integrate(series([1.0], [5.0]), 2 * S, 3 * S) is None
 
 
-def test_the_mean_of_a_rate_is_over_time() -> None:
+def test_mean_of_a_rate_is_over_time() -> None:
     rate = Series(np.array([S, 2 * S]), np.array([0.9, 0.1]), np.array([1.0, 11.0]))
     found = statistic("cpu", "tree", rate, is_rate=True)
     assert found is not None and found.mean == pytest.approx(2.0)
 
 
-def test_a_rate_over_a_sliver_is_no_maximum() -> None:
+def test_maximum_ignores_very_short_windows() -> None:
     rate = Series(
         np.arange(1, 5) * S, np.array([0.1, 0.1, 0.1, 0.001]), np.array([1.0, 1.5, 1.2, 40.0])
     )
@@ -63,7 +61,7 @@ def test_a_rate_over_a_sliver_is_no_maximum() -> None:
     assert found is not None and found.max == 1.5
 
 
-def test_shared_pages_are_taken_off() -> None:
+def test_shared_pages_are_subtracted() -> None:
     rss = series([1, 2, 3, 4], [100, 500, 520, 100])
     processes = series([1, 2, 3, 4], [1, 5, 5, 1])
     pss = series([1, 3], [100, 130])
@@ -71,7 +69,7 @@ def test_shared_pages_are_taken_off() -> None:
     assert memory.value.tolist() == [100, 110, 130, 100]
 
 
-def test_a_reading_with_as_many_processes_is_taken_from_afar() -> None:
+def test_pss_reading_with_the_same_number_of_processes_is_preferred() -> None:
     """Workers start in every epoch; PSS was read once with them, and often without."""
     rss = series([1, 2, 3, 4, 5, 6], [100, 500, 100, 500, 100, 300])
     processes = series([1, 2, 3, 4, 5, 6], [1, 5, 1, 5, 1, 3])
@@ -80,28 +78,28 @@ def test_a_reading_with_as_many_processes_is_taken_from_afar() -> None:
     assert memory.value.tolist() == [100, 110, 100, 110, 100, 105]
 
 
-def test_without_pss_memory_is_rss() -> None:
+def test_memory_without_pss_is_rss() -> None:
     rss = series([1, 2], [100, 200])
     assert memory_without_sharing(rss, series([1], [1]), series([], [])) is rss
 
 
-def test_an_amount_says_over_how_much_time_it_is_known() -> None:
+def test_amount_has_its_covered_seconds() -> None:
     rate = Series(np.array([1, 2, 5]) * S, np.array([1.0, 1.0, 1.0]), np.array([2.0, 2.0, 4.0]))
     amount = amount_of(rate, 0, 5 * S)
     assert amount is not None
-    assert (amount.total, amount.seconds) == (8.0, 3.0), "nothing is known from 2 to 4"
+    assert (amount.total, amount.seconds) == (8.0, 3.0), "no samples from 2 to 4"
 
 
 HELD = st.lists(
     st.tuples(st.integers(0, 50), st.integers(0, 9)),
     min_size=1,
     max_size=20,
-    unique_by=lambda told: told[0],
+    unique_by=lambda reading: reading[0],
 )
 
 
 @given(st.lists(HELD, min_size=1, max_size=4))
-def test_what_is_held_is_added_up_at_every_time_that_anybody_tells(
+def test_sum_of_gauges_at_every_reading(
     parts: list[list[tuple[int, int]]],
 ) -> None:
     ordered = [sorted(part) for part in parts]
@@ -117,21 +115,21 @@ def test_what_is_held_is_added_up_at_every_time_that_anybody_tells(
     assert total.value.tolist() == [sum(held(part, at) for part in ordered) for at in times]
 
 
-def test_side_by_side_each_counts_while_it_is_read() -> None:
+def test_combined_series_count_only_while_they_are_read() -> None:
     there = series([1, 2, 3, 4], [1, 1, 1, 1], window=1)
     lost = series([1, 2], [3, 5], window=1)
-    assert together([there, lost], np.nanmean).value.tolist() == [2, 3, 1, 1]
-    assert together([there, lost], np.nansum).value.tolist() == [4, 6, 1, 1]
-    assert together([there, lost], np.nanmax).value.tolist() == [3, 5, 1, 1]
-    assert together([EMPTY, there], np.nansum) is there
-    assert together([], np.nansum) is EMPTY
+    assert combined([there, lost], np.nanmean).value.tolist() == [2, 3, 1, 1]
+    assert combined([there, lost], np.nansum).value.tolist() == [4, 6, 1, 1]
+    assert combined([there, lost], np.nanmax).value.tolist() == [3, 5, 1, 1]
+    assert combined([EMPTY, there], np.nansum) is there
+    assert combined([], np.nansum) is EMPTY
 
 
-def test_side_by_side_a_moment_apart_is_still_the_same_time() -> None:
-    """The windows stay those of time: two readings a moment apart do not count twice."""
+def test_combined_readings_at_slightly_different_times() -> None:
+    """Two readings a moment apart do not count twice: windows are shortened."""
     first = series([1, 2, 3], [4, 4, 4], window=1.0)
     second = series([1.1, 2.1, 3.1], [6, 6, 6], window=1.0)
-    mean = together([first, second], np.nanmean)
+    mean = combined([first, second], np.nanmean)
     assert mean.value.tolist() == [5] * 6
     assert mean.window.sum() == pytest.approx(3.1)
 
@@ -141,8 +139,8 @@ def test_side_by_side_a_moment_apart_is_still_the_same_time() -> None:
     begin=st.integers(-1, 21),
     end=st.integers(-1, 21),
 )
-def test_a_stretch_has_what_was_taken_in_it(times: list[int], begin: int, end: int) -> None:
-    """Its edges included; times may repeat, and a stretch may end before it begins."""
+def test_between_returns_the_samples_of_a_time_span(times: list[int], begin: int, end: int) -> None:
+    """Edges are included; times may repeat, and a span may end before it begins."""
     t = np.array(times, np.int64)
     series = Series(t, t / 2, t * 3.0).between(begin, end)
     inside = [each for each in times if begin <= each <= end]

@@ -1,4 +1,4 @@
-"""Fronts: nobody in it is beaten, everybody else is."""
+"""Pareto fronts."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ SMALL = st.integers(0, 6).map(float)
 POINTS = st.lists(st.tuples(SMALL, SMALL), min_size=1, max_size=25)
 
 
-def made(points: list[tuple[float, float]], key: str = HOST) -> list[Configuration]:
+def configurations_of(points: list[tuple[float, float]], key: str = HOST) -> list[Configuration]:
     return [
         Configuration(f"c{at}", {"n": at}, 1, {THROUGHPUT: rate, key: cost})
         for at, (rate, cost) in enumerate(points)
     ]
 
 
-def beats(one: Configuration, other: Configuration) -> bool:
+def dominates(one: Configuration, other: Configuration) -> bool:
     (rate, cost), (its_rate, its_cost) = (
         (e.values[THROUGHPUT], e.values[HOST]) for e in (one, other)
     )
@@ -30,43 +30,50 @@ def beats(one: Configuration, other: Configuration) -> bool:
 
 
 @given(POINTS)
-def test_nobody_in_front_is_beaten_and_everybody_else_is(points: list[tuple[float, float]]) -> None:
-    everybody = made(points)
-    (front,) = fronts(everybody)
-    best = {each.name for each in front.best}
-    assert front.beaten == len(everybody) - len(best)
-    for each in everybody:
-        by_somebody = any(beats(other, each) for other in front.best)
-        assert by_somebody == (each.name not in best)
-    rates = [each.values[THROUGHPUT] for each in front.best]
+def test_exactly_the_configurations_off_the_front_are_dominated(
+    points: list[tuple[float, float]],
+) -> None:
+    configurations = configurations_of(points)
+    (front,) = fronts(configurations)
+    on_front = {each.name for each in front.configurations}
+    assert front.dominated == len(configurations) - len(on_front)
+    for each in configurations:
+        is_dominated = any(dominates(other, each) for other in front.configurations)
+        assert is_dominated == (each.name not in on_front)
+    rates = [each.values[THROUGHPUT] for each in front.configurations]
     assert rates == sorted(rates, reverse=True)
 
 
-@given(st.permutations(made([(1, 1), (2, 3), (2, 3), (3, 3), (3, 5), (4, 9), (0, 0)])))
-def test_the_order_is_nothing(everybody: list[Configuration]) -> None:
-    assert [each.name for each in fronts(everybody)[0].best] == ["c5", "c3", "c0", "c6"]
+@given(st.permutations(configurations_of([(1, 1), (2, 3), (2, 3), (3, 3), (3, 5), (4, 9), (0, 0)])))
+def test_result_does_not_depend_on_the_order(configurations: list[Configuration]) -> None:
+    assert [each.name for each in fronts(configurations)[0].configurations] == [
+        "c5",
+        "c3",
+        "c0",
+        "c6",
+    ]
 
 
-def test_equals_are_kept() -> None:
-    (front,) = fronts(made([(2, 3), (2, 3), (1, 3)]))
-    assert [each.name for each in front.best] == ["c0", "c1"]
+def test_ties_are_kept() -> None:
+    (front,) = fronts(configurations_of([(2, 3), (2, 3), (1, 3)]))
+    assert [each.name for each in front.configurations] == ["c0", "c1"]
 
 
-def test_which_memory() -> None:
-    """That of the GPU where it was measured; what was not measured is left out."""
-    on_gpu = made([(1, 1), (2, 2)], GPU)
+def test_memory_that_most_configurations_have_is_used() -> None:
+    """GPU memory if there is a tie."""
+    on_gpu = configurations_of([(1, 1), (2, 2)], GPU)
     assert fronts(on_gpu)[0].responses == (THROUGHPUT, GPU)
     both = [Configuration("x", {}, 1, {**each.values, HOST: 1.0}) for each in on_gpu]
     assert fronts(both)[0].responses == (THROUGHPUT, GPU)
-    assert fronts(made([(1, 1)]))[0].responses == (THROUGHPUT, HOST)
-    most_on_host = [*made([(1, 1), (2, 2)]), on_gpu[0]]
+    assert fronts(configurations_of([(1, 1)]))[0].responses == (THROUGHPUT, HOST)
+    most_on_host = [*configurations_of([(1, 1), (2, 2)]), on_gpu[0]]
     assert fronts(most_on_host)[0].responses == (THROUGHPUT, HOST)
-    assert len(fronts(most_on_host)[0].best) == 2
+    assert len(fronts(most_on_host)[0].configurations) == 2
 
 
-def test_energy_and_what_cannot_be() -> None:
-    (front,) = fronts(made([(1, 1), (2, math.nan), (3, math.inf)], ENERGY))
-    assert (front.responses, front.beaten) == ((THROUGHPUT, ENERGY), 0)
-    assert [each.name for each in front.best] == ["c0"]
+def test_energy_and_invalid_values() -> None:
+    (front,) = fronts(configurations_of([(1, 1), (2, math.nan), (3, math.inf)], ENERGY))
+    assert (front.responses, front.dominated) == ((THROUGHPUT, ENERGY), 0)
+    assert [each.name for each in front.configurations] == ["c0"]
     assert fronts([]) == ()
     assert fronts([Configuration("x", {}, 1, {THROUGHPUT: 1.0})]) == ()

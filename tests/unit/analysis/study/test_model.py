@@ -1,4 +1,4 @@
-"""The model built from counts is the one that textbooks write out as a matrix."""
+"""The model built from counts agrees with an explicit design matrix."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from stepscope.analysis.study.model import Model
 from stepscope.analysis.study.records import THROUGHPUT, Observation
 from stepscope.analysis.study.table import Cells, cells_of, table_of
-from unit.analysis.study.made import factors_of, grid
+from unit.analysis.study.builders import factors_of, grid
 
 FACTORS = factors_of(cpus=(1, 2, 4), workers=(0, 2, 4), model=("cnn", "vit"))
 POINTS = grid(FACTORS)
@@ -22,12 +22,12 @@ def cells(chosen: list[int]) -> Cells:
 
 
 def matrix(model: Model) -> npt.NDArray[np.float64]:
-    """A row per configuration."""
+    """Return the design matrix, with one row per configuration."""
     rows = np.zeros((len(model.cells.codes), model.width))
     for number, codes in enumerate(model.cells.codes):
         for term in model.terms:
             at = 0
-            for factor in term.of:
+            for factor in term.factors:
                 at = at * model.cells.sizes()[factor] + codes[factor]
             rows[number, term.columns] = term.coding[at]
     return rows
@@ -38,31 +38,31 @@ CHOSEN = st.lists(st.integers(0, len(POINTS) - 1), min_size=1, max_size=40)
 
 @given(CHOSEN, st.integers(0, 99))
 @settings(max_examples=60)
-def test_it_predicts_what_least_squares_do(chosen: list[int], seed: int) -> None:
+def test_predictions_agree_with_least_squares(chosen: list[int], seed: int) -> None:
     model = Model(cells(chosen))
     rows = matrix(model)
     means = np.random.default_rng(seed).normal(size=len(rows))
     weights = np.sqrt(model.cells.repeats)
-    truth = np.linalg.lstsq(rows * weights[:, None], means * weights, rcond=None)[0]
-    effects = model.full.solved(model.moments(means))
-    assert np.allclose(model.predicted(effects), rows @ truth)
-    assert np.allclose(rows @ effects, rows @ truth)
+    expected = np.linalg.lstsq(rows * weights[:, None], means * weights, rcond=None)[0]
+    coefficients = model.full.coefficients(model.moments(means))
+    assert np.allclose(model.predicted(coefficients), rows @ expected)
+    assert np.allclose(rows @ coefficients, rows @ expected)
     assert model.full.rank == np.linalg.matrix_rank(rows)
 
 
 @given(CHOSEN)
 @settings(max_examples=60)
-def test_it_tells_what_is_a_mix_of_configurations(chosen: list[int]) -> None:
-    """And nothing else: that is what estimable means."""
+def test_contrasts_in_the_row_space_are_estimable(chosen: list[int]) -> None:
+    """And no other contrast is."""
     model = Model(cells(chosen))
     rows = matrix(model)
-    asked = np.vstack([np.eye(model.width), rows, rows[:1] - rows[-1:]])
+    contrasts = np.vstack([np.eye(model.width), rows, rows[:1] - rows[-1:]])
     rank = np.linalg.matrix_rank(rows)
-    truth = [np.linalg.matrix_rank(np.vstack([rows, each])) == rank for each in asked]
-    assert model.full.estimable(asked).tolist() == truth
+    expected = [np.linalg.matrix_rank(np.vstack([rows, each])) == rank for each in contrasts]
+    assert model.full.estimable(contrasts).tolist() == expected
 
 
-def test_pairs_that_are_not_told_are_kept_out() -> None:
+def test_reduced_model_excludes_interactions_that_are_not_estimable() -> None:
     """One combination of cpus and workers is missing."""
     chosen = [at for at, each in enumerate(POINTS) if (each["cpus"], each["workers"]) != (1, 4)]
     model = Model(cells(chosen))
@@ -70,6 +70,6 @@ def test_pairs_that_are_not_told_are_kept_out() -> None:
     assert [{names[one], names[other]} for one, other in model.not_estimable] == [
         {"cpus", "workers"}
     ]
-    assert model.kept.rank == len(model.kept.columns) == model.width - 4
+    assert model.reduced.rank == len(model.reduced.columns) == model.width - 4
     assert model.full.rank == model.width - 1
     assert model.additive.rank == 1 + 2 + 2 + 1

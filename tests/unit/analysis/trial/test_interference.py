@@ -1,4 +1,4 @@
-"""Who disturbed a trial, from readings that were planted."""
+"""Interference with a trial, from planted readings."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from stepscope.records.trial import InterferenceReason
 
 S = 1_000_000_000
 BEGIN, END = 10 * S, 20 * S
-"""The steady steps; the recording goes from 0 to 30 s."""
-OURS = {"gpu_memory_tree": 4e9}
+"""Time span of the steady steps; the recording covers 0 to 30 s."""
+USED = {"gpu_memory_run": 4e9}
 
 
 def recorded(
@@ -29,8 +29,8 @@ def recorded(
     own: Any = 1.0,
     cpus: int | None = 2,
 ) -> RunData:
-    """A run alone on two CPUs, but for what a test says. Ten readings a second; a value may be a
-    function of the second."""
+    """Return a run on two CPUs without interference, unless given. Ten readings per second; a value
+    may be a function of the second."""
     table: dict[tuple[str, str], Series] = {}
     for metric, entity, value in (
         ("host_steal", "host", steal),
@@ -39,12 +39,12 @@ def recorded(
     ):
         if value is not None:
             table[metric, entity] = series(value)
-    for number, told in enumerate(gpus):
-        for metric, value in told.items():
+    for number, metrics in enumerate(gpus):
+        for metric, value in metrics.items():
             table[metric, f"GPU-{number}"] = series(value)
-    every = tuple(Gpu(f"GPU-{number}", f"GPU {number}") for number in range(len(gpus)))
+    devices = tuple(Gpu(f"GPU-{number}", f"GPU {number}") for number in range(len(gpus)))
     facts = RunFacts(environment=Environment(cpu=CpuFacts(logical=cpus)))
-    return RunData(table, [], 0, 30 * S, facts, every)
+    return RunData(table, [], 0, 30 * S, facts, devices)
 
 
 def reasons(
@@ -60,76 +60,85 @@ def series(value: Any) -> Series:
     return Series(times, np.full(300, 0.1), np.array(values, float))
 
 
-def meanwhile(value: float) -> Any:
+def during(value: float) -> Any:
     return lambda second: value if BEGIN <= second * S <= END else 0.0
 
 
-def before_and_after(value: float) -> Any:
+def outside(value: float) -> Any:
     return lambda second: 0.0 if BEGIN <= second * S <= END else value
 
 
-def test_nothing_where_it_was_alone_or_nobody_can_tell() -> None:
+def test_no_interference_if_there_is_none_or_if_unknown() -> None:
     assert reasons(recorded()) == ()
-    assert reasons(recorded(OURS, steal=0.0)) == ()
-    everything = recorded({**OURS, "gpu_others": 1.0, "gpu_slowed_heat": 1.0}, steal=2.0)
+    assert reasons(recorded(USED, steal=0.0)) == ()
+    everything = recorded(
+        {**USED, "gpu_other_processes": 1.0, "gpu_throttled_thermal": 1.0}, steal=2.0
+    )
     for window in ((None, END), (BEGIN, None), (BEGIN, BEGIN)):
         assert reasons(everything, *window) == ()
 
 
-def test_others_on_the_cpus() -> None:
-    (seen,) = reasons(recorded(busy=2.0, own=0.77))
-    assert seen == InterferenceReason("cpu", pytest.approx(1.23), 2)
+def test_other_processes_on_the_cpus() -> None:
+    (reason,) = reasons(recorded(busy=2.0, own=0.77))
+    assert reason == InterferenceReason("cpu", pytest.approx(1.23), 2)
 
 
-def test_the_hypervisor() -> None:
-    (seen,) = reasons(recorded(steal=meanwhile(0.5)))
-    assert seen == InterferenceReason("hypervisor", pytest.approx(0.5), 2)
-    assert reasons(recorded(steal=meanwhile(0.08))) == ()
-    assert reasons(recorded(steal=meanwhile(0.5), cpus=64)) == ()
+def test_hypervisor() -> None:
+    (reason,) = reasons(recorded(steal=during(0.5)))
+    assert reason == InterferenceReason("hypervisor", pytest.approx(0.5), 2)
+    assert reasons(recorded(steal=during(0.08))) == ()
+    assert reasons(recorded(steal=during(0.5), cpus=64)) == ()
 
 
-def test_others_on_the_gpu() -> None:
-    (seen,) = reasons(recorded({**OURS, "gpu_others": meanwhile(0.4)}))
-    assert seen == InterferenceReason("gpu", pytest.approx(0.4))
-    assert reasons(recorded({**OURS, "gpu_others": meanwhile(0.05)})) == ()
+def test_other_processes_on_the_gpu() -> None:
+    (reason,) = reasons(recorded({**USED, "gpu_other_processes": during(0.4)}))
+    assert reason == InterferenceReason("gpu", pytest.approx(0.4))
+    assert reasons(recorded({**USED, "gpu_other_processes": during(0.05)})) == ()
 
 
-def test_heat() -> None:
-    (seen,) = reasons(recorded({**OURS, "gpu_slowed_heat": meanwhile(0.5)}))
-    assert seen == InterferenceReason("heat", pytest.approx(0.5))
+def test_thermal_throttling() -> None:
+    (reason,) = reasons(recorded({**USED, "gpu_throttled_thermal": during(0.5)}))
+    assert reason == InterferenceReason("heat", pytest.approx(0.5))
 
 
-def test_of_several_gpus_the_worst_counts_and_those_it_does_not_use_do_not() -> None:
-    calm, busy = {**OURS, "gpu_others": 0.0}, {**OURS, "gpu_others": meanwhile(0.6)}
-    (seen,) = reasons(recorded(calm, busy))
-    assert seen == InterferenceReason("gpu", pytest.approx(0.6))
-    not_ours = {"gpu_memory_tree": 0.0, "gpu_others": 1.0}
-    assert reasons(recorded(calm, not_ours)) == ()
+def test_only_the_worst_used_gpu_counts() -> None:
+    calm, busy = (
+        {**USED, "gpu_other_processes": 0.0},
+        {**USED, "gpu_other_processes": during(0.6)},
+    )
+    (reason,) = reasons(recorded(calm, busy))
+    assert reason == InterferenceReason("gpu", pytest.approx(0.6))
+    unused = {"gpu_memory_run": 0.0, "gpu_other_processes": 1.0}
+    assert reasons(recorded(calm, unused)) == ()
 
 
-def test_what_was_before_or_after_the_steady_steps_does_not_count() -> None:
-    gpu = {**OURS, "gpu_others": before_and_after(1.0), "gpu_slowed_heat": before_and_after(1.0)}
-    assert reasons(recorded(gpu, steal=before_and_after(2.0))) == ()
+def test_only_the_steady_steps_count() -> None:
+    gpu = {
+        **USED,
+        "gpu_other_processes": outside(1.0),
+        "gpu_throttled_thermal": outside(1.0),
+    }
+    assert reasons(recorded(gpu, steal=outside(2.0))) == ()
 
 
 @given(st.floats(0, 2), st.floats(0, 1), st.floats(0, 1))
-def test_each_reason_comes_by_itself(steal: float, others: float, heat: float) -> None:
-    gpu = {"gpu_others": others, "gpu_slowed_heat": heat}
-    said = reasons(recorded({**OURS, **gpu}, steal=steal))
-    alone = [
-        *reasons(recorded(OURS, steal=steal)),
-        *reasons(recorded({**OURS, "gpu_others": others})),
-        *reasons(recorded({**OURS, "gpu_slowed_heat": heat})),
+def test_reasons_are_independent(steal: float, other: float, thermal: float) -> None:
+    gpu = {"gpu_other_processes": other, "gpu_throttled_thermal": thermal}
+    combined = reasons(recorded({**USED, **gpu}, steal=steal))
+    separate = [
+        *reasons(recorded(USED, steal=steal)),
+        *reasons(recorded({**USED, "gpu_other_processes": other})),
+        *reasons(recorded({**USED, "gpu_throttled_thermal": thermal})),
     ]
-    assert list(said) == alone
+    assert list(combined) == separate
 
 
-def test_few_cores_of_others_or_an_idle_machine_take_nothing_away() -> None:
+def test_few_used_cores_or_an_idle_machine_are_no_interference() -> None:
     assert reasons(recorded(busy=2.0, own=1.8)) == ()
     assert reasons(recorded(busy=2.0, own=1.0, cpus=4)) == ()
 
 
 @pytest.mark.parametrize("unknown", ["busy", "own", "cpus"])
-def test_a_machine_that_does_not_tell_its_cpus(unknown: str) -> None:
+def test_unknown_cpus(unknown: str) -> None:
     known: dict[str, Any] = {"busy": 2.0, "own": 0.0, unknown: None}
     assert reasons(recorded(**known)) == ()

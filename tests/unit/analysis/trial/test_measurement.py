@@ -1,4 +1,4 @@
-"""What a trial measured, from records that were planted."""
+"""Measurements of a trial, from planted records."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from stepscope.records.trial import (
 from stepscope.steplog import FIELDS, UNKNOWN
 
 S = 1_000_000_000
-NOISE = ProcessNoise(0.05, 10, "learnt", 12)
+NOISE = ProcessNoise(0.05, 10, "learned", 12)
 STEP = np.dtype([(field, "<i8") for field in FIELDS])
 WORKLOAD = {"model": "cnn", "batch_size": 32, "accumulate": 2, "ranks": 1, "workers": 0}
-TOLD: dict[str, Any] = {
+RANK_FACTS: dict[str, Any] = {
     "batch": {"global": 64},
     "phases": {"import": 2.0, "data": 0.5, "build": 0.25, "first_step": 1.0, "closing": 0.125},
     "steps_per_epoch": 1000,
@@ -47,7 +47,7 @@ TOLD: dict[str, Any] = {
 
 
 def steps_of(lengths: Sequence[float], begin_s: float = 100.0, **parts: float) -> Steps:
-    """Steps of such lengths after a first one, with parts of them; what is not given is unknown."""
+    """Return a first step and steps of these lengths; parts that are not given are unknown."""
     ends = begin_s + np.concatenate([[0.0], np.cumsum(lengths)])
     steps = np.full(len(ends), UNKNOWN, STEP)
     steps["end_ns"], steps["step"] = np.round(ends * S), np.arange(len(ends))
@@ -61,85 +61,103 @@ def planted(
     workload: dict[str, Any],
     trial: dict[str, Any] | None = None,
 ) -> TrialRecord:
-    """As if read from a run folder; a rank that says anything also says who it is."""
+    """Return a record as read from a run folder; a rank with facts also has a PID."""
     return TrialRecord(
         workload,
         salvage(TrialSettings, workload),
         LimitFacts(),
-        salvage(TrialFacts, {"spread": to_json(NOISE), **(trial or {})}),
+        salvage(TrialFacts, {"noise": to_json(NOISE), **(trial or {})}),
         tuple(
-            RankRecord(number, salvage(RankFacts, told and {"pid": 7, **told}), steps)
-            for number, (told, steps) in enumerate(ranks)
+            RankRecord(number, salvage(RankFacts, facts and {"pid": 7, **facts}), steps)
+            for number, (facts, steps) in enumerate(ranks)
         ),
     )
 
 
 def record_of(
     *ranks: Steps,
-    told: dict[str, Any] | None = None,
+    facts: dict[str, Any] | None = None,
     trial: dict[str, Any] | None = None,
-    **facts: Any,
+    **settings: Any,
 ) -> TrialRecord:
-    workload = {**WORKLOAD, "ranks": len(ranks), **facts}
-    rest = TOLD if told is None else told
-    told_by_rank = {**rest, "batch": {"global": 64 * len(ranks)}} if rest else {}
-    return planted([(told_by_rank, steps) for steps in ranks], workload, trial)
+    workload = {**WORKLOAD, "ranks": len(ranks), **settings}
+    common = RANK_FACTS if facts is None else facts
+    rank_facts = {**common, "batch": {"global": 64 * len(ranks)}} if common else {}
+    return planted([(rank_facts, steps) for steps in ranks], workload, trial)
 
 
-def found(record: TrialRecord, data: RunData | None = None) -> Measurement:
+def measured(record: TrialRecord, data: RunData | None = None) -> Measurement:
     return measure(record, data or recorded())
 
 
-def test_a_plain_trial() -> None:
-    it = found(record_of(steps_of([0.1] * 50, wait=0.25, copy=0.05, compute=0.7, stall=0.2)))
-    assert it.rate is not None and it.rate.per_second == pytest.approx(640)
-    assert it.interval is not None
-    assert it.interval.low == pytest.approx(640 * (1 - 1.8125 * 0.05), rel=1e-3)
-    assert (it.steps, it.steady_steps, it.samples) == (51, 50, 51 * 64)
-    assert it.steady.steady and it.missing_rate is None
-    assert it.step == Part(pytest.approx(0.1), pytest.approx(0.1))
-    assert it.wait == Part(pytest.approx(0.025), pytest.approx(0.025))
-    assert it.copy is not None and it.copy.median == pytest.approx(0.005)
-    assert it.compute is not None and it.compute.p95 == pytest.approx(0.07)
-    assert it.data_wait_share == pytest.approx(0.2)
-    assert it.imbalance is None
+def test_plain_trial() -> None:
+    result = measured(record_of(steps_of([0.1] * 50, wait=0.25, copy=0.05, compute=0.7, stall=0.2)))
+    assert result.rate is not None and result.rate.per_second == pytest.approx(640)
+    assert result.interval is not None
+    assert result.interval.low == pytest.approx(640 * (1 - 1.8125 * 0.05), rel=1e-3)
+    assert (result.steps, result.steady_steps, result.samples) == (51, 50, 51 * 64)
+    assert result.steady.steady and result.missing_rate is None
+    assert result.step == Part(pytest.approx(0.1), pytest.approx(0.1))
+    assert result.wait == Part(pytest.approx(0.025), pytest.approx(0.025))
+    assert result.copy is not None and result.copy.median == pytest.approx(0.005)
+    assert result.compute is not None and result.compute.p95 == pytest.approx(0.07)
+    assert result.data_wait_share == pytest.approx(0.2)
+    assert result.imbalance is None
 
 
-def test_the_warm_up_is_in_no_figure() -> None:
-    warm = steps_of([1.0] * 10 + [0.1] * 90, wait=0.5, stall=0.5)
-    warm["stall_ns"][11:] //= 5
-    it = found(record_of(warm))
-    assert it.steady.warmup == 10 and it.steady_steps == 90
-    assert it.rate is not None and it.rate.per_second == pytest.approx(640)
-    assert it.data_wait_share == pytest.approx(0.1)
-    assert it.overhead.warmup == pytest.approx(10)
+def test_warmup_is_excluded() -> None:
+    steps = steps_of([1.0] * 10 + [0.1] * 90, wait=0.5, stall=0.5)
+    steps["stall_ns"][11:] //= 5
+    result = measured(record_of(steps))
+    assert result.steady.warmup == 10 and result.steady_steps == 90
+    assert result.rate is not None and result.rate.per_second == pytest.approx(640)
+    assert result.data_wait_share == pytest.approx(0.1)
+    assert result.overhead.warmup == pytest.approx(10)
 
 
-def test_what_is_not_known_is_none() -> None:
-    it = found(record_of(steps_of([0.1] * 20), told={}))
-    assert it.wait is it.copy is it.compute is it.data_wait_share is it.epoch_seconds is None
-    assert it.overhead.imports is it.overhead.total is it.host_memory_peak is it.joules is None
-    assert it.device_memory.allocated is it.device_memory.device is it.device_memory.retries is None
-    assert it.rate is not None, "the batch is in the workload"
+def test_unknown_values_are_none() -> None:
+    result = measured(record_of(steps_of([0.1] * 20), facts={}))
+    assert (
+        result.wait
+        is result.copy
+        is result.compute
+        is result.data_wait_share
+        is result.epoch_seconds
+        is None
+    )
+    assert (
+        result.overhead.imports
+        is result.overhead.total
+        is result.host_memory_peak
+        is result.joules
+        is None
+    )
+    assert (
+        result.device_memory.allocated
+        is result.device_memory.device
+        is result.device_memory.retries
+        is None
+    )
+    assert result.rate is not None, "the batch size is in the workload"
 
 
-def test_steps_of_which_the_stall_is_unknown_count_in_neither_sum() -> None:
+def test_steps_with_unknown_stall_do_not_count() -> None:
     steps = steps_of([0.1] * 40, stall=0.3)
     steps["stall_ns"][::2] = UNKNOWN
-    assert found(record_of(steps)).data_wait_share == pytest.approx(0.3)
+    assert measured(record_of(steps)).data_wait_share == pytest.approx(0.3)
 
 
-def test_a_step_is_over_when_it_is_on_the_slowest_rank() -> None:
+def test_step_ends_on_the_slowest_rank() -> None:
     fast = steps_of([0.1] * 30)
     slow = steps_of([0.2] * 25, begin_s=100.5)
-    it = found(record_of(fast, slow))
-    assert it.steps == 26, "those that both took"
-    assert it.rate is not None and it.rate.per_second == pytest.approx(2 * 64 / 0.2)
-    assert it.imbalance == pytest.approx(2)
+    result = measured(record_of(fast, slow))
+    assert result.steps == 26, "completed by both ranks"
+    assert result.rate is not None and result.rate.per_second == pytest.approx(2 * 64 / 0.2)
+    assert result.imbalance == pytest.approx(2)
 
 
 @pytest.mark.parametrize(
-    ("ranks", "why"),
+    ("ranks", "reason"),
     [
         ([steps_of([])[:0]], MissingRate("few_steps", 0)),
         ([steps_of([])], MissingRate("few_steps", 1)),
@@ -148,86 +166,96 @@ def test_a_step_is_over_when_it_is_on_the_slowest_rank() -> None:
         ([], MissingRate("few_steps", 0)),
     ],
 )
-def test_why_there_is_no_rate(ranks: list[Steps], why: MissingRate) -> None:
-    it = found(record_of(*ranks))
-    assert it.rate is it.interval is it.joules is None
-    assert it.missing_rate == why
-    assert not it.steady.steady
+def test_reason_for_a_missing_rate(ranks: list[Steps], reason: MissingRate) -> None:
+    result = measured(record_of(*ranks))
+    assert result.rate is result.interval is result.joules is None
+    assert result.missing_rate == reason
+    assert not result.steady.steady
 
 
-def test_a_batch_that_nobody_told() -> None:
-    it = found(planted([({}, steps_of([0.1] * 9))], {}))
-    assert it.rate is it.samples is None and it.missing_rate == MissingRate("unknown_batch")
-    assert it.step is not None
+def test_unknown_batch_size() -> None:
+    result = measured(planted([({}, steps_of([0.1] * 9))], {}))
+    assert result.rate is result.samples is None and result.missing_rate == MissingRate(
+        "unknown_batch"
+    )
+    assert result.step is not None
 
 
-def test_samples_of_a_step() -> None:
-    assert record_of(steps_of([]), told={}, ranks=3).samples_per_step == 32 * 2 * 3
+def test_samples_per_step() -> None:
+    assert record_of(steps_of([]), facts={}, ranks=3).samples_per_step == 32 * 2 * 3
     assert record_of(steps_of([])).samples_per_step == 64
 
 
-def test_without_a_spread_there_is_no_interval() -> None:
-    it = found(record_of(steps_of([0.1] * 20), trial={"spread": None}))
-    assert it.rate is not None and it.interval is None
+def test_no_interval_without_noise() -> None:
+    result = measured(record_of(steps_of([0.1] * 20), trial={"noise": None}))
+    assert result.rate is not None and result.interval is None
 
 
-def test_an_epoch_is_projected_unless_a_whole_one_followed_the_warm_up() -> None:
-    def epoch(lengths: Sequence[float], told: dict[str, Any]) -> tuple[float | None, bool]:
-        it = found(record_of(steps_of(lengths), told=told))
-        return it.epoch_seconds, it.epoch_measured
+def test_epoch_is_estimated_unless_one_was_measured_after_the_warmup() -> None:
+    def epoch(lengths: Sequence[float], facts: dict[str, Any]) -> tuple[float | None, bool]:
+        result = measured(record_of(steps_of(lengths), facts=facts))
+        return result.epoch_seconds, result.epoch_measured
 
-    told = {**TOLD, "steps_per_epoch": 20, "samples_per_epoch": 1280}
-    assert epoch([0.1] * 50, TOLD) == (pytest.approx(100), False)
-    assert epoch([0.1] * 30, told) == (pytest.approx(2.0), False), "the first has the first step"
-    border = [0.5 if place % 20 == 19 else 0.1 for place in range(70)]
-    assert epoch(border, told) == (pytest.approx(2.4), True)
-    slow_until_the_second = [1.0] * 22 + [0.1] * 36
-    assert epoch(slow_until_the_second, told) == (pytest.approx(2.0), False)
-    assert epoch([*slow_until_the_second, 0.1], told) == (pytest.approx(2.0), True)
+    facts = {**RANK_FACTS, "steps_per_epoch": 20, "samples_per_epoch": 1280}
+    assert epoch([0.1] * 50, RANK_FACTS) == (pytest.approx(100), False)
+    assert epoch([0.1] * 30, facts) == (pytest.approx(2.0), False), (
+        "the first epoch includes the first step"
+    )
+    slow_ends = [0.5 if index % 20 == 19 else 0.1 for index in range(70)]
+    assert epoch(slow_ends, facts) == (pytest.approx(2.4), True)
+    slow_start = [1.0] * 22 + [0.1] * 36
+    assert epoch(slow_start, facts) == (pytest.approx(2.0), False)
+    assert epoch([*slow_start, 0.1], facts) == (pytest.approx(2.0), True)
 
 
-def test_overhead_is_all_but_the_steady_steps() -> None:
+def test_overhead_excludes_the_steady_steps() -> None:
     times = {"started_ns": 90 * S, "spawned_ns": 91 * S, "ended_ns": 111 * S, "cleaned_ns": 113 * S}
-    it = found(record_of(steps_of([0.1] * 100), trial=times)).overhead
-    assert (it.start, it.cleanup, it.warmup) == (1, 2, 0)
-    assert (it.imports, it.data, it.build, it.first_step, it.closing) == (2, 0.5, 0.25, 1, 0.125)
-    assert it.other == pytest.approx(20 - 10 - 3.875)
-    assert it.total == pytest.approx(23 - 10)
+    result = measured(record_of(steps_of([0.1] * 100), trial=times)).overhead
+    assert (result.start, result.cleanup, result.warmup) == (1, 2, 0)
+    assert (result.imports, result.data, result.build, result.first_step, result.closing) == (
+        2,
+        0.5,
+        0.25,
+        1,
+        0.125,
+    )
+    assert result.other == pytest.approx(20 - 10 - 3.875)
+    assert result.total == pytest.approx(23 - 10)
 
 
-def test_ranks_go_through_phases_at_the_same_time() -> None:
+def test_longest_phase_of_the_ranks_counts() -> None:
     ranks = [({"phases": {"import": seconds}}, steps_of([0.1] * 10)) for seconds in (1.0, 3.0)]
-    assert found(planted(ranks, WORKLOAD)).overhead.imports == 3
+    assert measured(planted(ranks, WORKLOAD)).overhead.imports == 3
 
 
-def recorded(**of: tuple[str, list[float]]) -> RunData:
-    """Series from second 95 on, ten a second."""
+def recorded(**metrics: tuple[str, list[float]]) -> RunData:
+    """Return series from second 95 on, ten readings per second."""
     table = {}
-    for metric, (entity, values) in of.items():
+    for metric, (entity, values) in metrics.items():
         times = (95 * S + np.arange(1, len(values) + 1) * S // 10).astype(np.int64)
         table[metric, entity] = Series(times, np.full(len(values), 0.1), np.array(values, float))
     return RunData(table, [], 95 * S, 105 * S, gpus=(Gpu("GPU-1", "GPU 0"),))
 
 
-def test_memory_and_energy_are_the_watchers() -> None:
-    seen = recorded(
+def test_memory_and_energy_from_the_monitor() -> None:
+    data = recorded(
         memory=("tree", [1e9, 3e9, 2e9]),
         gpu_power=("GPU-1", [500.0] * 100),
-        gpu_memory_tree=("GPU-1", [4e9] * 99 + [5e9]),
+        gpu_memory_run=("GPU-1", [4e9] * 99 + [5e9]),
     )
     cuda = {"allocated_peak": 2e9, "reserved_peak": 2.5e9, "retries": 3}
-    record = record_of(steps_of([0.1] * 40), told={**TOLD, "device_memory": cuda})
-    it = found(record, seen)
-    assert it.host_memory_peak == 3e9
-    memory = it.device_memory
+    record = record_of(steps_of([0.1] * 40), facts={**RANK_FACTS, "device_memory": cuda})
+    result = measured(record, data)
+    assert result.host_memory_peak == 3e9
+    memory = result.device_memory
     assert (memory.allocated, memory.reserved, memory.device) == (2e9, 2.5e9, 5e9)
     assert memory.retries == 3
-    assert it.joules == pytest.approx(4 * 500, rel=0.01), "of the steady steps alone"
-    assert it.samples_per_joule == pytest.approx(40 * 64 / 2000, rel=0.01)
+    assert result.joules == pytest.approx(4 * 500, rel=0.01), "of the steady steps only"
+    assert result.samples_per_joule == pytest.approx(40 * 64 / 2000, rel=0.01)
 
 
 @pytest.mark.parametrize(
-    ("host", "own", "cpus", "others", "disturbed"),
+    ("host", "own", "cpus", "other", "interferes"),
     [
         (2.0, 0.4, 2, 1.5, True),
         (2.0, 1.7, 2, 0.2, False),
@@ -236,26 +264,26 @@ def test_memory_and_energy_are_the_watchers() -> None:
         (1.0, 1.2, 2, 0.0, False),
     ],
 )
-def test_others_disturb_where_they_leave_too_little(
-    host: float, own: float, cpus: int | None, others: float, disturbed: bool
+def test_other_processes_interfere_on_a_busy_machine(
+    host: float, own: float, cpus: int | None, other: float, interferes: bool
 ) -> None:
-    """Only over the steady steps: before and after them others may do what they like."""
+    """Only the steady steps count."""
     during = [0.0] * 50 + [1.0] * 40 + [0.0] * 10
-    seen = recorded(
+    data = recorded(
         host_cpu=("host", [2 - value * (2 - host) for value in during]),
         cpu=("tree", [own * value for value in during]),
-        watcher_cpu=("watcher", [0.1] * 100),
+        monitor_cpu=("monitor", [0.1] * 100),
     )
     facts = RunFacts(environment=Environment(cpu=CpuFacts(logical=cpus, allowed=2.0)))
-    it = found(record_of(steps_of([0.1] * 40)), replace(seen, facts=facts))
-    assert it.interference.other_cores == pytest.approx(others, abs=0.01)
-    assert it.is_disturbed == disturbed
+    result = measured(record_of(steps_of([0.1] * 40)), replace(data, facts=facts))
+    assert result.interference.other_cores == pytest.approx(other, abs=0.01)
+    assert result.has_interference == interferes
 
 
-def test_others_that_nobody_counted() -> None:
-    for seen in (None, recorded(cpu=("tree", [1.0] * 100)), recorded(host_cpu=("host", [2.0]))):
-        it = found(record_of(steps_of([0.1] * 40)), seen)
-        assert it.interference.other_cores is None and not it.is_disturbed
+def test_unknown_cpu_usage() -> None:
+    for data in (None, recorded(cpu=("tree", [1.0] * 100)), recorded(host_cpu=("host", [2.0]))):
+        result = measured(record_of(steps_of([0.1] * 40)), data)
+        assert result.interference.other_cores is None and not result.has_interference
 
 
 JUNK = st.recursive(
@@ -267,12 +295,12 @@ JUNK = st.recursive(
 
 @settings(max_examples=100)
 @given(
-    st.fixed_dictionaries({}, optional=dict.fromkeys((*TOLD, "device_memory"), JUNK)),
+    st.fixed_dictionaries({}, optional=dict.fromkeys((*RANK_FACTS, "device_memory"), JUNK)),
     st.fixed_dictionaries({}, optional=dict.fromkeys(WORKLOAD, JUNK)),
     st.integers(0, 12),
 )
-def test_nonsense_in_the_facts_is_unknown(
-    told: dict[str, Any], workload: dict[str, Any], steps: int
+def test_invalid_facts_are_unknown(
+    facts: dict[str, Any], workload: dict[str, Any], steps: int
 ) -> None:
-    it = found(planted([(told, steps_of([0.1] * steps))], workload, {"started_ns": "now"}))
-    assert it.rate is it.samples is it.overhead.total is None
+    result = measured(planted([(facts, steps_of([0.1] * steps))], workload, {"started_ns": "now"}))
+    assert result.rate is result.samples is result.overhead.total is None

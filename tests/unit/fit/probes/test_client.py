@@ -1,4 +1,4 @@
-"""Probes in real processes, on the CPU: what a user's code does there harms nobody."""
+"""Forked probes in real processes on the CPU: user code affects neither the client nor others."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import pytest
 
 pytest.importorskip("torch")
 
-from stepscope.errors import BadWorkload, CannotTry
+from stepscope.errors import TrialError, WorkloadError
 from stepscope.fit.probes.client import ForkedProbes
-from stepscope.workloads.probing import ProbeRequest, ProbeResult, taking_turns
+from stepscope.workloads.probing import ProbeRequest, ProbeResult, training_lock
 from stepscope.workloads.spec import make_workload
 
 WORKLOAD = """
@@ -27,7 +27,7 @@ import torch
 from torch import nn
 
 HERE = Path(__file__)
-RAISES, KILLS, LEAVES, HANGS = 101, 103, 105, 107
+RAISES, KILLS, EXITS, HANGS = 101, 103, 105, 107
 processes = set()
 
 class Counting(nn.Module):
@@ -55,14 +55,14 @@ def step(model, batch):
     print('{"number": 1, "status": 0}', flush=True)
     os.write(1, b"{\\n")
     if os.getpid() not in processes and model.steps > 0:
-        raise RuntimeError("somebody has trained this model before")
+        raise RuntimeError("this model was already trained")
     processes.add(os.getpid())
     if size == RAISES:
         raise ValueError("Target 7 is out of bounds.")
     if size == KILLS:
         os.kill(os.getpid(), signal.SIGKILL)
-    if size == LEAVES:
-        print("these were my last words", file=sys.stderr)
+    if size == EXITS:
+        print("the last line", file=sys.stderr)
         os._exit(3)
     if size == HANGS:
         (HERE.parent / "hangs").write_text(str(os.getpid()))
@@ -74,7 +74,7 @@ def step(model, batch):
 
 def workload():
     print("building")
-    import torch._dynamo  # takes long, and every optimizer wants it: here it is done once
+    import torch._dynamo  # slow, and every optimizer imports it: import it once
     return plain()
 
 def plain():
@@ -90,7 +90,7 @@ def crashes():
 def sleeps():
     time.sleep(600)
 """
-RAISES, KILLS, LEAVES, HANGS = 101, 103, 105, 107
+RAISES, KILLS, EXITS, HANGS = 101, 103, 105, 107
 
 
 @pytest.fixture(scope="module")
@@ -102,7 +102,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", autouse=True)
 def _own_turns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Probes that are not of these tests are not waited for."""
+    """Do not wait for probes outside of these tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("turns")))
         yield
@@ -110,173 +110,179 @@ def _own_turns(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def prober(file: Path) -> Iterator[ForkedProbes]:
-    """One server for all: what one probe does, none of the others may notice."""
+    """One server for all tests: no probe may affect another one."""
     with ForkedProbes(make_workload(f"{file}:workload", {}), os.environ) as started:
         yield started
 
 
-def asked(prober: ForkedProbes, *batches: int, **more: object) -> tuple[ProbeResult, ...]:
+def probe(prober: ForkedProbes, *batches: int, **more: object) -> tuple[ProbeResult, ...]:
     return prober.run([ProbeRequest(batches, **more)])[0].results  # type: ignore[arg-type]
 
 
-def goes_on(prober: ForkedProbes) -> bool:
-    return asked(prober, 6)[0].is_ok
+def still_works(prober: ForkedProbes) -> bool:
+    return probe(prober, 6)[0].is_ok
 
 
-def test_a_subject_is_told_without_a_probe(prober: ForkedProbes) -> None:
+def test_the_subject_is_known_without_a_probe(prober: ForkedProbes) -> None:
     subject = prober.subject
-    assert (subject.device, subject.samples, subject.varies) == ("cpu", 4096, False)
+    assert (subject.device, subject.samples, subject.variable_size) == ("cpu", 4096, False)
     assert subject.parameters == 8 * 4 + 4 + 4 * 2 + 2 and subject.layers == 3
     assert subject.sample_bytes == 8 * 4 + 8
-    assert subject.versions["torch"] and not subject.own_optimizer
+    assert subject.versions["torch"] and not subject.custom_optimizer
 
 
-def test_batches_of_one_ask_are_told_one_by_one_with_their_steps(prober: ForkedProbes) -> None:
-    probed = prober.run([ProbeRequest((4, 16), steps=3, again=2)])[0]
-    assert [told.batch for told in probed.results] == [4, 16]
-    for told in probed.results:
-        assert told.is_ok and len(told.step_s) == len(told.kept) == len(told.reserved) == 5
-        assert min(told.step_s) > 0 and told.samples_per_second
-        assert told.parts.inputs == told.batch * 40
-        assert told.parts.weights == 46 * 4 + 4 and told.parts.gradients == 46 * 4
+def test_each_batch_of_a_probe_has_its_own_result(prober: ForkedProbes) -> None:
+    probed = prober.run([ProbeRequest((4, 16), steps=3, steps_after=2)])[0]
+    assert [result.batch for result in probed.results] == [4, 16]
+    for result in probed.results:
+        assert result.is_ok and len(result.step_s) == 5
+        assert len(result.allocated_bytes) == len(result.reserved_bytes) == 5
+        assert min(result.step_s) > 0 and result.samples_per_second
+        parts = result.parts
+        assert parts.inputs_bytes == result.batch * 40
+        assert parts.weights_bytes == 46 * 4 + 4 and parts.gradients_bytes == 46 * 4
     assert probed.trace is None
 
 
-def test_several_asks_are_answered_in_their_order(prober: ForkedProbes) -> None:
+def test_outcomes_are_in_the_order_of_the_requests(prober: ForkedProbes) -> None:
     probed = prober.run([ProbeRequest((batch,), cycle=False) for batch in (32, 4, 8)])
     assert [each.last.batch for each in probed] == [32, 4, 8]
     assert all(each.last.is_ok and len(each.last.step_s) == 3 for each in probed)
 
 
-def test_a_users_error_is_told_with_what_to_do_and_ends_the_ask(prober: ForkedProbes) -> None:
-    told = asked(prober, 4, RAISES, 8)
-    assert [each.kind for each in told] == ["ok", "error"]
-    assert told[-1].batch == RAISES and told[-1].phase == "step 1"
-    assert "Target 7 is out of bounds." in told[-1].message
-    assert told[-1].hint.startswith("A label is no class of the model")
-    assert goes_on(prober)
+def test_an_error_of_user_code_has_a_hint_and_ends_the_probe(prober: ForkedProbes) -> None:
+    results = probe(prober, 4, RAISES, 8)
+    assert [each.kind for each in results] == ["ok", "error"]
+    assert results[-1].batch == RAISES and results[-1].phase == "step 1"
+    assert "Target 7 is out of bounds." in results[-1].message
+    assert results[-1].hint.startswith("A label is out of range")
+    assert still_works(prober)
 
 
-def test_a_users_error_is_told_with_its_line(prober: ForkedProbes) -> None:
+def test_an_error_of_user_code_has_its_line(prober: ForkedProbes) -> None:
     line = 1 + WORKLOAD.splitlines().index('        raise ValueError("Target 7 is out of bounds.")')
-    assert f"mine.py:{line} in step" in asked(prober, RAISES)[0].message
+    assert f"mine.py:{line} in step" in probe(prober, RAISES)[0].message
 
 
-def test_a_probe_that_is_killed_is_told_so_and_the_others_go_on(prober: ForkedProbes) -> None:
+def test_a_killed_probe_is_reported_and_others_continue(prober: ForkedProbes) -> None:
     killed, other = prober.run([ProbeRequest((4, KILLS)), ProbeRequest((8,))])
-    assert [told.kind for told in killed.results] == ["ok", "killed"]
+    assert [result.kind for result in killed.results] == ["ok", "killed"]
     assert killed.last.batch == KILLS and not killed.last.is_oom and "killed" in killed.last.message
-    assert other.last.is_ok and goes_on(prober)
+    assert other.last.is_ok and still_works(prober)
 
 
-def test_a_probe_that_leaves_is_told_with_its_last_words(prober: ForkedProbes) -> None:
-    told = asked(prober, LEAVES)[0]
-    assert (told.batch, told.kind, told.message) == (LEAVES, "error", "these were my last words")
-    assert goes_on(prober)
+def test_a_probe_that_exits_is_reported_with_its_last_line(prober: ForkedProbes) -> None:
+    result = probe(prober, EXITS)[0]
+    assert (result.batch, result.kind, result.message) == (EXITS, "error", "the last line")
+    assert still_works(prober)
 
 
-def test_a_probe_that_hangs_is_ended(prober: ForkedProbes, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_that_stalls_is_ended(
+    prober: ForkedProbes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(prober, "_stall_timeout_s", 1.0)
-    began = time.monotonic()
-    told = asked(prober, HANGS)[0]
-    assert told.kind == "timeout" and "nothing was heard of it for 1 s" in told.message
-    assert 1 <= time.monotonic() - began < 100
+    start = time.monotonic()
+    result = probe(prober, HANGS)[0]
+    assert result.kind == "timeout" and result.message == "no progress for 1 s"
+    assert 1 <= time.monotonic() - start < 100
     monkeypatch.undo()
-    assert goes_on(prober)
+    assert still_works(prober)
 
 
-def test_no_probe_sees_what_another_has_done(prober: ForkedProbes, file: Path) -> None:
-    """The workload fails where its model was trained before; and losses with dropout are the same
-    only where weights and random numbers are."""
+def test_probes_do_not_affect_each_other(prober: ForkedProbes, file: Path) -> None:
+    """The workload fails if its model was already trained, and losses with dropout are equal only
+    if weights and random numbers are."""
     before = set(file.parent.glob("losses-*"))
-    first, second = asked(prober, 32), asked(prober, 32)
+    first, second = probe(prober, 32), probe(prober, 32)
     assert first[0].is_ok and second[0].is_ok, (first, second)
     one, other = (path.read_text() for path in set(file.parent.glob("losses-*")) - before)
     assert one == other and len(set(one.split())) > 3
-    assert first[0].parts.weights == second[0].parts.weights
+    assert first[0].parts.weights_bytes == second[0].parts.weights_bytes
 
 
 def test_layers_are_those_of_the_model(prober: ForkedProbes) -> None:
-    (told,) = asked(prober, 4, layers=True)
-    layers = [(each.name, each.kind, each.parameters, each.output) for each in told.layers]
-    assert told.is_ok and layers == [
+    (result,) = probe(prober, 4, layers=True)
+    layers = [
+        (each.name, each.kind, each.parameter_bytes, each.output_bytes) for each in result.layers
+    ]
+    assert result.is_ok and layers == [
         ("lower", "Linear", (8 * 4 + 4) * 4, 16),
         ("drop", "Dropout", 0, 16),
         ("upper", "Linear", (4 * 2 + 2) * 4, 8),
     ]
-    assert goes_on(prober)
+    assert still_works(prober)
 
 
-def test_a_probe_waits_for_its_turn_and_is_not_taken_to_hang(
+def test_waiting_for_a_turn_is_not_a_stall(
     prober: ForkedProbes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prober, "_stall_timeout_s", 3.0)
     holds, held_s = threading.Event(), 5.0
 
     def hold() -> None:
-        with taking_turns(alone=True):
+        with training_lock(exclusive=True):
             holds.set()
             time.sleep(held_s)
 
     other = threading.Thread(target=hold)
     other.start()
     assert holds.wait(20)
-    began = time.monotonic()
-    told = prober.run([ProbeRequest((4,), turn=True)])[0].last
+    start = time.monotonic()
+    result = prober.run([ProbeRequest((4,), exclusive=True)])[0].last
     other.join()
-    assert told.is_ok and time.monotonic() - began > 0.8 * held_s
+    assert result.is_ok and time.monotonic() - start > 0.8 * held_s
 
 
-def test_a_model_of_ours_is_probed_with_made_up_samples(tmp_path: Path) -> None:
+def test_a_built_in_model_is_probed_with_random_samples(tmp_path: Path) -> None:
     with ForkedProbes(make_workload("cnn", {}), os.environ) as started:
         assert started.subject.samples is None and started.subject.parameters > 10_000
-        assert asked(started, 4, cycle=False)[0].is_ok
+        assert probe(started, 4, cycle=False)[0].is_ok
         folder = started._folder
         assert folder.is_dir()
     assert not folder.exists()
 
 
-def test_a_rank_of_several_is_probed_in_a_group_of_its_own(file: Path) -> None:
+def test_a_distributed_rank_is_probed_in_a_process_group_of_one(file: Path) -> None:
     with ForkedProbes(make_workload(f"{file}:workload", {"ranks": 2}), os.environ) as started:
         probed = started.run([ProbeRequest((4,)), ProbeRequest((8,))])
         assert [each.last.kind for each in probed] == ["ok", "ok"], probed
 
 
-# A server that does not come to life
+# A server that fails to start
 
 
-def test_what_is_wrong_with_a_function_is_told_with_its_line(file: Path) -> None:
+def test_an_error_in_the_workload_function_has_its_line(file: Path) -> None:
     line = 2 + WORKLOAD.splitlines().index("def breaks():")
     with (
-        pytest.raises(BadWorkload) as refused,
+        pytest.raises(WorkloadError) as refused,
         ForkedProbes(make_workload(f"{file}:breaks", {}), os.environ),
     ):
         pass
     assert f"mine.py:{line}" in str(refused.value) and "modle" in str(refused.value)
 
 
-def test_a_server_that_crashes_is_told_with_its_last_words(file: Path) -> None:
+def test_a_server_that_crashes_is_reported_with_its_log(file: Path) -> None:
     with (
-        pytest.raises(CannotTry, match="left with 5") as refused,
+        pytest.raises(TrialError, match="exited with code 5") as refused,
         ForkedProbes(make_workload(f"{file}:crashes", {}), os.environ),
     ):
         pass
     assert "out of luck" in refused.value.hint
 
 
-def test_a_model_that_is_never_built_is_not_waited_for(file: Path) -> None:
+def test_a_build_that_stalls_is_ended(file: Path) -> None:
     with (
-        pytest.raises(CannotTry, match=r"not done after 0\.5 s"),
+        pytest.raises(TrialError, match=r"took longer than 0\.5 s"),
         ForkedProbes(make_workload(f"{file}:sleeps", {}), os.environ, stall_timeout_s=0.5),
     ):
         pass
 
 
-def test_a_server_that_is_killed_is_told(file: Path) -> None:
+def test_a_killed_server_is_reported(file: Path) -> None:
     with ForkedProbes(make_workload(f"{file}:plain", {}), os.environ) as started:
         os.kill(started._process.pid, signal.SIGKILL)
-        with pytest.raises(CannotTry, match="was killed by SIGKILL"):
-            asked(started, 4)
+        with pytest.raises(TrialError, match="was killed by SIGKILL"):
+            probe(started, 4)
 
 
 CLIENT = """
@@ -291,7 +297,7 @@ with ForkedProbes(make_workload(sys.argv[1], {}), os.environ) as prober:
 """
 
 
-def test_nothing_is_left_of_a_client_that_is_killed(tmp_path: Path) -> None:
+def test_a_killed_client_leaves_no_processes(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(WORKLOAD)
     client = subprocess.Popen(

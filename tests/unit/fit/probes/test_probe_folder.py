@@ -1,4 +1,4 @@
-"""Temporary folders: a new one, and those that the dead have left."""
+"""Temporary folders of probes, and cleanup of leftover ones."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_what_a_killed_process_left_goes(inside: Path) -> None:
+def test_the_folder_of_a_killed_process_is_deleted(inside: Path) -> None:
     command = [sys.executable, "-c", PROGRAM + KILLED]
     left = Path(subprocess.run(command, capture_output=True, text=True).stdout.strip())
     assert (left / "left").exists() and left.parent == inside
@@ -35,7 +35,7 @@ def test_what_a_killed_process_left_goes(inside: Path) -> None:
     assert list(inside.iterdir()) == [made] and list(made.iterdir()) == []
 
 
-def test_what_the_living_use_stays(inside: Path) -> None:
+def test_the_folder_of_a_running_process_is_kept(inside: Path) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", PROGRAM + "input()"],
         stdin=subprocess.PIPE,
@@ -52,8 +52,8 @@ def test_what_the_living_use_stays(inside: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["stepscope-fit-k2j3h4", "stepscope-fit-999999999-00000000-abc", "stepscope-fit-9"]
 )
-def test_what_others_name_so_stays(inside: Path, name: str) -> None:
-    """Theirs may be a process of another machine, which has the same folder."""
+def test_other_folders_are_kept(inside: Path, name: str) -> None:
+    """A folder may belong to a process of another machine with the same temporary folder."""
     (inside / name).mkdir()
     made = probe_folder()
     assert {path.name for path in inside.iterdir()} == {name, made.name}

@@ -1,4 +1,4 @@
-"""What a report shows of GPUs: panels, numbers, tables, notes, and the summary for programs."""
+"""GPUs in the report of a run: panels, tiles, tables, notes and JSON."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.series import Series
-from stepscope.metrics import of_scope
+from stepscope.metrics import BY_KEY, of_scope
 from stepscope.records import Gpu
 from stepscope.report.kit.document import Panel
 from stepscope.report.kit.html import render
@@ -25,8 +25,8 @@ from synthetic import Plan, write_cut_off_run, write_run
 from synthetic_gpus import COUNTER_OVER_READINGS, gpu_uuid
 
 SECOND = 10**9
-PANELS = ["Memory", "Transfers", "CPU use"]
-GPU_PANELS = ["GPU use", "GPU memory", "GPU transfers", "GPU power"]
+PANELS = ["Memory", "Disk and network", "CPU usage"]
+GPU_PANELS = ["GPU activity", "GPU memory", "GPU transfers", "GPU power"]
 
 
 def made(folder: Path, plan: Plan) -> RunView:
@@ -63,85 +63,93 @@ def headline(view: RunView) -> dict[str, tuple[str, str]]:
 # Panels
 
 
-def test_one_gpu_has_four_panels_after_the_others(one: RunView) -> None:
+def test_panels_of_one_gpu(one: RunView) -> None:
     assert [each.title for each in one.charts.panels] == PANELS + GPU_PANELS
-    use = panel(one, "GPU use")
-    assert labels(use) == ["SM activity", "tensor cores", "memory bandwidth", "utilisation"]
+    use = panel(one, "GPU activity")
+    assert labels(use) == [
+        "SM activity",
+        "tensor core activity",
+        "memory bandwidth",
+        "utilization",
+    ]
     assert (use.unit, use.top) == ("%", 100)
     assert max(line.y.max() for line in use.lines) > 90
     memory = panel(one, "GPU memory")
     assert labels(memory) == [
         "GPU 0 memory",
         "reserved by PyTorch",
-        "most in tensors so far",
-        "in tensors at step ends",
-        "whole device",
+        "peak allocated",
+        "allocated at the end of a step",
+        "all processes",
     ]
-    assert labels(memory, shown=False) == ["size"]
-    assert memory.detail == "of 151 GB"
+    assert labels(memory, shown=False) == ["capacity"]
+    assert memory.detail == "capacity 140 GiB"
     assert labels(panel(one, "GPU transfers")) == ["PCIe to GPU", "PCIe from GPU"]
-    assert panel(one, "GPU transfers").unit == "GB/s"
+    assert panel(one, "GPU transfers").unit == "GiB/s"
     power = panel(one, "GPU power")
-    assert (labels(power), power.whole) == (["power", "limit"], 700)
+    assert (labels(power), power.full_scale) == (["power", "limit"], 700)
 
 
-def test_of_several_gpus_the_mean_is_drawn_and_each_can_be_asked_for(several: RunView) -> None:
-    use = panel(several, "GPU use")
+def test_panels_of_several_gpus_show_means_and_hide_the_lines_of_each_gpu(several: RunView) -> None:
+    use = panel(several, "GPU activity")
     assert use.detail.startswith("mean of 2 GPUs")
-    assert labels(use, shown=False) == ["GPU 0 SM", "GPU 1 SM"]
+    assert labels(use, shown=False) == ["GPU 0 SM activity", "GPU 1 SM activity"]
     mean, first, second = (
         next(line for line in use.lines if line.label == label).y.mean()
-        for label in ("SM activity", "GPU 0 SM", "GPU 1 SM")
+        for label in ("SM activity", "GPU 0 SM activity", "GPU 1 SM activity")
     )
     assert mean == pytest.approx((first + second) / 2)
     assert labels(panel(several, "GPU memory")) == ["GPU 0 memory", "GPU 1 memory"]
     assert "NVLink to GPU" in labels(panel(several, "GPU transfers"))
     power = panel(several, "GPU power")
-    assert labels(power) == ["all 2 GPUs", "limit"]
-    assert power.whole == 1400
+    assert labels(power) == ["sum of 2 GPUs", "limit"]
+    assert power.full_scale == 1400
 
 
-def test_without_performance_counters_utilisation_takes_their_place(before_hopper: RunView) -> None:
-    use = panel(before_hopper, "GPU use")
-    assert labels(use) == ["utilisation", "memory controller"]
+def test_utilization_replaces_missing_performance_counters(before_hopper: RunView) -> None:
+    use = panel(before_hopper, "GPU activity")
+    assert labels(use) == ["utilization", "memory controller"]
     assert use.lines[0].style == "bold"
-    assert headline(before_hopper)["GPU utilisation"] == ("83 %", "some kernel or copy ran")
+    assert headline(before_hopper)["GPU utilization"] == (
+        "83 %",
+        "time with any kernel or copy",
+    )
     assert headline(before_hopper)["PCIe to GPU"][1].endswith("from GPU")
-    assert "SM" not in [column.title for column in before_hopper.ledger.columns]
+    assert "SM" not in [column.title for column in before_hopper.epochs_table.columns]
     assert before_hopper.summary.epochs[0].joules is not None
 
 
 @pytest.mark.parametrize("plan", [Plan(seconds=5), Plan(seconds=5, idle_gpus=2)])
-def test_a_run_that_uses_no_gpu_looks_as_if_there_were_none(plan: Plan, tmp_path: Path) -> None:
+def test_run_without_a_used_gpu_shows_none(plan: Plan, tmp_path: Path) -> None:
     view = made(tmp_path, plan)
     assert [each.title for each in view.charts.panels] == PANELS
     assert len(view.headline) == 8
     assert not view.gpus.rows
-    assert not any(column.gpu for column in view.ledger.columns)
+    assert not any(column.gpu for column in view.epochs_table.columns)
     assert not any(row[0].startswith(("GPU", "SM", "PCIe")) for row in view.overview.rows)
-    assert "On the GPUs" not in render(page_of(view))
+    assert "GPU metrics" not in render(page_of(view))
     assert summary_dict(view)["gpu_sm"] is None
     assert summary_dict(view)["joules"] is None
 
 
-def test_without_epochs_there_is_no_ledger(tmp_path: Path) -> None:
+def test_no_epochs_table_without_epochs(tmp_path: Path) -> None:
     view = made(tmp_path, Plan(seconds=5, epochs=0, gpus=1))
     assert ">Epochs</h2>" not in render(page_of(view))
     assert ">GPUs</h2>" in render(page_of(view))
-    assert headline(view)["Energy"][1] == "of the GPUs"
+    assert headline(view)["Energy"][1] == "GPUs only"
 
 
-def test_slow_links_are_shown_in_megabytes() -> None:
+def test_slow_links_are_in_mebibytes() -> None:
     t = np.arange(1, 21) * SECOND
-    slow = Series(t, np.ones(20), np.full(20, 3e6))
+    slow = Series(t, np.ones(20), np.full(20, 3 << 20))
     series = {("gpu_pcie_sent", "G"): slow, ("gpu_reserved", "G"): slow}
     recorded = RunData(series, [], 0, 20 * SECOND, gpus=(Gpu("G", "GPU 0"),))
     transfers = panels_of(recorded, 20)[-1]
-    assert (transfers.title, transfers.unit) == ("GPU transfers", "MB/s")
+    assert (transfers.title, transfers.unit) == ("GPU transfers", "MiB/s")
     assert transfers.lines[0].y[0] == pytest.approx(3)
 
 
-def test_a_cut_off_run_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
+def test_cut_off_run_has_gpu_panels(tmp_path: Path) -> None:
     paths = write_cut_off_run(tmp_path / "run", Plan(gpus=2))
     view = run_view(open_run(paths.folder))
     assert [each.title for each in view.charts.panels] == PANELS + GPU_PANELS
@@ -149,27 +157,27 @@ def test_a_cut_off_run_is_shown_as_far_as_it_goes(tmp_path: Path) -> None:
     json.dumps(summary_dict(view), allow_nan=False)
 
 
-# Numbers and tables
+# Tiles and tables
 
 
-def test_four_numbers_more_stand_above(one: RunView, several: RunView) -> None:
+def test_gpu_tiles(one: RunView, several: RunView) -> None:
     found = headline(one)
     assert len(found) == 12
-    assert found["GPU busy (SM)"] == ("62 %", "utilisation says 83 %")
-    assert found["Tensor cores busy"] == ("26 %", "memory bandwidth 34 %")
-    assert found["GPU memory peak"] == ("35.2 GB", "of 151 GB")
+    assert found["SM activity"] == ("62 %", "utilization 83 %")
+    assert found["Tensor core activity"] == ("26 %", "memory bandwidth 34 %")
+    assert found["Peak GPU memory"] == ("32.8 GiB", "of 140 GiB")
     assert found["Energy"] == ("27.4 kJ", "1.03 samples/J in epochs")
-    assert headline(several)["GPU memory peak"][1] == "of 151 GB, fullest of 2"
+    assert headline(several)["Peak GPU memory"][1] == "of 140 GiB, highest of 2 GPUs"
 
 
-def test_ledger_tells_the_energy_and_what_the_units_did(one: RunView) -> None:
-    rest, of_gpus = one.ledger.split_gpus()
-    assert [column.title for column in of_gpus.columns] == [
+def test_epochs_table_has_gpu_columns(one: RunView) -> None:
+    rest, gpu_table = one.epochs_table.split_gpus()
+    assert [column.title for column in gpu_table.columns] == [
         "Epoch",
         "SM",
         "Tensor",
         "Memory bandwidth",
-        "Utilisation",
+        "Utilization",
         "Peak GPU memory",
         "PCIe to GPU",
         "PCIe from GPU",
@@ -177,22 +185,22 @@ def test_ledger_tells_the_energy_and_what_the_units_did(one: RunView) -> None:
         "Samples/J",
     ]
     assert [column.title for column in rest.columns][:3] == ["Epoch", "Start", "Time"]
-    assert of_gpus.rows[1] == (
-        "1",
+    assert gpu_table.rows[1] == (
+        "2",
         "82 %",
         "34 %",
         "45 %",
         "97 %",
-        "32.8 GB",
-        "21.9 GB",
-        "1.52 GB",
+        "30.5 GiB",
+        "20.4 GiB",
+        "1.42 GiB",
         "6.69 kJ",
         "0.956",
     )
 
 
-def test_energy_is_that_of_the_counter(one: RunView) -> None:
-    """The synthetic counter tells a little more than the readings add up to."""
+def test_energy_is_from_the_counter(one: RunView) -> None:
+    """The synthetic counter reports slightly more than the readings add up to."""
     (row,) = one.gpu_use.used
     assert row.power_watts is not None
     by_readings = row.power_watts * one.summary.seconds
@@ -200,53 +208,54 @@ def test_energy_is_that_of_the_counter(one: RunView) -> None:
     assert one.summary.totals["gpu_energy"] == pytest.approx(row.figures.joules)
 
 
-def test_each_gpu_of_the_run_has_a_line(several: RunView) -> None:
+def test_gpu_table_has_a_row_per_used_gpu(several: RunView) -> None:
     assert [row[:2] for row in several.gpus.rows] == [
         ("GPU 0", "NVIDIA H200"),
         ("GPU 1", "NVIDIA H200"),
     ]
     titles = [column.title for column in several.gpus.columns]
     first = dict(zip(titles, several.gpus.rows[0], strict=True))
-    assert first["Memory peak"] == "35.2 GB of 151 GB"
-    assert first["ECC uncorrected"] == "0"
-    assert first["Slowed by heat"] == "0 %"
+    assert first["Peak memory"] == "32.8 GiB of 140 GiB"
+    assert first["Uncorrected ECC errors"] == "0"
+    assert first["Thermal throttling"] == "0 %"
 
 
-def test_an_idle_gpu_dilutes_nothing(one: RunView, tmp_path: Path) -> None:
+def test_means_and_sums_exclude_idle_gpus(one: RunView, tmp_path: Path) -> None:
     with_idle = made(tmp_path, Plan(gpus=1, idle_gpus=3))
-    beside, alone = with_idle.gpu_use.together, one.gpu_use.together
-    assert beside.joules == pytest.approx(alone.joules, rel=0.01)
-    assert beside.gpu_sm == pytest.approx(alone.gpu_sm, rel=0.01)
-    assert "GPU 1 and 2 others were not used by the run, and in no mean or sum of it" in (
-        with_idle.notes
-    )
+    use, expected = with_idle.gpu_use.overall, one.gpu_use.overall
+    assert use.joules == pytest.approx(expected.joules, rel=0.01)
+    assert use.gpu_sm == pytest.approx(expected.gpu_sm, rel=0.01)
+    excluded = "were not used by the run and are excluded from its means and sums"
+    assert f"GPU 1 and 2 other GPUs {excluded}" in with_idle.notes
 
 
-def test_overview_says_what_is_a_mean_and_what_a_sum(one: RunView, several: RunView) -> None:
+def test_overview_of_several_gpus_has_means_and_sums(one: RunView, several: RunView) -> None:
+    def title(metric: str) -> str:
+        label = BY_KEY[metric].label
+        return label[0].upper() + label[1:]
+
     assert ("SM activity", "62 %", "86 %", "91 %") in one.overview.rows
     first = [row[0] for row in several.overview.rows]
     assert first[-8:] == [
-        "SM activity, mean of 2",
-        "tensor cores, mean of 2",
-        "GPU memory bandwidth, mean of 2",
-        "GPU utilisation, mean of 2",
-        "GPU power, all 2",
-        "PCIe to GPU, all 2",
-        "PCIe from GPU, all 2",
-        "GPU memory, fullest of 2",
+        *(f"{title(m)}, mean of 2" for m in ("gpu_sm", "gpu_tensor", "gpu_dram")),
+        "GPU utilization, mean of 2",
+        "GPU power, sum of 2",
+        "PCIe to GPU, sum of 2",
+        "PCIe from GPU, sum of 2",
+        "GPU memory, max of 2",
     ]
 
 
-def test_statistics_call_gpus_by_their_labels(several: RunView) -> None:
+def test_statistics_use_gpu_labels(several: RunView) -> None:
     of_power = [row for row in several.statistics.rows if row[0] == "GPU power"]
     assert [row[1] for row in of_power] == ["GPU 0", "GPU 1", "GPU 2"]
     assert of_power[2][2:6] == ("W", "78 W", "78 W", "78 W")
 
 
-# For programs
+# JSON
 
 
-def test_summary_has_the_gpus_and_what_they_did_together(several: RunView) -> None:
+def test_summary_has_each_gpu_and_totals(several: RunView) -> None:
     summary = summary_dict(several)
     assert [(each["label"], each["uuid"], each["used"]) for each in summary["gpus"]] == [
         ("GPU 0", gpu_uuid(0), True),
@@ -256,7 +265,7 @@ def test_summary_has_the_gpus_and_what_they_did_together(several: RunView) -> No
     used = summary["gpus"][:2]
     assert summary["joules"] == pytest.approx(sum(each["joules"] for each in used))
     assert summary["gpu_sm"] == pytest.approx(sum(each["gpu_sm"] for each in used) / 2)
-    assert summary["pcie_to_gpu_gb"] == pytest.approx(sum(e["pcie_to_gpu_gb"] for e in used))
+    assert summary["pcie_to_gpu_bytes"] == pytest.approx(sum(e["pcie_to_gpu_bytes"] for e in used))
     assert summary["gpu_memory_peak_bytes"] == max(e["gpu_memory_peak_bytes"] for e in used)
     epochs = summary["epochs"]
     assert summary["samples_per_joule"] == pytest.approx(
@@ -272,91 +281,92 @@ def test_summary_has_the_gpus_and_what_they_did_together(several: RunView) -> No
 def notes_with(folder: Path, plan: Plan, **sensors: Any) -> tuple[str, ...]:
     facts = {"sensors": sensors, "hook": {"frameworks": {"torch": "2.14.1"}}}
     paths = write_run(folder / "run", plan)
-    told = json.loads(paths.run_json.read_text())
-    paths.run_json.write_text(json.dumps({**told, **facts}))
+    stored = json.loads(paths.run_json.read_text())
+    paths.run_json.write_text(json.dumps({**stored, **facts}))
     return run_view(open_run(paths.folder)).notes
 
 
 ALL_MISSING = dict.fromkeys((metric.key for metric in of_scope("gpu")), "there is no NVIDIA driver")
 
 
-def test_a_machine_without_gpus_is_no_news(tmp_path: Path) -> None:
+def test_no_note_on_a_machine_without_gpus(tmp_path: Path) -> None:
     assert notes_with(tmp_path, Plan(seconds=5), missing=ALL_MISSING) == ()
 
 
-def test_a_gpu_that_cannot_be_watched_is(tmp_path: Path) -> None:
-    """The allocator tells that there is one."""
+def test_note_on_a_gpu_that_cannot_be_monitored(tmp_path: Path) -> None:
+    """The allocator shows that there is one."""
     paths = write_run(tmp_path / "run", Plan(seconds=5, gpus=1))
     paths.live_stream("gpu").unlink()
-    told = json.loads(paths.run_json.read_text())
-    told["sensors"] = {"missing": ALL_MISSING}
-    paths.run_json.write_text(json.dumps(told))
+    facts = json.loads(paths.run_json.read_text())
+    facts["sensors"] = {"missing": ALL_MISSING}
+    paths.run_json.write_text(json.dumps(facts))
     view = run_view(open_run(paths.folder))
-    assert "No GPU is watched (there is no NVIDIA driver)" in view.notes
+    assert "GPUs were not monitored (there is no NVIDIA driver)" in view.notes
     assert [each.title for each in view.charts.panels] == [*PANELS, "GPU memory"]
     assert view.summary.epochs[0].gpu_memory_peak_bytes is not None
     assert view.summary.epochs[0].joules is None
 
 
-def test_what_was_missing_estimated_or_happened_is_told(tmp_path: Path) -> None:
+def test_notes_on_missing_and_estimated_metrics(tmp_path: Path) -> None:
     notes = notes_with(
         tmp_path,
         Plan(seconds=5, gpus=1),
         missing={"gpu_fp16": "GPU 0: not supported", "gpu_fp64": "GPU 0: not supported"},
-        estimated={"gpu_memory_tree": "pids cannot be matched here"},
-        remarks=["GPU 1 was lost"],
+        estimated={"gpu_memory_run": "pids cannot be matched here"},
+        notes=["GPU 1 was lost"],
     )
     assert notes == (
-        "Not read: gpu_fp64 (GPU 0: not supported)",
-        "Estimated: GPU memory of the run (pids cannot be matched here)",
+        "Not available: gpu_fp64 (GPU 0: not supported)",
+        f"Estimated: {BY_KEY['gpu_memory_run'].label} (pids cannot be matched here)",
         "GPU 1 was lost",
     )
 
 
-def test_a_run_that_could_have_used_a_gpu_and_did_not(tmp_path: Path) -> None:
+def test_note_on_an_unused_gpu(tmp_path: Path) -> None:
     assert notes_with(tmp_path, Plan(seconds=5, idle_gpus=1)) == (
-        "The run used no GPU: nothing of it was seen on GPU 0",
+        "The run used no GPU: its processes were not seen on GPU 0",
     )
 
 
 def notes_on(**values: list[float]) -> list[str]:
-    """Of a GPU whose metrics are read once a second."""
+    """The notes on a GPU whose metrics are read once a second."""
     table = {
         (metric, "G"): Series(np.arange(1, 1 + len(v)) * SECOND, np.ones(len(v)), np.array(v))
-        for metric, v in {"gpu_memory_tree": [9e9, 9e9, 9e9], **values}.items()
+        for metric, v in {"gpu_memory_run": [9e9, 9e9, 9e9], **values}.items()
     }
     recorded = RunData(table, [], SECOND, 3 * SECOND, gpus=(Gpu("G", "GPU 0"),))
     return list(gpu_notes(recorded, trains=True))
 
 
-def test_busy_without_work() -> None:
+def test_note_on_high_utilization_with_low_sm_activity() -> None:
     busy = {"gpu_utilization": [0.98] * 3}
     (note,) = notes_on(**busy, gpu_sm=[0.01] * 3)
     assert note == (
-        "The GPU counted as busy 98 % of the time while its multiprocessors had work 1.0 % of the "
-        "time: copies or tiny kernels"
+        "GPU utilization is 98 %, but SM activity is only 1.0 %: the GPU mostly runs copies or "
+        "tiny kernels"
     )
     assert notes_on(**busy, gpu_sm=[0.5] * 3) == []
     assert notes_on(**busy) == []
     assert notes_on(gpu_utilization=[0.2] * 3, gpu_sm=[0.01] * 3) == []
 
 
-def test_the_edge_of_memory() -> None:
+def test_note_on_allocator_retries() -> None:
     assert notes_on(gpu_alloc_retries=[0, 0, 0], gpu_alloc_ooms=[0, 0, 0]) == []
     assert notes_on(gpu_alloc_retries=[0, 3, 44], gpu_alloc_ooms=[0, 0, 1]) == [
-        "The allocator had to free its cache 44 times: the batch is at the edge of GPU memory",
-        "GPU memory could not be allocated once",
+        "The allocator had to free its cache 44 times: the batch size is at the limit of GPU "
+        "memory",
+        "GPU memory allocation failed once",
     ]
 
 
-def test_energy_that_two_sources_tell_differently() -> None:
+def test_note_on_different_energy_sources() -> None:
     assert notes_on(gpu_power=[100.0] * 3, gpu_energy=[103.0] * 3) == []
     (note,) = notes_on(gpu_power=[100.0] * 3, gpu_energy=[125.0] * 3)
-    assert note.startswith("Energy is that of the energy counters, up to 25 % more than")
+    assert note.startswith("Energy is taken from the energy counters, up to 25 % more than")
 
 
-def test_memory_errors_of_before_the_run_are_not_its_own() -> None:
+def test_note_on_memory_errors_during_the_run() -> None:
     assert notes_on(gpu_ecc_uncorrected=[7, 7, 7]) == []
     assert notes_on(gpu_ecc_uncorrected=[7, 7, 9]) == [
-        "2 errors in the memory of GPU 0 could not be corrected during the run"
+        "2 uncorrectable memory errors occurred on GPU 0 during the run"
     ]

@@ -1,4 +1,4 @@
-"""Which lines a run gets, from hand-made series."""
+"""The panels of a run, from hand-made series."""
 
 from __future__ import annotations
 
@@ -28,51 +28,55 @@ def labels(panel: Panel, shown: bool | None = None) -> list[str]:
 
 def test_every_run_has_three_panels_even_without_samples() -> None:
     panels = panels_of(recorded({}), 20)
-    assert [panel.unit for panel in panels] == ["GB", "MB/s", "cores"]
+    assert [panel.unit for panel in panels] == ["GiB", "MiB/s", "cores"]
     assert not any(panel.lines for panel in panels)
 
 
-def test_lines_are_in_the_unit_and_on_the_clock_of_the_panel() -> None:
-    memory, transfers, cpu = panels_of(
+def test_lines_have_the_unit_and_time_axis_of_the_panel() -> None:
+    memory, disk, cpu = panels_of(
         recorded(
-            {("memory", "tree"): flat(2e9), ("read", "tree"): flat(5e6), ("cpu", "tree"): flat(1)}
+            {
+                ("memory", "tree"): flat(2 << 30),
+                ("read", "tree"): flat(5 << 20),
+                ("cpu", "tree"): flat(1),
+            }
         ),
         20,
     )
     assert memory.lines[0].y[0] == 2
-    assert transfers.lines[0].y[0] == 5
+    assert disk.lines[0].y[0] == 5
     assert cpu.lines[0].y[0] == 1
     assert memory.lines[0].x[[0, -1]].tolist() == [1, 20]
 
 
-def test_roles_get_lines_unless_there_is_only_one() -> None:
+def test_roles_have_lines_unless_there_is_only_one() -> None:
     one = {("cpu", "tree"): flat(1), ("cpu", "main"): flat(1)}
     assert labels(panels_of(recorded(one), 20)[2]) == ["all processes"]
     two = one | {("cpu", "worker"): flat(1)}
     assert labels(panels_of(recorded(two), 20)[2]) == ["all processes", "main", "worker"]
 
 
-def test_roles_are_in_the_order_people_think_of_them() -> None:
+def test_order_of_roles() -> None:
     names = ["other", "rank10", "worker", "rank2", "main"]
     found = roles_in_order(recorded({("cpu", name): flat(1) for name in names}))
     assert found == ["main", "rank2", "rank10", "worker", "other"]
 
 
-def test_surroundings_that_would_flatten_the_run_start_hidden() -> None:
+def test_high_context_lines_are_hidden() -> None:
     series = {("cpu", "tree"): flat(2), ("host_cpu", "host"): flat(60)}
     cpu = panels_of(recorded(series, allowed=4), 20)[2]
     assert labels(cpu, shown=True) == ["all processes", "allowed"]
     assert labels(cpu, shown=False) == ["host"]
-    assert cpu.whole == 4
-    assert cpu.detail == "on the right % of the 4 allowed"
+    assert cpu.full_scale == 4
+    assert cpu.detail == "right axis: % of the 4 allowed cores"
 
 
-def test_limit_of_the_group_is_a_level() -> None:
-    series = {("memory", "tree"): flat(2e9), ("cgroup_memory_limit", "cgroup"): flat(4e9)}
+def test_cgroup_limit_is_a_level() -> None:
+    series = {("memory", "tree"): flat(2 << 30), ("cgroup_memory_limit", "cgroup"): flat(4 << 30)}
     memory = panels_of(recorded(series), 20)[0]
     assert memory.lines[-1].label == "limit"
     assert memory.lines[-1].y.tolist() == [4, 4]
-    assert memory.detail == "limit 4.00 GB"
+    assert memory.detail == "limit 4.00 GiB"
 
 
 def test_network_is_the_sum_over_namespaces() -> None:
@@ -82,7 +86,7 @@ def test_network_is_the_sum_over_namespaces() -> None:
     assert total.window.tolist() == [1] * 20
 
 
-def test_rate_over_a_sliver_of_time_is_not_drawn() -> None:
+def test_rate_over_a_very_short_window_is_not_drawn() -> None:
     t = np.array([1.0, 2.0, 3.0, 3.001]) * SECOND
     cpu = Series(t.astype(np.int64), np.array([1, 1, 1, 0.001]), np.array([1.0, 1, 1, 900]))
     line = panels_of(recorded({("cpu", "tree"): cpu}), 4)[2].lines[0]

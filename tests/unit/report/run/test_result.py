@@ -1,4 +1,4 @@
-"""What ends a command: the same documents for people and for programs, whatever the command."""
+"""The result that a command prints, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ def test_a_run_is_its_summary_and_its_bottleneck(tmp_path: Path) -> None:
     (document,) = run_result(derive(run), FOLDER)
     assert document.data == json.loads(run.paths.summary_json.read_text())
     lines = text(document).splitlines()
-    assert "Report    runs/one/derived/report.html" in lines
-    assert lines[-1] == "More  stepscope explain runs/one"
+    assert f"Report    {(FOLDER / 'derived' / 'report.html').absolute().as_uri()}" in lines
+    assert lines[-1] == "Details  stepscope explain runs/one"
 
 
-def test_of_a_trial_first_what_was_measured_then_the_run(trial: RunView) -> None:
+def test_trial_shows_its_measurements_before_the_run(trial: RunView) -> None:
     measured, run = run_result(trial, FOLDER)
     assert "Run folder" in text(measured) and "aten::mm" in text(measured)
-    assert text(measured).rstrip().endswith("from the start of its processes to their end:")
+    assert text(measured).rstrip().endswith("from the start of its processes to their exit:")
     assert "Duration" in text(run)
     assert run.data is not None and measured.data is not None
     assert run.data["trial"] == measured.data
@@ -65,13 +65,13 @@ def test_of_a_trial_first_what_was_measured_then_the_run(trial: RunView) -> None
 
 def test_trials_are_one_document_with_one_bottleneck(trial: RunView) -> None:
     assert trial.trial and trial.finding
-    failed = replace(trial.trial, ending=replace(trial.trial.ending, outcome="crashed"))
+    failed = replace(trial.trial, exit_status=replace(trial.trial.exit_status, outcome="crashed"))
     document = trials_result([trial, trial, replace(trial, trial=failed)])
     assert text(document).count(" ".join(trial.finding.first.summary.split())[:40]) == 1
     assert "More" not in text(document)
     assert document.data is not None
     assert len(document.data["profiles"]) == len(document.data["trials"]) == 3
-    assert document.data["explained"]["cause"] == trial.finding.first.cause
+    assert document.data["diagnosis"]["cause"] == trial.finding.first.cause
     alone = trials_result([replace(trial, trial=failed, profile=None)])
-    assert alone.data is not None and alone.data["explained"] is None
+    assert alone.data is not None and alone.data["diagnosis"] is None
     assert "profiles" not in alone.data

@@ -1,13 +1,13 @@
-"""Lines with fewer points keep their looks: mean, range and breaks."""
+"""Thinned lines keep their mean, range and gaps."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from stepscope.report.run.thinning import BUCKETS, MOST_POINTS, drawn_points, gaps
+from stepscope.report.run.thinning import BUCKETS, MAX_POINTS, drawn_points, gaps
 
 
-def test_short_line_is_drawn_as_it_is() -> None:
+def test_short_line_is_unchanged() -> None:
     x, y = np.arange(10.0), np.arange(10.0) ** 2
     points = drawn_points(x, y, 10)
     assert np.array_equal(points.x, x)
@@ -23,7 +23,7 @@ def test_gap_breaks_a_short_line() -> None:
     assert 0.3 < points.x[4] < 2.0
 
 
-def test_slower_sampling_is_no_gap() -> None:
+def test_slower_sampling_is_not_a_gap() -> None:
     x = np.concatenate((np.arange(0, 10, 0.1), np.arange(10, 30, 0.5)))
     assert not len(gaps(x))
 
@@ -38,7 +38,7 @@ def test_long_line_keeps_mean_and_extremes() -> None:
     y = np.sin(x / 5000)
     y[100_000] = 40.0
     points = drawn_points(x, y, 86400)
-    assert len(points.x) == BUCKETS < MOST_POINTS
+    assert len(points.x) == BUCKETS < MAX_POINTS
     assert points.low is not None
     assert points.high is not None
     assert points.high.max() == 40.0
@@ -49,19 +49,19 @@ def test_long_line_keeps_mean_and_extremes() -> None:
     assert np.all(np.diff(points.x) > 0)
 
 
-def test_gap_breaks_a_long_line_and_all_long_lines_share_a_grid() -> None:
+def test_gap_breaks_a_long_line_and_long_lines_share_their_times() -> None:
     x = np.arange(0, 10_000.0)
-    holed = np.delete(x, slice(4000, 6000))
+    with_gap = np.delete(x, slice(4000, 6000))
     whole = drawn_points(x, x, 10_000)
-    points = drawn_points(holed, holed, 10_000)
-    (hole,) = np.flatnonzero(np.isnan(points.y))
-    assert 3995 < points.x[hole - 1] < points.x[hole] < 4010
-    assert points.x[hole + 1] > 5990
+    points = drawn_points(with_gap, with_gap, 10_000)
+    (gap,) = np.flatnonzero(np.isnan(points.y))
+    assert 3995 < points.x[gap - 1] < points.x[gap] < 4010
+    assert points.x[gap + 1] > 5990
     assert np.isin(points.x, whole.x).all()
 
 
 def test_sample_after_the_end_falls_into_the_last_bucket() -> None:
-    x = np.linspace(0, 1001, MOST_POINTS + 10)
+    x = np.linspace(0, 1001, MAX_POINTS + 10)
     points = drawn_points(x, x, 1000)
     assert points.x[-1] < 1000
     assert len(points.x) == BUCKETS

@@ -1,4 +1,4 @@
-"""Tables of a study for other programs: exact, and the same however often it stopped."""
+"""CSV tables of a study: columns, precision and reproducibility."""
 
 from __future__ import annotations
 
@@ -36,18 +36,18 @@ def test_all_tables_are_written_with_their_columns(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "derived").iterdir()) == sorted(TABLES)
     trials = rows_of(tmp_path / "derived", "trials.csv")
     assert len(trials) == 160
-    assert sum(row["counts"] == "true" for row in trials) == 159
+    assert sum(row["counted"] == "true" for row in trials) == 159
     assert trials[-1]["outcome"] == "lost" and trials[-1]["samples_per_second"] == ""
     points = rows_of(tmp_path / "derived", "configurations.csv")
     assert len(points) == 53
     assert [row["outcome"] for row in points].count("host_oom") == 2
-    best, told = points[0], view.configurations[0]
-    assert float(best["samples_per_second"]) == told.values["samples_per_second"]
-    assert float(best["host_memory_peak_bytes"]) == told.values["host_memory_peak"]
+    best, expected = points[0], view.configurations[0]
+    assert float(best["samples_per_second"]) == expected.values["samples_per_second"]
+    assert float(best["host_memory_peak_bytes"]) == expected.values["host_memory_peak"]
     assert (best["factor_model"], best["factor_cpus"]) == ("cnn", "4.0")
 
 
-def test_columns_keep_their_names_and_order(tmp_path: Path) -> None:
+def test_column_names_and_order(tmp_path: Path) -> None:
     view = usual_study(tmp_path)
     heads = {name: list(table(view)[0]) for name, table in TABLES.items()}
     assert heads["sensitivity.csv"] == [
@@ -57,9 +57,9 @@ def test_columns_keep_their_names_and_order(tmp_path: Path) -> None:
         "ratio",
         "ratio_low",
         "ratio_high",
-        "best",
-        "worst",
-        "told",
+        "best_level",
+        "worst_level",
+        "significant",
     ]
     assert heads["configurations.csv"] == [
         "key",
@@ -81,7 +81,7 @@ def test_columns_keep_their_names_and_order(tmp_path: Path) -> None:
         "samples_per_second_low",
         "samples_per_second_high",
         "step_seconds",
-        "held_back_by",
+        "bottleneck",
     ]
     for head in heads.values():
         assert len(set(head)) == len(head)
@@ -90,35 +90,34 @@ def test_columns_keep_their_names_and_order(tmp_path: Path) -> None:
         )
 
 
-def test_same_results_make_the_same_bytes_however_often_they_were_tried(tmp_path: Path) -> None:
+def test_tables_do_not_depend_on_order_and_attempts(tmp_path: Path) -> None:
     design = design_of("x", {"workers": (0, 2), "cpus": (1.0, 2.0)})
     results = grid(design, random.Random(1))
     later = [
-        replace(each, attempt=each.attempt + 1, block=each.block + 3, began=each.began + 1e6)
+        replace(each, attempt=each.attempt + 1, block=each.block + 3, started=each.started + 1e6)
         for each in random.Random(2).sample(results, len(results))
     ]
-    by_place = sorted(later, key=lambda each: (each.key, each.repeat))
-    calm, again = (
-        view_of_results(design, tmp_path, each)
-        for each in (sorted(results, key=lambda each: (each.key, each.repeat)), by_place)
+    first, second = (
+        view_of_results(design, tmp_path, sorted(each, key=lambda each: (each.key, each.repeat)))
+        for each in (results, later)
     )
-    # The analysis is given trials in one order; all else may come as it did.
-    again = replace(again, counted=later, results=later)
-    write_tables(calm, tmp_path / "a")
-    write_tables(again, tmp_path / "b")
-    differ = {
+    # The analysis gets trials in a fixed order; everything else may be in any order.
+    second = replace(second, counted=later, results=later)
+    write_tables(first, tmp_path / "a")
+    write_tables(second, tmp_path / "b")
+    different = {
         name
         for name in TABLES
         if (tmp_path / "a" / name).read_bytes() != (tmp_path / "b" / name).read_bytes()
     }
-    assert differ == {"trials.csv"}
+    assert different == {"trials.csv"}
 
 
 def test_every_response_has_a_column() -> None:
     assert COLUMNS.keys() == RESPONSES.keys()
 
 
-def test_numbers_have_all_their_digits(tmp_path: Path) -> None:
+def test_numbers_have_full_precision(tmp_path: Path) -> None:
     view = usual_study(tmp_path)
     write_tables(view, tmp_path)
     for row, effect in zip(
@@ -131,14 +130,14 @@ def test_numbers_have_all_their_digits(tmp_path: Path) -> None:
     assert float(scaling["samples_per_second"]) == curve.points[0].mean
 
 
-def test_an_empty_study_has_tables_of_headings(tmp_path: Path) -> None:
+def test_empty_study_has_headers_only(tmp_path: Path) -> None:
     tables = list(write_tables(empty_study(tmp_path), tmp_path))
     assert len(tables) > 5
     for path in tables:
         assert path.read_bytes().count(b"\r\n") == 1
 
 
-def test_texts_of_users_stay_in_their_cell(tmp_path: Path) -> None:
+def test_user_text_is_quoted(tmp_path: Path) -> None:
     view = nasty_study(tmp_path)
     write_tables(view, tmp_path)
     (row,) = rows_of(tmp_path, "skipped.csv")
@@ -149,12 +148,12 @@ def test_texts_of_users_stay_in_their_cell(tmp_path: Path) -> None:
 @given(
     st.lists(st.lists(st.text(st.characters(exclude_categories=["Cs"])), min_size=2, max_size=2))
 )
-def test_csv_reads_back_as_it_was_written(rows: list[list[str]]) -> None:
+def test_text_round_trip(rows: list[list[str]]) -> None:
     text = csv_text(("a", "b"), [{"a": one, "b": other} for one, other in rows])
     assert list(csv.reader(io.StringIO(text, newline=""))) == [["a", "b"], *rows]
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))
-def test_a_number_reads_back_as_it_was(value: float) -> None:
+def test_number_round_trip(value: float) -> None:
     _, text = csv_text(["value"], [{"value": value}]).split()
     assert float(text) == value

@@ -1,4 +1,4 @@
-"""The page of a study as text: what is in it, how large it grows, and that it is no code."""
+"""The page of a study: content, size and escaping."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepscope.analysis.study.records import Estimate
 from stepscope.report.kit.html import render
 from stepscope.report.kit.svg import WIDTH, Scale, bottom_axis, log_ticks, padded, ticks
 from stepscope.report.study.document import page_of, write_report
-from stepscope.report.study.plots import MOST_POINTS, curve_plot, ranking_plot, sentinel_plot
+from stepscope.report.study.plots import MAX_POINTS, curve_plot, ranking_plot, reference_plot
 from synthetic_studies import (
     NASTY,
     blocks_of,
@@ -34,14 +34,14 @@ NUMBERS = st.floats(-1e12, 1e12)
 
 
 def pictures(page: str) -> list[ElementTree.Element]:
-    """All plots of a page, read strictly: what is not well-formed fails."""
+    """Return all plots of a page, parsed as XML."""
     return [ElementTree.fromstring(text) for text in re.findall(r"<svg.*?</svg>", page, re.DOTALL)]
 
 
 @pytest.mark.parametrize(
     "make", [usual_study, one_factor, ten_factors, empty_study, only_out_of_memory, nasty_study]
 )
-def test_plots_are_well_formed_and_say_what_they_show(tmp_path: Path, make: object) -> None:
+def test_plots_are_well_formed_and_labeled(tmp_path: Path, make: object) -> None:
     assert callable(make)
     page = render(page_of(make(tmp_path)))
     for picture in pictures(page):
@@ -54,40 +54,40 @@ def test_plots_are_well_formed_and_say_what_they_show(tmp_path: Path, make: obje
     assert "nan" not in re.sub(r"<style>.*?</style>", "", page, flags=re.DOTALL).lower().split()
 
 
-def test_sections_come_in_the_order_of_interest(tmp_path: Path) -> None:
+def test_sections_and_their_order(tmp_path: Path) -> None:
     page = render(page_of(usual_study(tmp_path, gpu=True)))
     assert re.findall(r"<h2>(.*?)</h2>", page) == [
-        "Best",
-        "What matters",
-        "Effects",
+        "Best configuration",
+        "Main effects",
+        "Interactions",
         "Scaling",
-        "Trade-offs",
+        "Trade-offs (Pareto fronts)",
         "Configurations",
         "Noise",
-        "Not tried",
+        "Skipped combinations",
         "Notes",
     ]
     kinds = {picture.attrib["class"].split()[1] for picture in pictures(page)}
-    assert kinds == {"ranking", "effects", "interaction", "curve", "front", "sentinel"}
+    assert kinds == {"ranking", "effects", "interaction", "curve", "front", "reference"}
 
 
-def test_a_study_without_results_has_a_page(tmp_path: Path) -> None:
+def test_page_without_results(tmp_path: Path) -> None:
     page = render(page_of(empty_study(tmp_path)))
-    assert "Nothing has finished yet." in page and not pictures(page)
+    assert "No trial has finished yet." in page and not pictures(page)
     page = render(page_of(only_out_of_memory(tmp_path)))
-    assert "None of the trials trained" in page and page.count("out of memory") >= 2
+    assert "No trial succeeded" in page and page.count("out of memory") >= 2
 
 
-def test_page_stays_small_however_many_trials(tmp_path: Path) -> None:
+def test_page_size_with_many_trials(tmp_path: Path) -> None:
     assert len(render(page_of(usual_study(tmp_path))).encode()) < 200_000
     page = render(page_of(many_trials(tmp_path)))
     assert len(page.encode()) < 400_000
     for picture in pictures(page):
-        assert len(picture.findall(f".//{SVG}circle")) <= 2 * MOST_POINTS
-    assert "more, in configurations.csv." in page
+        assert len(picture.findall(f".//{SVG}circle")) <= 2 * MAX_POINTS
+    assert "more in configurations.csv" in page
 
 
-def test_nothing_of_users_is_code(tmp_path: Path) -> None:
+def test_user_text_is_escaped(tmp_path: Path) -> None:
     path = write_report(nasty_study(tmp_path), tmp_path / "new")
     page = path.read_text(encoding="utf-8")
     assert path.name == "report.html"
@@ -96,19 +96,19 @@ def test_nothing_of_users_is_code(tmp_path: Path) -> None:
     assert "script-src" not in page and "default-src 'none'" in page
 
 
-def test_the_knee_is_marked_where_it_is(tmp_path: Path) -> None:
+def test_knee_is_marked(tmp_path: Path) -> None:
     view = usual_study(tmp_path)
     with_knee = [each for each in view.analysis.curves if each.knee]
     assert with_knee
     for each in with_knee:
         picture = ElementTree.fromstring(curve_plot(each).svg)
-        words = [text.text for text in picture.iter(f"{SVG}text")]
+        texts = [text.text for text in picture.iter(f"{SVG}text")]
         assert each.knee is not None
-        assert f"knee: {each.knee.level:g}" in words
+        assert f"knee: {each.knee.level:g}" in texts
         assert picture.find(f".//{SVG}circle[@class='knee-dot']") is not None
 
 
-def test_doublings_are_equally_wide() -> None:
+def test_powers_of_two_have_a_logarithmic_axis() -> None:
     view = one_factor(Path())
     curve = view.analysis.curves[0]
     levels = [replace(point, level=2**place) for place, point in enumerate(curve.points)]
@@ -119,7 +119,13 @@ def test_doublings_are_equally_wide() -> None:
     assert max(gaps) - min(gaps) < 0.2
 
 
-def test_an_effect_without_interval_has_no_whisker(tmp_path: Path) -> None:
+def test_memory_axis_has_round_binary_ticks(tmp_path: Path) -> None:
+    page = render(page_of(usual_study(tmp_path, gpu=True)))
+    ticks = set(re.findall(r">([\d.]+ GiB)</text>", page))
+    assert {"4 GiB", "8 GiB", "12 GiB"} <= ticks
+
+
+def test_effect_without_interval_has_no_whisker(tmp_path: Path) -> None:
     ranking = one_factor(tmp_path).rankings[0]
     effect = ranking.effects[0]
     assert "whisker" in ranking_plot(ranking, 3.0).svg
@@ -128,45 +134,45 @@ def test_an_effect_without_interval_has_no_whisker(tmp_path: Path) -> None:
     assert "whisker" not in ranking_plot(bare, 3.0).svg
 
 
-def test_flagged_blocks_are_crossed_and_told() -> None:
-    drawn = sentinel_plot(blocks_of(20, {3, 7})).svg
+def test_flagged_blocks_are_crosses_with_reasons() -> None:
+    drawn = reference_plot(blocks_of(20, {3, 7})).svg
     assert drawn.count('class="flagged"') == 2
-    assert "block 3: " in drawn and "21 % slower" in drawn
-    many = sentinel_plot(blocks_of(5000, set(range(0, 5000, 2)))).svg
-    assert many.count("<circle") <= MOST_POINTS and many.count("<path") <= MOST_POINTS + 1
+    assert "block 3: " in drawn and "79 % of its median throughput" in drawn
+    many = reference_plot(blocks_of(5000, set(range(0, 5000, 2)))).svg
+    assert many.count("<circle") <= MAX_POINTS and many.count("<path") <= MAX_POINTS + 1
 
 
 @given(NUMBERS, st.floats(1e-6, 1e12))
-def test_ticks_are_few_round_and_inside(low: float, span: float) -> None:
+def test_ticks_are_few_and_inside(low: float, span: float) -> None:
     high = low + span
-    found = ticks(low, high)
+    result = ticks(low, high)
     if span > 1e-9 * max(abs(low), abs(high)):
-        assert 2 <= len(found) <= 12
+        assert 2 <= len(result) <= 12
         slack = span * 1e-6
-        assert all(low - slack <= tick <= high + slack for tick in found)
+        assert all(low - slack <= tick <= high + slack for tick in result)
 
 
 @given(st.floats(1.001, 1e9))
-def test_ratios_have_ticks_from_one_on(high: float) -> None:
-    found = log_ticks(high)
-    assert found[0] == 1 and found == sorted(found) and len(found) <= 6
-    assert found[-1] <= high * 1.001
+def test_logarithmic_ticks_start_at_one(high: float) -> None:
+    result = log_ticks(high)
+    assert result[0] == 1 and result == sorted(result) and len(result) <= 6
+    assert result[-1] <= high * 1.001
 
 
 @given(st.lists(st.floats(-1e9, 1e9), min_size=1))
-def test_a_padded_range_holds_all(values: list[float]) -> None:
+def test_padded_range_contains_all_values(values: list[float]) -> None:
     low, high = padded(values)
     assert low < high
     assert low <= min(values) and max(values) <= high
 
 
 @given(st.lists(st.floats(0, 100), max_size=30))
-def test_labels_of_an_axis_never_overlap(places: list[float]) -> None:
-    named = [(place, f"{place:.2f}") for place in sorted(places)]
-    drawn = "".join(bottom_axis(Scale(0, 100, 40, 390), 200, named))
+def test_axis_labels_do_not_overlap(places: list[float]) -> None:
+    labeled = [(place, f"{place:.2f}") for place in sorted(places)]
+    drawn = "".join(bottom_axis(Scale(0, 100, 40, 390), 200, labeled))
     spans = [
-        (float(x) - len(words) * 3.15, float(x) + len(words) * 3.15)
-        for x, words in re.findall(r'<text x="([\d.]+)"[^>]*>([^<]+)</text>', drawn)
+        (float(x) - len(label) * 3.15, float(x) + len(label) * 3.15)
+        for x, label in re.findall(r'<text x="([\d.]+)"[^>]*>([^<]+)</text>', drawn)
     ]
     assert bool(spans) == bool(places)
     assert all(one[1] <= other[0] for one, other in zip(spans, spans[1:], strict=False))

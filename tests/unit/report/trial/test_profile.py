@@ -1,4 +1,4 @@
-"""The profile as it is printed: in wide and narrow terminals, of a GPU and of a CPU."""
+"""The profile in wide and narrow terminals, of a GPU and of a CPU."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONG = "autograd::engine::evaluate_function: ConvolutionBackward0"
 
 
 def stored(rank: int = 0, *, gpu: bool = True) -> dict[str, Any]:
-    """Five steps with twenty operators; the first takes half of the time of all."""
+    """Return five steps with twenty operators; the first operator takes half of the time."""
     parts = [19.0] + [1.0] * 19
     return {
         "device": f"cuda:{rank}" if gpu else "cpu",
@@ -33,7 +33,7 @@ def stored(rank: int = 0, *, gpu: bool = True) -> dict[str, Any]:
         "step_us": [20_000.0] * 5,
         "operators": [
             {
-                "name": LONG if place == 1 else f"aten::operator{place}",
+                "name": LONG if index == 1 else f"aten::operator{index}",
                 "kind": "operator",
                 "calls": 10,
                 "self_cpu_us": part * 500,
@@ -41,7 +41,7 @@ def stored(rank: int = 0, *, gpu: bool = True) -> dict[str, Any]:
                 "self_cuda_us": part * 5000 if gpu else None,
                 "cuda_us": part * 6000 if gpu else None,
             }
-            for place, part in enumerate(parts)
+            for index, part in enumerate(parts)
         ],
         "kernels": [{"name": "gemm", "calls": 40, "us": 90_000.0}] if gpu else [],
         "sums": {
@@ -61,14 +61,14 @@ def stored(rank: int = 0, *, gpu: bool = True) -> dict[str, Any]:
         if gpu
         else None,
         "memory": {
-            "cpu": {"allocated": 2 * 10**6, "reserved": None},
-            **({f"cuda:{rank}": {"allocated": 10**10, "reserved": 12 * 10**9}} if gpu else {}),
+            "cpu": {"allocated": 2 << 20, "reserved": None},
+            **({f"cuda:{rank}": {"allocated": 10 << 30, "reserved": 12 << 30}} if gpu else {}),
         },
         "missing": "",
         "trace": {
             "file": f"trace{rank}.json.gz",
-            "bytes": 3 * 10**6,
-            "unzipped_bytes": 10**8,
+            "bytes": 3 << 20,
+            "unzipped_bytes": 100 << 20,
         },
     }
 
@@ -80,7 +80,7 @@ def profile_of(by_rank: dict[int, dict[str, Any]], failed: dict[int, str] | None
 
 ONE_GPU = profile_of({0: stored()})
 ONE_CPU = profile_of({0: stored(gpu=False)})
-RANKS = profile_of({0: stored(0), 1: stored(1)}, {2: "The PyTorch profiler failed: so"})
+RANKS = profile_of({0: stored(0), 1: stored(1)}, {2: "The PyTorch profiler failed: no memory"})
 
 
 def printed(profile: Profile, width: int) -> str:
@@ -91,29 +91,29 @@ def printed(profile: Profile, width: int) -> str:
 
 @pytest.mark.parametrize("width", [50, 80, 120, 200])
 @pytest.mark.parametrize("profile", [ONE_GPU, ONE_CPU, RANKS])
-def test_everything_fits_but_paths_which_stay_whole(profile: Profile, width: int) -> None:
+def test_only_paths_exceed_the_width(profile: Profile, width: int) -> None:
     lines = printed(profile, width).splitlines()
     assert max(len(line) for line in lines if not line.startswith("Trace")) <= width
     for rank in profile.ranks.values():
         path = str(FOLDER / rank.trace.file)
-        assert any(f"Trace   {path}  (3.00 MB, unzipped 100 MB)" == line for line in lines)
+        assert any(f"Trace   {path}  (3.00 MiB, uncompressed 100 MiB)" == line for line in lines)
     assert lines[-1] == "Open a trace at ui.perfetto.dev"
 
 
-def test_what_is_told_of_a_gpu() -> None:
+def test_totals_of_a_gpu() -> None:
     text = printed(ONE_GPU, 100)
     for part in (
-        "Per step: mean of 5 steps, 20.0 ms each under the profiler\n",
-        "CPU     3.80 ms a step in operators, 1.00 ms in calls into CUDA, 0.200 ms waiting",
-        "CUDA    36.0 ms a step in 200 kernels (180 launches), 1.80 ms in copies, 0.200 ms in",
-        "Copied  per step 1.80 ms in 2 copies to the device (0.100 ms of it from or to pageable",
-        "10.0 GB on cuda:0, reserved 12.0 GB",
-        "2.00 MB on cpu, beyond what was held before",
+        "Means per step over 5 steps, 20.0 ms per step under the profiler\n",
+        "CPU     3.80 ms per step in operators, 1.00 ms in CUDA calls, 0.200 ms waiting",
+        "CUDA    36.0 ms per step in 200 kernels (180 launches), 1.80 ms in copies, 0.200 ms",
+        "Copies  per step 1.80 ms in 2 copies to the device (0.100 ms from or to pageable",
+        "10.0 GiB on cuda:0, 12.0 GiB reserved",
+        "2.00 MiB on cpu, added by the profiled steps",
     ):
         assert part in text
 
 
-def test_the_table_of_a_gpu() -> None:
+def test_operators_of_a_gpu() -> None:
     table = operators_table(ONE_GPU.ranks[0])
     titles = [column.title for column in table.columns]
     assert len(table.rows) == 13
@@ -131,7 +131,7 @@ def test_the_table_of_a_gpu() -> None:
     assert rest["CUDA ms, total"] == "–", "operators call each other"
 
 
-def test_the_table_of_a_cpu_says_nothing_of_cuda() -> None:
+def test_operators_of_a_cpu_have_no_cuda_columns() -> None:
     table = operators_table(ONE_CPU.ranks[0])
     titles = [column.title for column in table.columns]
     assert not [title for title in titles if "CUDA" in title]
@@ -139,7 +139,7 @@ def test_the_table_of_a_cpu_says_nothing_of_cuda() -> None:
     assert "CUDA" not in printed(ONE_CPU, 120)
 
 
-def test_narrow_tables_keep_what_matters_and_both_ends_of_a_name() -> None:
+def test_narrow_tables_drop_columns_and_shorten_names() -> None:
     titles = [column.title for column in operators_table(ONE_GPU.ranks[0]).compact(80).columns]
     assert titles == ["Operator", "Calls", "CPU ms", "CUDA ms", "CUDA ms, total", "Share"]
     narrow = operators_table(ONE_GPU.ranks[0]).compact(50)
@@ -148,33 +148,33 @@ def test_narrow_tables_keep_what_matters_and_both_ends_of_a_name() -> None:
     assert operators_table(ONE_GPU.ranks[0]).rows[1][0] == LONG
 
 
-def test_of_several_ranks_the_first_is_shown() -> None:
+def test_first_rank_is_shown() -> None:
     second = stored(1)
     second["kernels"] = [{"name": "elsewhere", "calls": 5, "us": 10.0}]
     text = printed(profile_of({0: stored(0), 1: second}), 200)
-    assert "mean of 5 steps of rank 0, 20.0 ms each under the profiler; each rank has a" in text
+    assert "over 5 steps of rank 0, 20.0 ms per step under the profiler; profile<rank>.json" in text
     (kernel,) = (line for line in text.splitlines() if line.startswith("gemm"))
-    assert kernel.split() == ["gemm", "8", "18.0", "50", "%"], "not halved by the other rank"
+    assert kernel.split() == ["gemm", "8", "18.0", "50", "%"], "of the first rank only"
     assert "elsewhere" not in text
-    assert "mean of 5 steps of rank 1," in printed(profile_of({1: second}, {0: "no"}), 200)
+    assert "over 5 steps of rank 1," in printed(profile_of({1: second}, {0: "no"}), 200)
 
 
-def test_what_is_not_known_is_told_why() -> None:
-    assert notes_text(RANKS) == ("rank 2: The PyTorch profiler failed: so",)
+def test_notes_on_missing_parts() -> None:
+    assert notes_text(RANKS) == ("rank 2: The PyTorch profiler failed: no memory",)
     missing = profile_of({0: {**stored(gpu=False), "missing": "no CUPTI"}})
     assert "Note    rank 0: no CUPTI" in printed(missing, 80)
     nothing = profile_of({}, {0: "no\x1b[2J"})
     assert printed(nothing, 80).strip() == "Note  rank 0: no�[2J"
 
 
-def test_names_cannot_steer_the_terminal() -> None:
+def test_names_are_escaped() -> None:
     plain = stored()
     plain["operators"][0]["name"] = "a\x1b[2Jb[red]"
     assert "a�[2Jb[red]" in printed(profile_of({0: plain}), 80)
 
 
 @pytest.mark.parametrize("profile", [ONE_GPU, ONE_CPU, RANKS, profile_of({})])
-def test_programs_get_every_figure(profile: Profile) -> None:
+def test_profile_as_json(profile: Profile) -> None:
     plain = json.loads(json.dumps(profile_dict(profile), allow_nan=False))
     assert [rank["rank"] for rank in plain["ranks"]] == list(profile.ranks)
     assert set(plain["failed"]) == {str(rank) for rank in profile.failed}

@@ -1,4 +1,4 @@
-"""What is known about GPUs, and how NVML's refusals become words."""
+"""GPU facts and readable reasons for NVML errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from stepscope.sensors.gpu.nvml import Nvml, NvmlUnavailable, Unreadable, unread
 
 
 @pytest.mark.parametrize(
-    ("code", "words"),
+    ("code", "reason"),
     [(9, "not loaded"), (12, "no NVIDIA driver"), (18, "updated"), (4, "permission")],
 )
-def test_a_library_that_cannot_be_opened_says_why(code: int, words: str) -> None:
-    with pytest.raises(NvmlUnavailable, match=words):
+def test_failed_initialization_has_a_reason(code: int, reason: str) -> None:
+    with pytest.raises(NvmlUnavailable, match=reason):
         Nvml(FakeNvml({"init": code, "gpus": []}))
 
 
-def test_facts_of_a_gpu() -> None:
+def test_gpu_facts() -> None:
     library = fake_library()
     (gpu,) = library.gpus
     assert gpu.facts.model == "NVIDIA H200"
@@ -30,12 +30,12 @@ def test_facts_of_a_gpu() -> None:
     assert library.driver.startswith("580.")
 
 
-def test_a_gpu_that_cannot_be_opened_is_left_out() -> None:
+def test_gpu_that_cannot_be_opened_is_skipped() -> None:
     broken = {"errors": {"nvmlDeviceGetHandleByIndex": {"code": 15}}}
     assert [gpu.facts.index for gpu in fake_library({"gpus": [broken, {}]}).gpus] == [1]
 
 
-def test_facts_that_are_not_told_are_none() -> None:
+def test_unavailable_facts_are_none() -> None:
     errors = {
         name: {"code": 3}
         for name in (
@@ -51,7 +51,7 @@ def test_facts_that_are_not_told_are_none() -> None:
     assert facts.link_bytes_per_s is None
 
 
-def test_an_unknown_generation_of_pcie_has_no_speed() -> None:
+def test_unknown_pcie_generation_has_no_link_speed() -> None:
     assert Gpu("GPU-1", "GPU 0", pcie_generation=9, pcie_width=16).link_bytes_per_s is None
 
 
@@ -59,7 +59,7 @@ def test_an_unknown_generation_of_pcie_has_no_speed() -> None:
     ("bits", "expected"),
     [
         (0x00, (False, False, False)),
-        (0x01, (False, False, False)),  # idle holds nothing down
+        (0x01, (False, False, False)),  # idle is not throttling
         (0x04, (True, False, False)),
         (0x80 | 0x08, (True, False, False)),
         (0x40 | 0x08, (False, True, False)),
@@ -69,15 +69,15 @@ def test_an_unknown_generation_of_pcie_has_no_speed() -> None:
         (0x200, (False, False, True)),
     ],
 )
-def test_what_holds_the_clocks_down(bits: int, expected: tuple[bool, ...]) -> None:
+def test_throttle_reasons(bits: int, expected: tuple[bool, ...]) -> None:
     fake = FakeNvml({"gpus": [{}]})
     (gpu,) = Nvml(fake).gpus
     fake.nvmlDeviceGetCurrentClocksEventReasons = lambda handle: bits  # type: ignore[method-assign]
-    assert gpu.slowed_by() == expected
+    assert gpu.throttled_by() == expected
 
 
 @pytest.mark.parametrize(
-    ("code", "lost", "for_good"),
+    ("code", "lost", "permanent"),
     [
         (3, False, True),
         (4, False, True),
@@ -86,14 +86,14 @@ def test_what_holds_the_clocks_down(bits: int, expected: tuple[bool, ...]) -> No
         (10, False, False),
     ],
 )
-def test_refusals_are_told_apart(code: int, lost: bool, for_good: bool) -> None:
+def test_error_codes_are_classified(code: int, lost: bool, permanent: bool) -> None:
     error = unreadable(code)
     assert isinstance(error, Unreadable)
-    assert (error.lost, error.for_good) == (lost, for_good)
+    assert (error.lost, error.permanent) == (lost, permanent)
     assert str(error)
 
 
-def test_closing_ends_the_library() -> None:
+def test_close_shuts_down_the_library() -> None:
     fake = FakeNvml({"gpus": [{}]})
     library = Nvml(fake)
     assert fake.open

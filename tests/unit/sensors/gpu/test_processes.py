@@ -1,4 +1,4 @@
-"""Whose the processes on a GPU are: memory of the run, time of others. On the fake NVML."""
+"""Processes on a GPU: memory of the run and time of other processes, with the fake NVML."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fake_nvml import SAMPLE_US
 from gpus import NO_PERMISSION, Clock, fake_library
 from stepscope.records import Reading
 from stepscope.sensors.gpu.nvml import Nvml
-from stepscope.sensors.gpu.processes import OthersSensor, ProcessesSensor, ProcessOwnership
-from stepscope.sensors.gpu.sensors import MonitoredProcesses, WatchedGpu
+from stepscope.sensors.gpu.processes import OtherProcessesSensor, ProcessesSensor, ProcessOwnership
+from stepscope.sensors.gpu.sensors import MonitoredGpu, MonitoredProcesses
 
 MINE, FOREIGN, LATE = 4100, 77, 90_001
 NOT_FOUND = 6
@@ -32,126 +32,126 @@ def gpu_with(*processes: dict[str, Any], **spec: Any) -> Nvml:
 
 
 def make(
-    sensor: type[ProcessesSensor] | type[OthersSensor],
+    sensor: type[ProcessesSensor] | type[OtherProcessesSensor],
     library: Nvml,
     *,
-    numbers_match: bool,
+    pids_match: bool,
     ran_before: bool = False,
-) -> ProcessesSensor | OthersSensor:
-    """A sensor for a run of one process."""
-    gpus = [WatchedGpu(gpu) for gpu in library.gpus]
+) -> ProcessesSensor | OtherProcessesSensor:
+    """Create a sensor for a run of one process."""
+    gpus = [MonitoredGpu(gpu) for gpu in library.gpus]
     return sensor(
-        gpus, ProcessOwnership(gpus, MonitoredProcesses(lambda: {MINE}, ran_before), numbers_match)
+        gpus, ProcessOwnership(gpus, MonitoredProcesses(lambda: {MINE}, ran_before), pids_match)
     )
 
 
-def memory(library: Nvml, **how: bool) -> ProcessesSensor | OthersSensor:
+def memory(library: Nvml, **how: bool) -> ProcessesSensor | OtherProcessesSensor:
     return make(ProcessesSensor, library, **how)
 
 
-def others(library: Nvml, **how: bool) -> ProcessesSensor | OthersSensor:
-    return make(OthersSensor, library, **how)
+def others(library: Nvml, **how: bool) -> ProcessesSensor | OtherProcessesSensor:
+    return make(OtherProcessesSensor, library, **how)
 
 
-def test_memory_of_the_tree_is_that_of_its_processes() -> None:
+def test_memory_of_the_run_is_the_sum_of_its_processes() -> None:
     library = gpu_with({"pid": MINE, "bytes": 3e9}, {"pid": FOREIGN, "bytes": 5e9})
-    sensor = memory(library, numbers_match=True)
-    assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
+    sensor = memory(library, pids_match=True)
+    assert values(sensor.read()) == {"gpu_memory_run": 3e9}
     assert sensor.estimated == {}
 
 
-def test_in_a_container_what_came_after_the_start_is_taken_for_ours(clock: Clock) -> None:
+def test_container_attributes_later_processes_to_the_run(clock: Clock) -> None:
     library = gpu_with({"pid": FOREIGN, "bytes": 5e9}, {"pid": LATE, "bytes": 3e9, "after": 0.1})
-    sensor = memory(library, numbers_match=False)
-    assert values(sensor.read()) == {"gpu_memory_tree": 0.0}
+    sensor = memory(library, pids_match=False)
+    assert values(sensor.read()) == {"gpu_memory_run": 0.0}
     assert sensor.estimated == {}
     clock.sleep(0.22)
-    assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
-    assert "container" in sensor.estimated["gpu_memory_tree"]
+    assert values(sensor.read()) == {"gpu_memory_run": 3e9}
+    assert "container" in sensor.estimated["gpu_memory_run"]
 
 
-def test_in_a_container_whose_numbers_do_match_nothing_is_called_an_estimate(clock: Clock) -> None:
-    sensor = memory(gpu_with({"pid": MINE, "bytes": 3e9, "after": 0.05}), numbers_match=False)
+def test_container_with_matching_pids_is_not_an_estimate(clock: Clock) -> None:
+    sensor = memory(gpu_with({"pid": MINE, "bytes": 3e9, "after": 0.05}), pids_match=False)
     clock.sleep(0.1)
-    assert values(sensor.read()) == {"gpu_memory_tree": 3e9}
+    assert values(sensor.read()) == {"gpu_memory_run": 3e9}
     assert sensor.estimated == {}
 
 
-def test_where_no_process_is_listed_the_rise_is_taken() -> None:
-    sensor = memory(fake_library(), numbers_match=False)
-    found = values(sensor.read())["gpu_memory_tree"]
+def test_without_a_process_list_the_memory_increase_is_used() -> None:
+    sensor = memory(fake_library(), pids_match=False)
+    found = values(sensor.read())["gpu_memory_run"]
     assert found is not None and 0 <= found < 1e9
-    assert "less what was in use before" in sensor.estimated["gpu_memory_tree"]
+    assert "minus memory in use before" in sensor.estimated["gpu_memory_run"]
 
 
-@pytest.mark.parametrize("sensor", [ProcessesSensor, OthersSensor])
-def test_in_a_container_nothing_is_claimed_of_what_ran_before(
-    sensor: type[ProcessesSensor] | type[OthersSensor],
+@pytest.mark.parametrize("sensor", [ProcessesSensor, OtherProcessesSensor])
+def test_container_does_not_attribute_earlier_processes(
+    sensor: type[ProcessesSensor] | type[OtherProcessesSensor],
 ) -> None:
     library = gpu_with({"pid": FOREIGN, "bytes": 5e9, "sm": 50})
-    made = make(sensor, library, numbers_match=False, ran_before=True)
+    made = make(sensor, library, pids_match=False, ran_before=True)
     assert made.read() == []
     assert "container" in made.missing[made.metrics[0]]
 
 
-def test_memory_that_the_driver_does_not_tell_is_missing() -> None:
-    sensor = memory(gpu_with({"pid": MINE, "bytes": None}), numbers_match=True)
+def test_unreported_process_memory_is_missing() -> None:
+    sensor = memory(gpu_with({"pid": MINE, "bytes": None}), pids_match=True)
     assert sensor.read() == []
-    assert "single processes" in sensor.missing["gpu_memory_tree"]
+    assert "memory per process" in sensor.missing["gpu_memory_run"]
 
 
-def test_time_of_others_is_that_of_all_processes_that_are_not_ours() -> None:
+def test_time_of_other_processes_is_summed() -> None:
     library = gpu_with(
         {"pid": MINE, "bytes": 3e9, "sm": 60},
         {"pid": FOREIGN, "bytes": 5e9, "sm": 25},
         {"pid": LATE, "bytes": 1e9, "sm": 10, "after": -0.9},
     )
-    sensor = others(library, numbers_match=True)
-    assert values(sensor.read()) == {"gpu_others": pytest.approx(0.35)}
+    sensor = others(library, pids_match=True)
+    assert values(sensor.read()) == {"gpu_other_processes": pytest.approx(0.35)}
     assert sensor.estimated == sensor.missing == {}
 
 
-def test_in_a_container_those_that_were_there_before_are_the_others(clock: Clock) -> None:
+def test_container_counts_earlier_processes_as_others(clock: Clock) -> None:
     library = gpu_with(
         {"pid": FOREIGN, "bytes": 5e9, "sm": 25},
         {"pid": LATE, "bytes": 3e9, "sm": 60, "after": 0.1},
     )
-    sensor = others(library, numbers_match=False)
-    assert values(sensor.read()) == {"gpu_others": pytest.approx(0.25)}
+    sensor = others(library, pids_match=False)
+    assert values(sensor.read()) == {"gpu_other_processes": pytest.approx(0.25)}
     assert sensor.estimated == {}
-    clock.sleep(OthersSensor.SAMPLED_WITHIN_S)
-    assert values(sensor.read()) == {"gpu_others": pytest.approx(0.25)}
-    assert "container" in sensor.estimated["gpu_others"]
+    clock.sleep(OtherProcessesSensor.SAMPLED_WITHIN_S)
+    assert values(sensor.read()) == {"gpu_other_processes": pytest.approx(0.25)}
+    assert "container" in sensor.estimated["gpu_other_processes"]
 
 
-@pytest.mark.parametrize("numbers_match", [True, False])
-def test_a_gpu_on_which_nobody_ran_has_no_others(numbers_match: bool) -> None:
-    sensor = others(gpu_with({"pid": FOREIGN, "bytes": 5e9}), numbers_match=numbers_match)
-    assert values(sensor.read()) == {"gpu_others": 0.0}
+@pytest.mark.parametrize("pids_match", [True, False])
+def test_idle_gpu_has_no_other_processes(pids_match: bool) -> None:
+    sensor = others(gpu_with({"pid": FOREIGN, "bytes": 5e9}), pids_match=pids_match)
+    assert values(sensor.read()) == {"gpu_other_processes": 0.0}
     assert sensor.missing == {}
 
 
-def test_a_gpu_all_ours_has_no_others() -> None:
-    sensor = others(gpu_with({"pid": MINE, "bytes": 5e9, "sm": 100}), numbers_match=True)
-    assert values(sensor.read()) == {"gpu_others": 0.0}
+def test_gpu_used_only_by_the_run_has_no_other_processes() -> None:
+    sensor = others(gpu_with({"pid": MINE, "bytes": 5e9, "sm": 100}), pids_match=True)
+    assert values(sensor.read()) == {"gpu_other_processes": 0.0}
 
 
-def test_more_than_all_of_the_time_is_not_believed() -> None:
+def test_time_is_limited_to_one() -> None:
     library = gpu_with(
         {"pid": FOREIGN, "bytes": 5e9, "sm": 4_000_000}, {"pid": LATE, "bytes": 5e9, "sm": 70}
     )
-    assert values(others(library, numbers_match=True).read()) == {"gpu_others": 1.0}
+    assert values(others(library, pids_match=True).read()) == {"gpu_other_processes": 1.0}
 
 
-def test_a_reading_that_comes_too_soon_is_left_for_the_next(clock: Clock) -> None:
-    sensor = others(gpu_with({"pid": FOREIGN, "bytes": 5e9, "sm": 25}), numbers_match=True)
+def test_early_reading_is_skipped(clock: Clock) -> None:
+    sensor = others(gpu_with({"pid": FOREIGN, "bytes": 5e9, "sm": 25}), pids_match=True)
     assert sensor.read()
     assert sensor.read() == []
-    clock.sleep(OthersSensor.SAMPLED_WITHIN_S)
-    assert values(sensor.read()) == {"gpu_others": pytest.approx(0.25)}
+    clock.sleep(OtherProcessesSensor.SAMPLED_WITHIN_S)
+    assert values(sensor.read()) == {"gpu_other_processes": pytest.approx(0.25)}
 
 
-def test_every_sample_is_taken_once(clock: Clock) -> None:
+def test_every_sample_is_used_once(clock: Clock) -> None:
     (gpu,) = gpu_with({"pid": FOREIGN, "bytes": 5e9, "sm": 25}).gpus
     first = gpu.process_samples(clock.time_ns() // 1000 - 10 * SAMPLE_US)
     clock.sleep(2.5 * SAMPLE_US / 1e6)
@@ -160,17 +160,17 @@ def test_every_sample_is_taken_once(clock: Clock) -> None:
     assert {sample.at_us for sample in first}.isdisjoint(sample.at_us for sample in second)
 
 
-def test_processes_that_run_and_are_never_listed_cannot_be_told_apart() -> None:
+def test_unlisted_processes_cannot_be_attributed() -> None:
     errors = {"nvmlDeviceGetComputeRunningProcesses": {"code": NOT_FOUND}}
     library = gpu_with({"pid": LATE, "bytes": 1e9, "sm": 90}, errors=errors)
-    sensor = others(library, numbers_match=False)
+    sensor = others(library, pids_match=False)
     assert sensor.read() == []
-    assert sensor.missing["gpu_others"]
+    assert sensor.missing["gpu_other_processes"]
     assert sensor.estimated == {}
 
 
-def test_time_that_may_not_be_told_is_missing() -> None:
+def test_time_without_permission_is_missing() -> None:
     errors = {"nvmlDeviceGetProcessUtilization": {"code": NO_PERMISSION}}
-    sensor = others(gpu_with(errors=errors), numbers_match=True)
+    sensor = others(gpu_with(errors=errors), pids_match=True)
     assert sensor.read() == []
-    assert "permission" in sensor.missing["gpu_others"]
+    assert "permission" in sensor.missing["gpu_other_processes"]

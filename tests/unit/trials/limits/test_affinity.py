@@ -1,4 +1,4 @@
-"""Which CPUs are chosen, and what becomes of those who leave them."""
+"""Choice of CPUs, and enforcement of the affinity."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from hypothesis import strategies as st
 from stepscope.trials.limits.affinity import Affinity, Core, choose_cpus, read_cores
 
 TWO_PACKAGES = {cpu: Core(cpu % 2, cpu // 2 % 4) for cpu in range(16)}
-"""2 packages of 4 cores with 2 threads; even CPUs are the first package's."""
+"""2 packages of 4 cores with 2 threads; even CPUs belong to the first package."""
 
 
-def test_distinct_cores_of_one_package_come_first() -> None:
+def test_distinct_cores_of_one_package_are_chosen_first() -> None:
     assert choose_cpus(3, range(16), TWO_PACKAGES) == (0, 2, 4)
     assert choose_cpus(4, range(16), TWO_PACKAGES) == (0, 2, 4, 6)
 
 
-def test_then_cores_of_the_other_and_siblings_last() -> None:
+def test_other_package_before_sibling_threads() -> None:
     assert choose_cpus(6, range(16), TWO_PACKAGES) == (0, 1, 2, 3, 4, 6)
     assert choose_cpus(9, range(16), TWO_PACKAGES) == (0, 1, 2, 3, 4, 5, 6, 7, 8)
 
 
-def test_the_package_with_more_room_is_taken() -> None:
+def test_package_with_more_allowed_cores_is_chosen() -> None:
     assert choose_cpus(2, {0, 8, 1, 3, 5}, TWO_PACKAGES) == (1, 3)
 
 
-def test_an_unknown_machine_gives_the_first_cpus() -> None:
+def test_unknown_topology_gives_the_first_cpus() -> None:
     assert choose_cpus(2, {4, 7, 9}, {}) == (4, 7)
 
 
@@ -41,7 +41,7 @@ def test_an_unknown_machine_gives_the_first_cpus() -> None:
     st.dictionaries(st.integers(0, 63), st.builds(Core, st.integers(0, 3), st.integers(0, 7))),
     st.data(),
 )
-def test_as_many_as_asked_all_allowed_and_on_as_many_cores_as_possible(
+def test_chosen_cpus_are_allowed_and_on_the_most_cores(
     allowed: set[int], cores: dict[int, Core], data: st.DataObject
 ) -> None:
     count = data.draw(st.integers(1, len(allowed)))
@@ -55,24 +55,24 @@ def test_as_many_as_asked_all_allowed_and_on_as_many_cores_as_possible(
     assert distinct(set(chosen)) == min(count, distinct(allowed))
 
 
-def test_this_machine_tells_its_cores(tmp_path: Path) -> None:
+def test_reads_the_topology(tmp_path: Path) -> None:
     assert set(read_cores()) <= set(range(os.cpu_count() or 1))
     topology = tmp_path / "cpu12" / "topology"
     topology.mkdir(parents=True)
     (topology / "physical_package_id").write_text("1\n")
     (topology / "core_id").write_text("5\n")
-    (tmp_path / "cpu13" / "topology").mkdir(parents=True)  # offline: tells nothing
+    (tmp_path / "cpu13" / "topology").mkdir(parents=True)  # offline
     assert read_cores(tmp_path) == {12: Core(1, 5)}
 
 
 ESCAPES = """
 import os, sys, threading
-def leave():
+def escape():
     os.sched_setaffinity(0, set(map(int, sys.argv[1].split(","))))
-    print("left", flush=True)
+    print("escaped", flush=True)
     threading.Event().wait()
 sys.stdin.readline()
-threading.Thread(target=leave, daemon=True).start()
+threading.Thread(target=escape, daemon=True).start()
 sys.stdin.readline()
 """
 
@@ -97,15 +97,15 @@ def start() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         process.communicate()
 
 
-def test_a_thread_that_leaves_is_noticed_and_put_back(
+def test_escaped_thread_is_recorded_and_moved_back(
     start: Callable[..., subprocess.Popen[str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     everywhere = os.sched_getaffinity(0)
     if len(everywhere) < 2:
-        pytest.skip("there is only one CPU")
+        pytest.skip("requires two CPUs")
     child = start(ESCAPES, ",".join(map(str, everywhere)))
     assert child.stdin is not None and child.stdout is not None
-    monkeypatch.setattr("stepscope.trials.limits.affinity._AGAIN_S", 0.0)
+    monkeypatch.setattr("stepscope.trials.limits.affinity._CHECK_ALL_S", 0.0)
     affinity = Affinity([min(everywhere)])
     affinity.place(child.pid)
     affinity.inspect([child.pid])
@@ -113,7 +113,7 @@ def test_a_thread_that_leaves_is_noticed_and_put_back(
 
     child.stdin.write("\n")
     child.stdin.flush()
-    assert child.stdout.readline() == "left\n"
+    assert child.stdout.readline() == "escaped\n"
     affinity.inspect([child.pid])
     assert affinity.masks_checked == 3
     [escaped] = affinity.escaped
@@ -124,7 +124,7 @@ def test_a_thread_that_leaves_is_noticed_and_put_back(
     assert len(affinity.escaped) == 1
 
 
-def test_masks_are_read_again_only_now_and_then(
+def test_masks_are_not_checked_every_time(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     child = start("import sys; sys.stdin.read()")

@@ -1,4 +1,4 @@
-"""Groups of our own: made up ones of both versions, and real ones of whatever is here."""
+"""Control groups of trials: synthetic ones of both versions, and real ones of this machine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from runners import PYTHON, SLEEPS, dead_runner, hide_from_other_tests
+from runners import PYTHON, SLEEPS, exited_runner, hide_from_other_tests
 from stepscope.sensors.cgroup import Cgroup, Group, find_cgroup
 from stepscope.trials.limits import cgroups
 from stepscope.trials.limits.cgroups import (
@@ -42,7 +42,7 @@ def folder_v2(path: Path, controllers: str = "cpu memory pids", enabled: str = "
 
 
 def busy(path: Path) -> None:
-    """Let enabling controllers fail, as it does where processes are in the group."""
+    """Make enabling controllers fail, as in a group with processes."""
     (path / "cgroup.subtree_control").unlink()
     (path / "cgroup.subtree_control").mkdir()
 
@@ -64,17 +64,17 @@ def test_v2_in_the_root_group(tmp_path: Path) -> None:
     assert (top / "x/memory.max").read_text() == str(512 * MIB)
     assert (top / "x/memory.swap.max").read_text() == "0"
     assert (top / "x/cpu.max").read_text() == "150000 100000"
-    assert not (top / "x/memory.oom.group").exists()  # a worker may be killed alone
+    assert not (top / "x/memory.oom.group").exists()  # the OOM killer may kill a single worker
     group.place(4711)
     assert (top / "x/cgroup.procs").read_text() == "4711"
 
 
-def test_v1_who_enters_one_group_and_not_the_other_is_moved_back(
+def test_v1_process_is_moved_back_if_it_cannot_enter_all_groups(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for controller in ("memory", "cpu"):
         (tmp_path / controller / "x").mkdir(parents=True)
-    (tmp_path / "cpu/x/cgroup.procs").mkdir()  # it refuses
+    (tmp_path / "cpu/x/cgroup.procs").mkdir()  # cannot be written
     own = {name: Group(1, tmp_path / name, tmp_path / name) for name in ("memory", "cpu")}
     monkeypatch.setattr(cgroups, "find_cgroup", lambda pid: Cgroup(own))
     groups = {name: Group(1, tmp_path / name / "x", tmp_path / name) for name in own}
@@ -84,7 +84,7 @@ def test_v1_who_enters_one_group_and_not_the_other_is_moved_back(
     assert not (tmp_path / "cpu/cgroup.procs").exists()
 
 
-def test_v2_below_an_ancestor_where_ours_has_processes(tmp_path: Path) -> None:
+def test_v2_uses_an_ancestor_if_our_group_has_processes(tmp_path: Path) -> None:
     top = folder_v2(tmp_path, enabled="memory")
     slice_ = folder_v2(top / "app.slice", enabled="cpu memory")
     shell = folder_v2(slice_ / "shell.scope")
@@ -92,12 +92,12 @@ def test_v2_below_an_ancestor_where_ours_has_processes(tmp_path: Path) -> None:
     group = made(make_group("x", 512 * MIB, None, own_v2(shell, top)))
     assert group.folders == (slice_ / "x",)
     assert not (shell / "x").exists()
-    assert (slice_ / "cgroup.subtree_control").read_text() == "cpu memory\n"  # as it was
+    assert (slice_ / "cgroup.subtree_control").read_text() == "cpu memory\n"  # unchanged
     assert group.controllers == {"memory"}
     assert group.cgroup.memory_limit() == 512 * MIB
 
 
-def test_v2_enables_a_controller_from_above_where_it_may(tmp_path: Path) -> None:
+def test_v2_enables_a_controller_in_the_ancestors(tmp_path: Path) -> None:
     top = folder_v2(tmp_path, enabled="memory cpu")
     service = folder_v2(top / "user.service", enabled="memory")
     slice_ = folder_v2(service / "app.slice", controllers="memory", enabled="memory")
@@ -110,7 +110,7 @@ def test_v2_enables_a_controller_from_above_where_it_may(tmp_path: Path) -> None
     assert (slice_ / "x/cpu.max").read_text() == "50000 100000"
 
 
-def test_v2_limits_that_hold_already_are_not_left_behind(tmp_path: Path) -> None:
+def test_v2_keeps_current_limits(tmp_path: Path) -> None:
     top = folder_v2(tmp_path, enabled="memory cpu")
     shell = folder_v2(top / "limited.scope")
     busy(shell)
@@ -122,7 +122,7 @@ def test_v2_limits_that_hold_already_are_not_left_behind(tmp_path: Path) -> None
     assert group.controllers == {"memory", "cpu"}
 
 
-def test_v2_nowhere_gives_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
+def test_v2_refusal_has_a_reason_and_leaves_nothing(tmp_path: Path) -> None:
     top = folder_v2(tmp_path)
     shell = folder_v2(top / "shell.scope")
     busy(shell)
@@ -132,16 +132,16 @@ def test_v2_nowhere_gives_the_reason_and_leaves_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.glob("**/x")) == []
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may do everything")
-def test_without_permission_that_is_the_reason(tmp_path: Path) -> None:
+@pytest.mark.skipif(os.geteuid() == 0, reason="root has all permissions")
+def test_missing_permission_is_the_reason(tmp_path: Path) -> None:
     top = folder_v2(tmp_path, enabled="memory")
     top.chmod(0o555)
     refused = make_group("x", 512 * MIB, None, own_v2(top, top))
     top.chmod(0o755)
-    assert refused == Refused("no permission to make a control group")
+    assert refused == Refused("no permission to create a control group")
 
 
-def test_v1_each_controller_in_its_hierarchy(tmp_path: Path) -> None:
+def test_v1_creates_a_group_per_controller(tmp_path: Path) -> None:
     memory, cpu = tmp_path / "memory", tmp_path / "cpu"
     for folder in (memory / "job", cpu):
         folder.mkdir(parents=True)
@@ -159,13 +159,13 @@ def test_v1_each_controller_in_its_hierarchy(tmp_path: Path) -> None:
     assert only_memory.folders == (memory / "job/y",)
 
 
-def test_without_a_controller_there_is_a_reason() -> None:
+def test_missing_controller_is_the_reason() -> None:
     assert make_group("x", MIB, None, Cgroup(reason="none is mounted")) == Refused(
         "none is mounted"
     )
     group = Group(1, Path("/nowhere"), Path("/nowhere"))
     refused = make_group("x", MIB, 0.5, Cgroup({"memory": group}))
-    assert refused == Refused("no cgroup with the cpu controller")
+    assert refused == Refused("the cgroup does not have the cpu controller")
 
 
 def test_counters_of_both_versions(tmp_path: Path) -> None:
@@ -197,13 +197,13 @@ Make = Callable[..., TrialGroup]
 
 @pytest.fixture
 def real() -> Iterator[Make]:
-    """Real groups of this machine, where that is allowed."""
+    """Creates real groups on this machine, if permitted."""
     groups: list[TrialGroup] = []
 
     def make(memory: int | None, cpus: float | None = None) -> TrialGroup:
         group = make_group(f"{PREFIX}{trial_processes.new_token()}", memory, cpus)
         if isinstance(group, Refused):
-            pytest.skip(f"no cgroup can be made here: {group.reason}")
+            pytest.skip(f"cannot create a cgroup: {group.reason}")
         groups.append(group)
         return group
 
@@ -217,7 +217,7 @@ def start(code: str = SLEEPS) -> subprocess.Popen[bytes]:
     return subprocess.Popen([*PYTHON, code], stdout=subprocess.DEVNULL)
 
 
-def test_a_real_group_has_its_limits_and_its_members(real: Make) -> None:
+def test_real_group_has_limits_and_members(real: Make) -> None:
     group = real(100 * MIB, 0.5)
     process = start()
     group.place(process.pid)
@@ -233,7 +233,7 @@ def test_a_real_group_has_its_limits_and_its_members(real: Make) -> None:
     assert group.counts().kills is None and group.remove() == []
 
 
-def test_a_real_group_with_processes_stays_and_says_so(real: Make) -> None:
+def test_real_group_with_processes_is_not_removed(real: Make) -> None:
     group = real(100 * MIB)
     process = start()
     group.place(process.pid)
@@ -242,7 +242,7 @@ def test_a_real_group_with_processes_stays_and_says_so(real: Make) -> None:
     process.wait()
 
 
-def test_all_in_a_real_group_are_killed_also_forks(real: Make) -> None:
+def test_all_processes_of_a_real_group_are_killed(real: Make) -> None:
     group = real(100 * MIB)
     process = start(FORKS)
     group.place(process.pid)
@@ -252,21 +252,21 @@ def test_all_in_a_real_group_are_killed_also_forks(real: Make) -> None:
 
 
 def unified() -> Path:
-    """Where version 2 is mounted; in a hybrid layout it has no controllers, but all the rest."""
+    """Return the mount point of version 2; it has no controllers in a hybrid layout."""
     for line in Path("/proc/self/mounts").read_text().splitlines():
         _, point, kind, *_ = line.split()
         if kind == "cgroup2" and os.access(point, os.W_OK):
             return Path(point)
-    pytest.skip("no cgroup v2 is mounted, or it is not ours to change")
+    pytest.skip("no writable cgroup v2 is mounted")
 
 
-def test_a_real_v2_group_is_killed_at_once_and_removed() -> None:
+def test_real_v2_group_is_killed_and_removed() -> None:
     top = unified()
     folder = top / f"{PREFIX}{trial_processes.new_token()}"
     try:
         folder.mkdir()
     except OSError as error:
-        pytest.skip(f"no cgroup can be made here: {error}")
+        pytest.skip(f"cannot create a cgroup: {error}")
     (folder / "below").mkdir()
     group = TrialGroup(Cgroup({"memory": Group(2, folder, top)}))
     try:
@@ -280,21 +280,21 @@ def test_a_real_v2_group_is_killed_at_once_and_removed() -> None:
     assert not folder.exists()
 
 
-def test_a_real_v2_hierarchy_without_the_controller_refuses() -> None:
+def test_real_v2_hierarchy_without_the_controller_is_refused() -> None:
     top = unified()
     if "memory" in (top / "cgroup.controllers").read_text():
-        pytest.skip("it has the controller")
+        pytest.skip("the controller is available")
     refused = make_group("stepscope-none", 100 * MIB, None, own_v2(top, top))
     assert isinstance(refused, Refused) and refused.reason
     assert not (top / "stepscope-none").exists()
 
 
-def test_groups_of_dead_runners_are_removed_with_who_is_in_them(
+def test_groups_of_exited_runners_are_removed_with_their_processes(
     real: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_from_other_tests(monkeypatch)
-    alive = real(100 * MIB)
-    stale = make_group(f"{PREFIX}{dead_runner()}.ab", 100 * MIB, None)
+    current = real(100 * MIB)
+    stale = make_group(f"{PREFIX}{exited_runner()}.ab", 100 * MIB, None)
     foreign = make_group(f"{PREFIX}1.2.00000000.ab", 100 * MIB, None)
     process = start()
     made(stale).place(process.pid)
@@ -302,6 +302,6 @@ def test_groups_of_dead_runners_are_removed_with_who_is_in_them(
         assert remove_stale() == []
         assert process.wait(20) == -9
         assert not made(stale).folders[0].exists()
-        assert alive.folders[0].exists() and made(foreign).folders[0].exists()
+        assert current.folders[0].exists() and made(foreign).folders[0].exists()
     finally:
         assert made(foreign).remove() == []

@@ -1,4 +1,4 @@
-"""The soft limit of memory: shared pages count once, and growth beyond the limit is noticed."""
+"""The soft memory limit: shared pages count once, and exceeding the limit is detected."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 import pytest
 
 from stepscope.sensors import procfs
-from stepscope.trials.limits import fence
-from stepscope.trials.limits.fence import Watchdog
+from stepscope.trials.limits import enforcement
+from stepscope.trials.limits.enforcement import Watchdog
 from stepscope.trials.outcome import Stopped
 
 MIB = 1 << 20
@@ -41,7 +41,7 @@ for pid in pids: os.waitpid(pid, 0)
 
 @pytest.fixture
 def family() -> Iterator[tuple[subprocess.Popen[str], list[int]]]:
-    """A process with 64 MiB and three forks of it that share them."""
+    """A process with 64 MiB and three forks that share them."""
     process = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", FAMILY],
         stdin=subprocess.PIPE,
@@ -64,24 +64,24 @@ def inspect_for(watchdog: Watchdog, pids: list[int], seconds: float) -> Stopped 
     return None
 
 
-def test_shared_pages_count_once_and_growth_is_a_breach(
+def test_shared_pages_count_once_and_growth_exceeds_the_limit(
     family: tuple[subprocess.Popen[str], list[int]],
 ) -> None:
     process, pids = family
     assert process.stdin is not None and process.stdout is not None
-    watchdog = Watchdog(150 * MIB)  # the resident sizes add up to 4 times 64 MiB
+    watchdog = Watchdog(150 * MIB)  # the sum of the resident sizes is 4 times 64 MiB
     assert inspect_for(watchdog, pids, 0.3) is None
     process.stdin.write("x")
     process.stdin.flush()
     assert process.stdout.readline() == "grown\n"
     breach = inspect_for(watchdog, pids, 30)
     assert breach is not None
-    assert "150 MiB are allowed" in breach.reason
+    assert "memory limit of 150 MiB" in breach.reason
     assert 150 * MIB < breach.evidence["pss"] < 220 * MIB < breach.evidence["rss"]
     assert max(breach.evidence["largest"].values()) > 96 * MIB
 
 
-def test_proportional_memory_is_read_only_when_it_could_matter(
+def test_proportional_memory_is_read_only_if_needed(
     family: tuple[subprocess.Popen[str], list[int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, pids = family
@@ -93,14 +93,14 @@ def test_proportional_memory_is_read_only_when_it_could_matter(
         return read(pid)
 
     monkeypatch.setattr(procfs, "proportional_memory", reading)
-    monkeypatch.setattr(fence, "_MOST_SHARE", 1e9)
+    monkeypatch.setattr(enforcement, "_MAX_PSS_SHARE", 1e9)
     Watchdog(1 << 40).inspect(pids)
     assert reads == []
     watchdog = Watchdog(150 * MIB)
     for _ in range(5):
         assert watchdog.inspect(pids) is None
-    assert reads == pids  # once: since then nothing has grown
+    assert reads == pids  # once: nothing has grown since
 
 
-def test_who_has_ended_holds_nothing() -> None:
+def test_exited_process_uses_no_memory() -> None:
     assert Watchdog(1).inspect([2**22 + 1]) is None

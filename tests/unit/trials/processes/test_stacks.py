@@ -1,4 +1,4 @@
-"""The stacks of processes that hang: in a sleep, in C code, in a forked worker."""
+"""Stack dumps of stalled processes: in a sleep, in C code, in a forked worker."""
 
 from __future__ import annotations
 
@@ -66,10 +66,10 @@ def train():
 train()
 """
 IN_C = f"""{ARMS}
-def count_for_ever():
+def count_forever():
     print("ready", flush=True)
     sum(range(10**15))
-count_for_ever()
+count_forever()
 """
 FORKED = f"""{ARMS}
 def load_a_batch():
@@ -83,7 +83,7 @@ os.waitpid(pid, 0)
 """
 
 
-def test_all_threads_of_a_sleeping_process_with_its_rank(path: Path, start: Start) -> None:
+def test_all_threads_of_a_sleeping_process(path: Path, start: Start) -> None:
     process = start(SLEEPS, RANK="3")
     assert stacks.dump([process.pid], path) == 1
     text = path.read_text()
@@ -93,14 +93,14 @@ def test_all_threads_of_a_sleeping_process_with_its_rank(path: Path, start: Star
     assert process.poll() is None
 
 
-def test_a_process_that_holds_the_interpreter_in_c_code(path: Path, start: Start) -> None:
+def test_process_in_c_code_that_holds_the_gil(path: Path, start: Start) -> None:
     process = start(IN_C)
     time.sleep(0.1)
     assert stacks.dump([process.pid], path) == 1
-    assert "in count_for_ever" in path.read_text()
+    assert "in count_forever" in path.read_text()
 
 
-def test_forked_workers_answer_each_under_its_own_header(path: Path, start: Start) -> None:
+def test_forked_workers_have_separate_headers(path: Path, start: Start) -> None:
     parent = start(FORKED)
     [worker] = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
     assert stacks.dump([worker, parent.pid], path) == 2
@@ -109,18 +109,18 @@ def test_forked_workers_answer_each_under_its_own_header(path: Path, start: Star
     assert of_parent.startswith(str(parent.pid)) and "in load_a_batch" not in of_parent
 
 
-def test_others_are_not_signalled_they_would_die_of_it(path: Path, start: Start) -> None:
+def test_unregistered_processes_are_not_signaled(path: Path, start: Start) -> None:
     process = start("import time; print('ready', flush=True); time.sleep(60)")
     assert not stacks.is_armed(process.pid)
     assert stacks.dump([process.pid, 2**22 + 1], path) == 0
     assert process.poll() is None and path.read_text() == ""
 
 
-def test_one_that_does_not_answer_is_not_waited_for_long(path: Path, start: Start) -> None:
-    silent, answers = start(SLEEPS), start(SLEEPS)
-    os.kill(silent.pid, signal.SIGSTOP)
+def test_unresponsive_process_does_not_block_for_long(path: Path, start: Start) -> None:
+    stopped, running = start(SLEEPS), start(SLEEPS)
+    os.kill(stopped.pid, signal.SIGSTOP)
     begun = time.monotonic()
-    assert stacks.dump([silent.pid, answers.pid], path) == 1
-    assert time.monotonic() - begun < 8, "less than it may take for all of them"
-    assert "no answer: python" in path.read_text()
-    assert f"(pid {silent.pid}, state T)" in path.read_text()
+    assert stacks.dump([stopped.pid, running.pid], path) == 1
+    assert time.monotonic() - begun < 8, "less than the timeout for all processes"
+    assert "no response: python" in path.read_text()
+    assert f"(pid {stopped.pid}, state T)" in path.read_text()

@@ -1,4 +1,4 @@
-"""The processes of a trial are found however they hide, and nobody else is touched."""
+"""Processes of a trial are found however they hide, and other processes are not affected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from runners import DEAF, PYTHON, SLEEPS, dead_runner, hide_from_other_tests
+from runners import IGNORES_SIGTERM, PYTHON, SLEEPS, exited_runner, hide_from_other_tests
 from stepscope.trials.processes import trial_processes
 
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -42,7 +42,7 @@ def forks() -> str:
 
 @pytest.fixture
 def spawn() -> Iterator[Spawn]:
-    """Start a process as a runner does: with a token, and in a session of its own."""
+    """Start a process as a runner does: with a token and in its own session."""
     started: list[subprocess.Popen[str]] = []
 
     def begin(code: str, token: str = "", session: bool = True) -> subprocess.Popen[str]:
@@ -80,34 +80,33 @@ def test_a_token_names_its_runner() -> None:
         token.startswith(f"{trial_processes.runner_name()}.")
         and token != trial_processes.new_token()
     )
-    assert trial_processes.runner_lives(token) is True
-    assert trial_processes.runner_lives(trial_processes.runner_name()) is True
-    assert trial_processes.runner_lives(dead_runner()) is False
+    assert trial_processes.runner_is_running(token) is True
+    assert trial_processes.runner_is_running(trial_processes.runner_name()) is True
+    assert trial_processes.runner_is_running(exited_runner()) is False
 
 
-def test_a_runner_whose_number_was_used_again_is_dead() -> None:
+def test_runner_with_a_reused_pid_is_not_running() -> None:
     pid, started, home = trial_processes.runner_name().split(".")
-    assert trial_processes.runner_lives(f"{pid}.{int(started) - 1}.{home}.ab") is False
+    assert trial_processes.runner_is_running(f"{pid}.{int(started) - 1}.{home}.ab") is False
 
 
 @pytest.mark.parametrize("token", ["", "1", "a.b.c", "1.2.00000000.ab", "-.-.-.-"])
-def test_of_others_nothing_is_said(token: str) -> None:
-    """Another boot, another container: its numbers mean nothing here."""
-    assert trial_processes.runner_lives(token) is None
+def test_runner_of_another_boot_or_namespace_is_unknown(token: str) -> None:
+    assert trial_processes.runner_is_running(token) is None
 
 
-def test_a_zombie_runs_nothing(spawn: Spawn) -> None:
+def test_zombie_is_not_running(spawn: Spawn) -> None:
     process = ready(spawn(SLEEPS))
-    found = trial_processes.identify(process.pid)
-    assert found is not None and found.name.startswith("python")
+    running = trial_processes.identify(process.pid)
+    assert running is not None and running.name.startswith("python")
     process.kill()
     while trial_processes.identify(process.pid) is not None:
         time.sleep(0.01)
-    assert os.path.exists(f"/proc/{process.pid}")  # nobody has waited for it yet
-    assert not trial_processes.send(found, signal.SIGTERM)
+    assert os.path.exists(f"/proc/{process.pid}")  # not yet reaped
+    assert not trial_processes.send(running, signal.SIGTERM)
 
 
-def test_all_of_a_trial_and_nobody_else_is_found(spawn: Spawn) -> None:
+def test_only_processes_of_the_trial_are_found(spawn: Spawn) -> None:
     token, other = trial_processes.new_token(), trial_processes.new_token()
     ready(spawn(SLEEPS))
     ready(spawn(SLEEPS, other))
@@ -118,14 +117,14 @@ def test_all_of_a_trial_and_nobody_else_is_found(spawn: Spawn) -> None:
     assert trial_processes.processes_of(token[:-1]) == []
 
 
-def test_a_process_in_our_own_session_does_not_make_us_kin(spawn: Spawn) -> None:
+def test_our_own_session_does_not_belong_to_the_trial(spawn: Spawn) -> None:
     token = trial_processes.new_token()
     process = ready(spawn(SLEEPS, token, session=False))
     ready(spawn(SLEEPS, session=False))
     assert [each.pid for each in trial_processes.processes_of(token)] == [process.pid]
 
 
-def test_children_are_found_when_their_parent_is_gone(spawn: Spawn) -> None:
+def test_children_of_an_exited_parent_are_found(spawn: Spawn) -> None:
     token = trial_processes.new_token()
     root = spawn(forks(), token)
     children = set(lines(root, 3))
@@ -138,7 +137,7 @@ def test_children_are_found_when_their_parent_is_gone(spawn: Spawn) -> None:
     assert [pid for pid in children if trial_processes.identify(pid)] == []
 
 
-def test_those_known_before_are_found_without_any_tie(spawn: Spawn) -> None:
+def test_known_processes_are_found_without_a_token(spawn: Spawn) -> None:
     process = ready(spawn(SLEEPS))
     seen = trial_processes.SeenProcesses()
     seen.add([process.pid, 2**22 + 1])
@@ -150,11 +149,11 @@ def test_those_known_before_are_found_without_any_tie(spawn: Spawn) -> None:
     )
 
 
-@pytest.mark.parametrize("kept", [True, False], ids=["by descriptor", "by number"])
-def test_a_number_that_was_used_again_is_not_signalled(
-    spawn: Spawn, monkeypatch: pytest.MonkeyPatch, kept: bool
+@pytest.mark.parametrize("has_pidfd", [True, False], ids=["pidfd", "pid"])
+def test_reused_pid_is_not_signaled(
+    spawn: Spawn, monkeypatch: pytest.MonkeyPatch, has_pidfd: bool
 ) -> None:
-    if not kept:
+    if not has_pidfd:
         monkeypatch.delattr(os, "pidfd_open", raising=False)
     process = ready(spawn(SLEEPS))
     now = trial_processes.identify(process.pid)
@@ -167,37 +166,37 @@ def test_a_number_that_was_used_again_is_not_signalled(
     assert process.wait(20) == -signal.SIGKILL
 
 
-def test_all_are_ended_the_deaf_the_stopped_and_the_hidden(spawn: Spawn) -> None:
+def test_ignoring_stopped_and_hidden_processes_are_ended(spawn: Spawn) -> None:
     token = trial_processes.new_token()
     bystander = ready(spawn(SLEEPS))
-    deaf = ready(spawn(DEAF, token))
+    ignoring = ready(spawn(IGNORES_SIGTERM, token))
     stopped = ready(spawn(SLEEPS, token))
     os.kill(stopped.pid, signal.SIGSTOP)
     root = spawn(forks(), token)
     hidden = lines(root, 3)
     assert trial_processes.end_all(token, patience_s=1) == []
-    assert deaf.wait(20) == -signal.SIGKILL
+    assert ignoring.wait(20) == -signal.SIGKILL
     assert stopped.wait(20) == -signal.SIGTERM
     assert root.wait(20) == -signal.SIGTERM
     assert [pid for pid in hidden if trial_processes.identify(pid)] == []
     assert bystander.poll() is None
 
 
-def test_strays_are_those_of_dead_runners_only(
+def test_stale_processes_belong_to_exited_runners(
     spawn: Spawn, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_from_other_tests(monkeypatch)
-    ours = ready(spawn(SLEEPS, trial_processes.new_token()))
+    own = ready(spawn(SLEEPS, trial_processes.new_token()))
     foreign = ready(spawn(SLEEPS, "1.2.00000000.ab"))
-    stray = ready(spawn(SLEEPS, f"{dead_runner()}.ab"))
-    assert stray.pid in {each.pid for each in trial_processes.strays()}
-    found, stay = trial_processes.end_strays()
-    assert stray.pid in {each.pid for each in found} and stay == []
-    assert stray.wait(20) == -signal.SIGTERM
-    assert ours.poll() is None and foreign.poll() is None
+    stale = ready(spawn(SLEEPS, f"{exited_runner()}.ab"))
+    assert stale.pid in {each.pid for each in trial_processes.stale_processes()}
+    ended, remaining = trial_processes.end_stale_processes()
+    assert stale.pid in {each.pid for each in ended} and remaining == []
+    assert stale.wait(20) == -signal.SIGTERM
+    assert own.poll() is None and foreign.poll() is None
 
 
-def test_ending_nothing_takes_no_time() -> None:
+def test_ending_nothing_does_not_wait() -> None:
     begun = time.monotonic()
     assert trial_processes.end_all(trial_processes.new_token()) == []
-    assert time.monotonic() - begun < 2, "as long as it would wait for one"
+    assert time.monotonic() - begun < 2, "less than the patience for one process"

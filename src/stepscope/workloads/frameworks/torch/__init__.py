@@ -1,1 +1,1 @@
-"""PyTorch: models, data sets, the loop, ranks, the profiler."""
+"""PyTorch adapter: models, data sets, training loop, ranks and profiler."""

@@ -1,4 +1,4 @@
-"""PyTorch, behind the contract. Imports no torch before it is asked to: launching needs none."""
+"""The PyTorch adapter. It imports torch only in `load`: the launcher does not need it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.workloads.frameworks import contract
 from stepscope.workloads.frameworks.contract import AllocatorStats, Framework
 from stepscope.workloads.reporting import RankPlacement, RankReport
@@ -16,7 +16,7 @@ _GPU_NAMES = ("CUDA", "CUBLAS", "CUDNN")
 _NO_GPU_MEMORY = ("out of memory", "CUBLAS_STATUS_ALLOC_FAILED", "CUDNN_STATUS_ALLOC_FAILED")
 _NO_HOST_MEMORY = ("DefaultCPUAllocator: ", "Cannot allocate memory", "Caught MemoryError")
 _NO_ENGINE = "unable to find an engine to execute this computation"
-"""What cuDNN's front end says when it has tried all algorithms, also if each ran out of memory."""
+"""cuDNN's message when no algorithm works, which may be because each one ran out of memory."""
 
 
 class TorchFramework(Framework):
@@ -24,7 +24,7 @@ class TorchFramework(Framework):
     capabilities = contract.Capabilities(
         devices=("cpu", "cuda"),
         precisions=("fp32", "tf32", "bf16", "fp16"),
-        own_files=True,
+        custom_files=True,
         profiling=True,
         memory_cap=True,
         cycle=True,
@@ -37,9 +37,9 @@ class TorchFramework(Framework):
         except ModuleNotFoundError as error:
             if error.name not in ("torch", "torchvision"):
                 raise
-            raise BadWorkload(
-                f"{error.name} is not installed in this Python",
-                'Install it: pip install "stepscope[torch]"',
+            raise WorkloadError(
+                f"{error.name} is not installed for {sys.executable}",
+                "Install it with: pip install torch torchvision",
             ) from None
 
     def train(self, workload: Workload, placement: RankPlacement, report: RankReport) -> None:
@@ -48,7 +48,7 @@ class TorchFramework(Framework):
         train(workload, placement, report)
 
     def launch(self, ranks: int, module: str, arguments: Sequence[str]) -> list[str]:
-        """The elastic launcher, on this machine, without restarts."""
+        """PyTorch's elastic launcher on this machine, without restarts."""
         options = (
             f"--nnodes=1 --nproc-per-node={ranks} --rdzv-backend=c10d "
             "--rdzv-endpoint=127.0.0.1:0 --local-addr=127.0.0.1 --max-restarts=0 "
@@ -58,7 +58,7 @@ class TorchFramework(Framework):
         return [*launcher, "-m", module, *arguments]
 
     def load_for_probes(self) -> bool:
-        # Asked without this, "is there a GPU?" starts the driver, and then no fork can use it.
+        # Without this, torch.cuda.is_available() initializes CUDA, and then no fork can use it.
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
         from stepscope.workloads.frameworks.torch.probe import warm_up
 
@@ -66,12 +66,12 @@ class TorchFramework(Framework):
 
     def build(self, workload: Workload) -> contract.BuiltWorkload:
         os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
-        from stepscope.workloads.frameworks.torch.probe import hold
+        from stepscope.workloads.frameworks.torch.probe import load_workload
 
-        return hold(workload)
+        return load_workload(workload)
 
     def is_out_of_memory(self, error: BaseException, memory: contract.Memory) -> bool:
-        """Libraries below PyTorch have words of their own for it."""
+        """Libraries that PyTorch calls report it with their own messages."""
         text = str(error)
         if memory == "host":
             return isinstance(error, MemoryError) or any(w in text for w in _NO_HOST_MEMORY)

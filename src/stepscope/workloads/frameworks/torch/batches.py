@@ -1,5 +1,5 @@
-"""Batches: from a loader, epoch after epoch; one that stays on the device; or of any size from a
-few samples, for probes."""
+"""Batches: from a loader, one that stays on the device, or of any size from a few samples for
+probes."""
 
 from __future__ import annotations
 
@@ -13,31 +13,30 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, default_collate
 
-from stepscope.errors import BadWorkload, TooFewSamples
+from stepscope.errors import TooFewSamples, WorkloadError
 from stepscope.sensors import procfs
 from stepscope.workloads.frameworks.torch.data import Data, build_data
 from stepscope.workloads.frameworks.torch.models import Built, Shape
 from stepscope.workloads.reporting import RankPlacement
 from stepscope.workloads.spec import Workload
 
-_NOTHING = object()
-_HELD = 16
-"""Samples of ours: they are all alike."""
-_SEEN = 128
-"""Samples of a user's that are looked at, spread over the data set,"""
-_SEEN_S = 3.0
-"""for no longer than this."""
-_ALIKE = 1.001
+_NO_BATCH = object()
+_KEPT_SAMPLES = 16
+_CHECKED_SAMPLES = 128
+"""Samples of a custom data set that are checked for their size, evenly distributed over it."""
+_CHECK_SECONDS = 3.0
+_SAME_SIZE = 1.001
+"""Samples count as equally large up to this ratio."""
 
 
 class LoaderFeed:
-    """Goes through a loader, shuffled anew in every epoch, as long as it is asked."""
+    """Endless batches from a loader, shuffled in every epoch."""
 
     def __init__(self, loader: DataLoader[Any], per_step: int = 1) -> None:
-        """Batches that do not make a whole step at the end of an epoch are loaded, not given."""
+        """Batches at the end of an epoch that do not fill a step are loaded but not returned."""
         self._loader: DataLoader[Any] | None = loader
         self._epoch = 0
-        self._given = 0
+        self._returned = 0
         self._iterator: Iterator[Any] | None = None
         self.batches_per_epoch: int | None = None
         with contextlib.suppress(TypeError):  # an IterableDataset without a length
@@ -46,27 +45,30 @@ class LoaderFeed:
     def next(self) -> Any:
         if self._iterator is None:
             self._iterator = self._begin_epoch()
-        if self._given == self.batches_per_epoch:
+        if self._returned == self.batches_per_epoch:
             for _ in self._iterator:
                 pass
-        batch = next(self._iterator, _NOTHING)
-        if batch is _NOTHING:
-            had = self._given
+        batch = next(self._iterator, _NO_BATCH)
+        if batch is _NO_BATCH:
+            returned = self._returned
             self._epoch += 1
             self._iterator = self._begin_epoch()
-            batch = next(self._iterator, _NOTHING)
-            if batch is _NOTHING and had:
-                raise BadWorkload(
-                    f"The data set gave {had} batches in its first pass, and none in its second",
-                    "An IterableDataset must start again at each iter()",
+            batch = next(self._iterator, _NO_BATCH)
+            if batch is _NO_BATCH and returned:
+                raise WorkloadError(
+                    f"The data set yielded {returned} batches in the first epoch and none in the "
+                    "second",
+                    "An IterableDataset must start from the beginning at each iter()",
                 )
-            if batch is _NOTHING:
-                raise BadWorkload("The data set gave no whole batch", "Give a smaller --batch-size")
-        self._given += 1
+            if batch is _NO_BATCH:
+                raise WorkloadError(
+                    "The data set yielded no full batch", "Use a smaller --batch-size"
+                )
+        self._returned += 1
         return batch
 
     def close(self) -> None:
-        """End the workers now: left to the interpreter's end, each may take five seconds."""
+        """Stop the workers now: at interpreter exit each of them may take five seconds."""
         self._iterator = None
         if self._loader is not None:
             self._loader._iterator = None
@@ -74,14 +76,14 @@ class LoaderFeed:
 
     def _begin_epoch(self) -> Iterator[Any]:
         assert self._loader is not None
-        self._given = 0
+        self._returned = 0
         if isinstance(self._loader.sampler, DistributedSampler):
             self._loader.sampler.set_epoch(self._epoch)
         return iter(self._loader)
 
 
 class ResidentFeed:
-    """One batch, on the device already: what is left is the pure rate of computing."""
+    """Always the same batch, already on the device, to measure the computation alone."""
 
     def __init__(self, batch: Any, batches_per_epoch: int | None) -> None:
         self._batch = batch
@@ -95,24 +97,27 @@ class ResidentFeed:
 
 
 Feed = LoaderFeed | ResidentFeed
-"""Where batches come from. `next` waits until there is one."""
+"""Source of batches. `next` waits for a batch."""
 
 
-def make_loader(workload: Workload, place: RankPlacement, data: Data, pin: bool) -> DataLoader[Any]:
-    """The loader of one rank: its shard of the data, in an order that depends on the seed alone."""
+def make_loader(
+    workload: Workload, placement: RankPlacement, data: Data, pin: bool
+) -> DataLoader[Any]:
+    """The loader for the shard of one rank, in an order that depends only on the seed."""
     sampler: DistributedSampler[Any] | None = None
     if not isinstance(data.dataset, IterableDataset):
-        # With one rank too: then two ranks go through the same samples as one with both batches.
+        # Also with one rank, so that two ranks see the same samples as one rank with both batches.
         sampler = DistributedSampler(
-            data.dataset, place.ranks, place.rank, shuffle=True, seed=workload.seed
+            data.dataset, placement.ranks, placement.rank, shuffle=True, seed=workload.seed
         )
         shard = len(sampler)
         if shard < workload.batch_size:
             total = len(data.dataset)  # type: ignore[arg-type]
             each = "" if workload.ranks == 1 else f", {shard} for each of {workload.ranks} ranks"
             raise TooFewSamples(
-                f"The data has {total} samples{each}: less than one batch of {workload.batch_size}",
-                f"Give a --batch-size of at most {shard}, or more data",
+                f"The data has {total} samples{each}, fewer than one batch of "
+                f"{workload.batch_size}",
+                f"Use a --batch-size of at most {shard}, or more data",
             )
     return DataLoader(
         data.dataset,
@@ -129,7 +134,7 @@ def make_loader(workload: Workload, place: RankPlacement, data: Data, pin: bool)
 
 
 def mover(device: torch.device, channels_last: bool) -> Callable[[Any], Any]:
-    """A function that takes a batch, of any nesting, to the device; copies overlap if pinned."""
+    """A function that moves a nested batch to the device; copies overlap if it is pinned."""
 
     def moved(tensor: torch.Tensor) -> torch.Tensor:
         layout = layout_of(tensor) if channels_last else torch.preserve_format
@@ -146,14 +151,14 @@ def map_tensors(
     change: Callable[[torch.Tensor], torch.Tensor],
     other: Callable[[Any], Any] = lambda thing: thing,
 ) -> Any:
-    """The same nesting with every tensor changed, and what else there is by `other`."""
+    """Apply `change` to every tensor of a nested structure, and `other` to everything else."""
 
     def mapped(thing: Any) -> Any:
         if isinstance(thing, torch.Tensor):
             return change(thing)
         if isinstance(thing, Mapping):
             changed = {key: mapped(value) for key, value in thing.items()}
-            with contextlib.suppress(Exception):  # a BatchEncoding, say, stays one
+            with contextlib.suppress(Exception):  # keeps types such as BatchEncoding
                 return type(thing)(changed)  # type: ignore[call-arg]
             return changed
         if isinstance(thing, tuple) and hasattr(thing, "_fields"):
@@ -166,33 +171,33 @@ def map_tensors(
 
 
 def layout_of(tensor: torch.Tensor) -> torch.memory_format:
-    """Channels last, for a tensor that has any."""
+    """The channels-last format for a tensor with channels."""
     if tensor.dim() == 4:
         return torch.channels_last
     return torch.channels_last_3d if tensor.dim() == 5 else torch.preserve_format
 
 
 def first_samples(batch: Any, size: int, part: int) -> Any | None:
-    """A copy of them, so that the rest can go; None where it is not plain what a sample is."""
-    found = tensors_in(batch)
-    if not found or any(t is None or t.dim() == 0 or t.shape[0] != size for t in found):
+    """A copy of the first samples; None if the batch is not made of tensors with one row each."""
+    tensors = tensors_in(batch)
+    if not tensors or any(t is None or t.dim() == 0 or t.shape[0] != size for t in tensors):
         return None
     return map_tensors(batch, lambda tensor: tensor[:part].clone())
 
 
 @dataclass(frozen=True)
 class Samples:
-    """A few samples and what makes a batch of them."""
+    """A few samples and the function that makes a batch from them."""
 
     samples: Sequence[Any]
     collate: Callable[[list[Any]], Any]
     of: int | None
-    """How many the data set has, where that says how large a batch can be."""
+    """Size of the data set, if it limits the batch size."""
     varies: bool = False
 
     @property
     def sample_bytes(self) -> int:
-        """What one more sample adds to a batch on the host."""
+        """Bytes that one more sample adds to a batch on the host."""
         one, three = bytes_in(self.on_host(1)), bytes_in(self.on_host(3))
         return max(1, (three - one) // 2 or one)
 
@@ -200,7 +205,7 @@ class Samples:
         return self.collate([self.samples[i % len(self.samples)] for i in range(size)])
 
     def is_plain(self) -> bool:
-        """Whether a batch is nothing but tensors with a row for each sample, in one nesting."""
+        """Whether a batch consists only of tensors with one row per sample."""
         two, three = tensors_in(self.on_host(2)), tensors_in(self.on_host(3))
         return len(two) == len(three) > 0 and all(
             a is not None
@@ -214,51 +219,53 @@ class Samples:
     def on_device(
         self, size: int, device: torch.device, channels_last: bool, move: Callable[[Any], Any]
     ) -> Any:
-        """A batch where it is trained on. Of a plain one, nothing larger than a few samples is made
-        on the host: it takes no time, and the device allocates what it does in training."""
+        """A batch on the device.
+
+        A plain batch is expanded on the device from a few samples, which is fast and allocates the
+        same device memory as in training.
+        """
         if device.type == "cpu" or not self.is_plain():
             needed, available = size * self.sample_bytes, procfs.meminfo().available
-            if available is not None and 2 * needed > available:  # or the kernel ends somebody
-                mib = f"{needed >> 20:,} MiB"
-                raise MemoryError(f"a batch of {mib} is more than the host bears")
+            if available is not None and 2 * needed > available:  # or the kernel kills
+                raise MemoryError(f"a batch of {needed >> 20:,} MiB does not fit in host memory")
             return move(self.on_host(size))
         few = self.on_host(min(size, len(self.samples)))
         return map_tensors(few, lambda tensor: _repeated(tensor, size, device, channels_last))
 
 
 def samples_for(workload: Workload, built: Built, shape: Shape | None) -> Samples:
-    """Of our data any will do, as long as it has the shape; of a user's the largest are found."""
-    if built.own is None:
+    """Random samples of the model's shape, or the largest samples of a custom data set."""
+    if built.custom is None:
         assert shape is not None
-        random = replace(workload, data="", data_path=None, samples=_HELD, fraction=1.0)
-        dataset = build_data(replace(random, cache="as-is"), shape).dataset
-        held = [dataset[i] for i in range(_HELD)]
-        return Samples(held, default_collate, None)
-    dataset, collate = built.own.data, built.own.collate or default_collate
+        random = replace(workload, data="", data_path=None, samples=_KEPT_SAMPLES, fraction=1.0)
+        dataset = build_data(replace(random, page_cache="as-is"), shape).dataset
+        kept = [dataset[i] for i in range(_KEPT_SAMPLES)]
+        return Samples(kept, default_collate, None)
+    dataset, collate = built.custom.data, built.custom.collate or default_collate
     of: int | None = None
     if isinstance(dataset, IterableDataset):
-        source: Iterable[Any] = islice(iter(dataset), _SEEN)
+        source: Iterable[Any] = islice(iter(dataset), _CHECKED_SAMPLES)
     else:
         of = len(dataset)  # type: ignore[arg-type]
-        seen_of = min(of, _SEEN)
-        source = (dataset[number * of // seen_of] for number in range(seen_of))
-    until = time.monotonic() + _SEEN_S
-    seen: list[Any] = []
+        count = min(of, _CHECKED_SAMPLES)
+        source = (dataset[number * of // count] for number in range(count))
+    deadline = time.monotonic() + _CHECK_SECONDS
+    checked: list[Any] = []
     for sample in source:
-        seen.append(sample)
-        if time.monotonic() > until:
+        checked.append(sample)
+        if time.monotonic() > deadline:
             break
-    if not seen:
-        raise BadWorkload("The data set gave no sample", "Its items are what is trained on")
-    sizes = [bytes_in(sample) for sample in seen]
+    if not checked:
+        raise WorkloadError("The data set is empty", "Return data with at least one sample")
+    sizes = [bytes_in(sample) for sample in checked]
     largest = max(sizes)
-    if largest > _ALIKE * min(sizes):
-        return Samples([seen[sizes.index(largest)]], collate, of, varies=True)
-    return Samples(seen[:_HELD], collate, of)
+    if largest > _SAME_SIZE * min(sizes):
+        return Samples([checked[sizes.index(largest)]], collate, of, varies=True)
+    return Samples(checked[:_KEPT_SAMPLES], collate, of)
 
 
 def bytes_in(thing: Any) -> int:
-    """Bytes of all tensors, arrays and texts in something nested."""
+    """Bytes of all tensors, arrays and strings in a nested structure."""
     if isinstance(thing, torch.Tensor):
         return thing.nbytes
     if isinstance(thing, Mapping):
@@ -269,27 +276,27 @@ def bytes_in(thing: Any) -> int:
         return int(thing.nbytes)
     if isinstance(thing, (list, tuple)):
         return sum(map(bytes_in, thing))
-    if hasattr(thing, "getbands"):  # a picture of Pillow
+    if hasattr(thing, "getbands"):  # a Pillow image
         width, height = thing.size
         return 3 * width * height or 8
     return 8
 
 
 def tensors_in(thing: Any) -> list[torch.Tensor | None]:
-    """The tensors in something nested; None for each thing that is none."""
+    """The tensors in a nested structure; None for each other value."""
     if isinstance(thing, torch.Tensor):
         return [thing]
     if isinstance(thing, Mapping):
         thing = tuple(thing.values())
     if isinstance(thing, (list, tuple)):
-        return [found for part in thing for found in tensors_in(part)]
+        return [tensor for part in thing for tensor in tensors_in(part)]
     return [None]
 
 
 def _repeated(
     few: torch.Tensor, size: int, device: torch.device, channels_last: bool
 ) -> torch.Tensor:
-    """Rows over and over, in one new tensor, as a copy of a whole batch would have made it."""
+    """Repeat the rows in one new tensor, allocated like a copied batch."""
     layout = layout_of(few) if channels_last else torch.contiguous_format
     if layout == torch.preserve_format:
         layout = torch.contiguous_format
@@ -298,7 +305,7 @@ def _repeated(
     )
     copied = min(size, few.shape[0])
     batch[:copied].copy_(few[:copied])
-    while copied < size:  # what is there already is copied further, twice as much each time
+    while copied < size:  # double the filled part each time
         more = min(copied, size - copied)
         batch[copied : copied + more].copy_(batch[:more])
         copied += more

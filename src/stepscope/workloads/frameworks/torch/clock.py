@@ -1,8 +1,8 @@
-"""Times steps without holding them up, and knows which is the last.
+"""Clocks that time steps without slowing them down, and the duration of a training.
 
-On a CPU the host's clock tells everything. On a GPU the host only queues work: events in the
-device's own queue tell when a copy, a computation and a step were complete, and are read when they
-have happened, so that nobody ever waits for them.
+On a CPU the host clock is sufficient. On a GPU the host only queues work: CUDA events mark the end
+of a copy, a computation and a step. They are read after they have happened, so that the host never
+waits for them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ _now = time.monotonic_ns
 
 
 class StepClock:
-    """For steps that do not count. The others time: `waited`, `copied` and `computed` come for
-    each batch of a step, `done` when all its work is queued, `finish` after the last step."""
+    """The interface, and a clock that measures nothing.
+
+    `waited`, `copied` and `computed` are called for each batch of a step, `done` when all work of
+    the step is queued, and `finish` after the last step.
+    """
 
     def begin(self) -> None: ...
     def waited(self) -> None: ...
@@ -35,7 +38,7 @@ class StepClock:
 
 
 class HostClock(StepClock):
-    """Where the host computes, or nobody does."""
+    """For computation on the CPU, or none."""
 
     def __init__(self, log: StepLog) -> None:
         self._log = log
@@ -60,7 +63,7 @@ class HostClock(StepClock):
         wait = self._wait
         self._log.add(Step(self._from, self._step, wait, self._copy, self._compute, wait))
         self._step += 1
-        self.begin()  # what we write down is no part of the next step's wait
+        self.begin()  # writing the log is not part of the next wait
 
     def finish(self) -> None:
         self._log.flush()
@@ -72,16 +75,16 @@ class HostClock(StepClock):
 
 @dataclass
 class _Pending:
-    """A step whose events have not all happened."""
+    """A step with events that may not have happened yet."""
 
     wait_ns: int = 0
     batches: list[tuple[Any, Any, Any]] = field(default_factory=list)
-    """Events before the copy, after it, and after the computation of each batch."""
+    """For each batch, the events before the copy, after the copy and after the computation."""
     end: Any = None
 
 
 class DeviceClock(StepClock):
-    """Where a GPU computes."""
+    """For computation on a GPU."""
 
     def __init__(self, log: StepLog, device: torch.device) -> None:
         self._log = log
@@ -130,9 +133,9 @@ class DeviceClock(StepClock):
     def _resolve(self, step: _Pending) -> None:
         copy = compute = idle = 0
         before = self._last
-        for begun, copied, computed in step.batches:
-            idle += _ns_between(before, begun)
-            copy += _ns_between(begun, copied)
+        for started, copied, computed in step.batches:
+            idle += _ns_between(before, started)
+            copy += _ns_between(started, copied)
             compute += _ns_between(copied, computed)
             before = computed
         compute += _ns_between(before, step.end)
@@ -149,38 +152,38 @@ def _ns_between(earlier: Any, later: Any) -> int:
 
 
 class Duration:
-    """Counts steps and knows the last one.
+    """Counts steps and determines the last one.
 
-    Ranks must take the same number of steps, or they would wait for each other forever. So seconds
-    are turned into steps: the first rank looks at its watch after each tenth more of steps, and
-    once the end is nearer than the next look, it says which step is the last.
+    All ranks must take the same number of steps, or they would wait for each other forever.
+    Seconds are therefore converted into steps: rank 0 checks the time whenever the number of steps
+    has grown by a tenth. When the end is nearer than the next check, it sets the last step.
     """
 
     def __init__(
-        self, workload: Workload, steps_per_epoch: int | None, agreed: Callable[[int], int]
+        self, workload: Workload, steps_per_epoch: int | None, broadcast: Callable[[int], int]
     ) -> None:
-        """`agreed` makes a number of the first rank known to all."""
-        self._agreed = agreed
+        """`broadcast` returns the number that rank 0 passes to it."""
+        self._broadcast = broadcast
         self._taken = 0
         self.total: int | None = workload.steps
-        """How many steps it will be, once that is known."""
-        self._look_at = 4
+        """Total number of steps, None until it is known."""
+        self._next_check = 4
         self._seconds = workload.seconds or DEFAULT_SECONDS
         if workload.epochs is not None:
             if steps_per_epoch is None:
-                raise ValueError("an epoch has no end")
+                raise ValueError("the length of an epoch is unknown")
             self.total = workload.epochs * steps_per_epoch
 
-    def goes_on(self) -> bool:
-        """Whether to take another step; call it once before each."""
-        if self._taken == 1:  # the first step, which may compile for minutes, does not count
-            self._began = time.monotonic()
-        if self.total is None and self._taken == self._look_at:
-            elapsed = max(time.monotonic() - self._began, 1e-9)
+    def take_step(self) -> bool:
+        """Count one more step; False if the training is complete."""
+        if self._taken == 1:  # the first step may compile for minutes and does not count
+            self._start = time.monotonic()
+        if self.total is None and self._taken == self._next_check:
+            elapsed = max(time.monotonic() - self._start, 1e-9)
             expected = 1 + (self._taken - 1) * self._seconds / elapsed
-            self._look_at += max(1, self._look_at // 10)
-            is_near = expected <= self._look_at
+            self._next_check += max(1, self._next_check // 10)
+            is_near = expected <= self._next_check
             last = max(LEAST_STEPS, math.ceil(expected), self._taken) if is_near else 0
-            self.total = self._agreed(last) or None
+            self.total = self._broadcast(last) or None
         self._taken += 1
         return self.total is None or self._taken <= self.total

@@ -1,4 +1,4 @@
-"""The device of a rank: which one, how much of its memory, its precision; and the other ranks."""
+"""Device, memory limit, precision and process group of a rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.workloads.reporting import RankPlacement
 from stepscope.workloads.spec import LOADER_ONLY, Workload
 
@@ -22,54 +22,56 @@ _RANKS_TIMEOUT = datetime.timedelta(minutes=10)
 _REDUCED = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
-def choose_device(workload: Workload, place: RankPlacement) -> torch.device:
-    """A GPU for each rank where there are GPUs, else the CPU for all. Who only loads needs none."""
+def choose_device(workload: Workload, placement: RankPlacement) -> torch.device:
+    """One GPU per rank if there are GPUs, otherwise the CPU. Loading alone does not need a GPU."""
     if workload.part == LOADER_ONLY:
         return torch.device("cpu")
     count = gpu_count(workload)
     if count == 0:
         return torch.device("cpu")
-    if place.ranks > count:
-        there = "is 1" if count == 1 else f"are {count}"
-        raise BadWorkload(
-            f"{place.ranks} ranks need as many GPUs, and there {there} here",
-            f"Give --ranks {count}, or --device cpu",
+    if placement.ranks > count:
+        available = "1 is" if count == 1 else f"{count} are"
+        raise WorkloadError(
+            f"`--ranks {placement.ranks}` needs {placement.ranks} GPUs, but only {available} "
+            "available",
+            f"Use --ranks {count} or --device cpu",
         )
-    device = torch.device("cuda", place.local_rank)
+    device = torch.device("cuda", placement.local_rank)
     torch.cuda.set_device(device)
     return device
 
 
 def gpu_count(workload: Workload) -> int:
-    """How many it may use. Asks NVML: CUDA is not started."""
+    """Number of GPUs that the workload may use. Asks NVML and does not initialize CUDA."""
     count = torch.cuda.device_count() if workload.device != "cpu" else 0
     if workload.device == "cuda" and count == 0:
-        raise BadWorkload(
-            "There is no GPU that PyTorch can use here",
-            "Leave --device out, or see: stepscope doctor",
+        raise WorkloadError(
+            "PyTorch cannot use a GPU on this machine",
+            "Remove --device, or run `stepscope doctor` to see why",
         )
     return count
 
 
-def cap_memory(device: torch.device, most: int | None) -> None:
-    """Let the framework allocate no more than this, as if the GPU were smaller."""
-    if most is None:
+def cap_memory(device: torch.device, limit: int | None) -> None:
+    """Limit the bytes that PyTorch may allocate, as if the GPU were smaller."""
+    if limit is None:
         return
     if device.type != "cuda":
-        raise BadWorkload(
-            "--gpu-memory limits a GPU, and this trial uses none", "Leave it out, or see --memory"
+        raise WorkloadError(
+            "`--gpu-memory` needs a GPU, and this trial does not use one",
+            "Remove it, or use --memory to limit host memory",
         )
     total = torch.cuda.get_device_properties(device).total_memory
-    if most > total:
-        raise BadWorkload(
-            f"--gpu-memory asks for {most / 2**30:.1f} GiB of a GPU that has {total / 2**30:.1f}",
-            "A larger GPU cannot be emulated",
+    if limit > total:
+        raise WorkloadError(
+            f"`--gpu-memory` is {limit / 2**30:.1f} GiB, but the GPU has {total / 2**30:.1f} GiB",
+            "Use a smaller limit: a larger GPU cannot be emulated",
         )
-    torch.cuda.set_per_process_memory_fraction(most / total, device)
+    torch.cuda.set_per_process_memory_fraction(limit / total, device)
 
 
 def versions(starts_cuda: bool = True) -> dict[str, str | None]:
-    """Of what does the work. To ask for cuDNN's starts CUDA, and then no fork can use it."""
+    """Versions of the libraries. The query for cuDNN initializes CUDA, which rules out forks."""
     try:
         torchvision = metadata.version("torchvision")
     except metadata.PackageNotFoundError:
@@ -85,7 +87,7 @@ def versions(starts_cuda: bool = True) -> dict[str, str | None]:
 
 @dataclass(frozen=True)
 class Precision:
-    """How the forward pass computes, and what keeps small gradients from vanishing."""
+    """Autocast data type and gradient scaler."""
 
     device: str
     reduced: torch.dtype | None
@@ -98,9 +100,11 @@ class Precision:
 
 
 def set_precision(precision: str, device: torch.device) -> Precision:
-    """fp32 is all of it: TF32, which PyTorch uses in convolutions unasked, only if asked for."""
+    """Set the precision. fp32 disables TF32, which PyTorch uses in convolutions by default."""
     if precision == "tf32" and device.type == "cpu":
-        raise BadWorkload("tf32 is a number of NVIDIA's GPUs", "Give --precision fp32 or bf16")
+        raise WorkloadError(
+            "`--precision tf32` needs an NVIDIA GPU", "Use --precision fp32 or --precision bf16"
+        )
     torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
     torch.backends.cudnn.allow_tf32 = precision == "tf32"
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "fp16")
@@ -108,11 +112,11 @@ def set_precision(precision: str, device: torch.device) -> Precision:
 
 
 @contextmanager
-def joined(ranks: int, device: torch.device) -> Iterator[None]:
-    """A process group around the training, NCCL between GPUs and Gloo otherwise.
+def process_group(ranks: int, device: torch.device) -> Iterator[None]:
+    """A process group for the training: NCCL between GPUs, Gloo otherwise.
 
-    Ending needs care: a rank that destroys the group while another still uses it, or while the
-    model's hooks hold it, may abort at its exit. So the model goes first, then all wait.
+    A rank that destroys the group while another rank or a hook of the model still uses it may abort
+    at exit. The model is therefore released first, and then the ranks wait for each other.
     """
     if ranks == 1:
         yield
@@ -122,13 +126,14 @@ def joined(ranks: int, device: torch.device) -> Iterator[None]:
         dist.init_process_group("gloo", timeout=_RANKS_TIMEOUT)
     else:
         dist.init_process_group("nccl", timeout=_RANKS_TIMEOUT, device_id=device)
-    yield  # not in a finally: a rank that failed must not wait for the others
+    yield  # without `finally`, since a rank that failed must not wait for the other ranks
     gc.collect()
     dist.barrier()
     dist.destroy_process_group()
 
 
-def agreed(number: int, ranks: int, device: torch.device) -> int:
+def broadcast(number: int, ranks: int, device: torch.device) -> int:
+    """Return the number of rank 0."""
     if ranks == 1:
         return number
     tensor = torch.tensor([number], dtype=torch.int64, device=device)

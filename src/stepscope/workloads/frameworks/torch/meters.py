@@ -1,4 +1,4 @@
-"""What a probe reads while it trains: memory and time, of the CPU or of a GPU and its allocator."""
+"""Memory and time of a training process: on the CPU, or on a GPU with its allocator."""
 
 from __future__ import annotations
 
@@ -19,25 +19,25 @@ from stepscope.workloads.frameworks.torch.device import cap_memory
 from stepscope.workloads.frameworks.torch.stepper import Stepper
 from stepscope.workloads.probing import ProbeRequest
 
-_MOST_EVENTS = 1_000_000
-_NOTHING = AllocatorStats(0, 0, 0, 0)
+_MAX_EVENTS = 1_000_000
+_NO_STATS = AllocatorStats(0, 0, 0, 0)
 
 
 class HostMeter:
-    """Memory and time of a process that computes on the CPU, which has no allocator to ask.
+    """Memory and time of a process that computes on the CPU, which has no caching allocator.
 
-    `fit` probes host memory by trials: this is what lets the probes of forks run without a GPU.
+    `fit` probes host memory with trials; this class lets forked probes run without a GPU.
     """
 
     def begin(self, request: ProbeRequest) -> None:
         torch.set_num_threads(len(os.sched_getaffinity(0)))
 
-    def forget_peaks(self) -> None: ...
+    def reset_peaks(self) -> None: ...
 
     def stats(self) -> AllocatorStats:
-        """Peaks and counts since they were forgotten."""
-        held = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-        return AllocatorStats(held, held, 0, 0)
+        """Return peaks and counts since the last reset."""
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return AllocatorStats(peak, peak, 0, 0)
 
     def allocated(self) -> int:
         resident = procfs.statm("self")
@@ -46,7 +46,7 @@ class HostMeter:
     def reserved(self) -> int:
         return self.allocated()
 
-    def outside(self) -> int:
+    def context_bytes(self) -> int:
         return 0
 
     def events(self) -> list[int]:
@@ -61,14 +61,14 @@ class HostMeter:
 
     @contextmanager
     def after_forward(self, stepper: Stepper) -> Iterator[Callable[[], int]]:
-        """What the forward pass left in memory."""
+        """Yield a function that returns the bytes that the forward pass kept in memory."""
         before, after = self.allocated(), 0
 
-        def note(*_: Any) -> None:
+        def read(*_: Any) -> None:
             nonlocal after
             after = self.allocated()
 
-        hook = stepper.forward.register_forward_hook(note)
+        hook = stepper.forward.register_forward_hook(read)
         try:
             yield lambda: max(0, after - before)
         finally:
@@ -79,7 +79,7 @@ class GpuMeter(HostMeter):
     def __init__(self, device: torch.device) -> None:
         self._device = device
         self._free_before: int | None = None
-        self._before = _NOTHING
+        self._before = _NO_STATS
 
     def begin(self, request: ProbeRequest) -> None:
         super().begin(request)
@@ -87,15 +87,15 @@ class GpuMeter(HostMeter):
         torch.cuda.set_device(self._device)
         cap_memory(self._device, request.cap)
         if request.trace:
-            torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MOST_EVENTS)
+            torch.cuda.memory._record_memory_history("all", context=None, max_entries=_MAX_EVENTS)
 
-    def forget_peaks(self) -> None:
+    def reset_peaks(self) -> None:
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats(self._device)
-        self._before = TorchFramework().allocator_stats() or _NOTHING
+        self._before = TorchFramework().allocator_stats() or _NO_STATS
 
     def stats(self) -> AllocatorStats:
-        stats = TorchFramework().allocator_stats() or _NOTHING  # before the device was used
+        stats = TorchFramework().allocator_stats() or _NO_STATS  # before the device was used
         retries, ooms = stats.retries - self._before.retries, stats.ooms - self._before.ooms
         return replace(stats, retries=retries, ooms=ooms)
 
@@ -105,29 +105,32 @@ class GpuMeter(HostMeter):
     def reserved(self) -> int:
         return torch.cuda.memory_reserved(self._device)
 
-    def outside(self) -> int:
-        """What is gone of the device beside the allocator's: right while nobody else comes."""
+    def context_bytes(self) -> int:
+        """Return the device memory used outside the allocator.
+
+        The result is correct as long as other processes do not change their use.
+        """
         if self._free_before is None:
             return 0
         free, _ = torch.cuda.mem_get_info(self._device)
         return max(0, self._free_before - free - self.reserved())
 
     def events(self) -> list[int]:
-        """All allocations (their bytes) and releases (`~n`, of the n-th) since the beginning."""
+        """Return the `AllocationTrace` since `begin`; empty if the history is incomplete."""
         history = torch.cuda.memory._snapshot(self._device)["device_traces"][self._device.index]
         torch.cuda.memory._record_memory_history(None)
-        if len(history) >= _MOST_EVENTS:  # the first of them are lost
+        if len(history) >= _MAX_EVENTS:  # the oldest events were dropped
             return []
         events: list[int] = []
-        live: dict[int, int] = {}
+        in_use: dict[int, int] = {}
         count = 0
         for entry in history:
             if entry["action"] == "alloc":
-                live[entry["addr"]] = count
+                in_use[entry["addr"]] = count
                 count += 1
                 events.append(int(entry["size"]))
-            elif entry["action"] == "free_completed" and entry["addr"] in live:
-                events.append(~live.pop(entry["addr"]))
+            elif entry["action"] == "free_completed" and entry["addr"] in in_use:
+                events.append(~in_use.pop(entry["addr"]))
         return events
 
     @contextmanager
@@ -142,26 +145,26 @@ class GpuMeter(HostMeter):
 
 @dataclass
 class HostMemory:
-    """What this process holds that the kernel cannot take back: all but the pages of files."""
+    """Memory of this process that the kernel cannot reclaim: everything except file pages."""
 
-    kept: list[int] = field(default_factory=list)
-    """Bytes after each step."""
-    before: int = 0
-    peak: int = 0
+    after_step_bytes: list[int] = field(default_factory=list)
+    before_bytes: int = 0
+    peak_bytes: int = 0
 
     def begin(self) -> None:
-        """Before the first step: the data set, the model and the framework are there."""
-        self.before = _held()[0]
-        procfs.reset_peak_memory()  # forget the peak of what was before
+        """Record the memory before the first step: the framework, the data set and the model."""
+        self.before_bytes = _resident()[0]
+        procfs.reset_peak_memory()
 
-    def note(self) -> None:
-        """After a step. The kernel keeps the peak of all pages: those of files stay as they are."""
-        held, peak = _held()
-        self.kept.append(held)
-        self.peak = max(self.peak, peak)
+    def record_step(self) -> None:
+        # The kernel's peak includes file pages; their number hardly changes between steps.
+        resident, peak = _resident()
+        self.after_step_bytes.append(resident)
+        self.peak_bytes = max(self.peak_bytes, peak)
 
 
-def _held() -> tuple[int, int]:
+def _resident() -> tuple[int, int]:
+    """Return the resident bytes and their peak, without file pages."""
     status = procfs.status("self")
     assert status is not None
     files = status.size("RssFile") or 0

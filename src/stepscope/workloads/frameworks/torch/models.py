@@ -1,6 +1,6 @@
-"""Models by name: the papers' small CNN, a recurrent one for text, and what torchvision has.
+"""Models by name: a small CNN, an LSTM for text, and the models of torchvision.
 
-torchvision is imported only for its own models: it takes longer than a small model trains a step.
+torchvision is imported only for its own models, since the import takes seconds.
 """
 
 from __future__ import annotations
@@ -17,113 +17,120 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 
-from stepscope.errors import BadWorkload
-from stepscope.workloads.spec import Workload, nearest, option_name
+from stepscope.errors import WorkloadError
+from stepscope.workloads.frameworks.torch.model_names import BUILT_IN
+from stepscope.workloads.spec import Workload, option_name, unknown_model
 
 LossOf = Callable[[nn.Module, Any], torch.Tensor]
-"""Runs the model forward on a batch (on its device) and gives the loss to go backward from."""
+"""Runs the forward pass on a batch, which is on the device of the model, and returns the loss."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """What a model takes and tells apart: images, clips (of frames) or texts (of tokens)."""
+    """The input and the classes of a model: images, clips (of frames) or texts (of tokens)."""
 
     kind: Literal["image", "clip", "tokens"]
     classes: int
     size: int = 0
-    """Pixels each way, of an image or a frame."""
+    """Height and width in pixels of an image or a frame."""
     frames: int = 0
-    length: int = 0
-    """Tokens of a text."""
+    sequence_length: int = 0
+    """Tokens per text."""
     vocabulary: int = 0
 
     def batch_sizes(self, batch: int) -> tuple[int, ...]:
         if self.kind == "tokens":
-            return (batch, self.length)
+            return (batch, self.sequence_length)
         frames = (self.frames,) if self.kind == "clip" else ()
         return (batch, 3, *frames, self.size, self.size)
 
     def __str__(self) -> str:
         if self.kind == "tokens":
-            return f"texts of {self.length} tokens"
+            return f"texts of {self.sequence_length} tokens"
         pixels = f"of {self.size}×{self.size} pixels"
         clips = self.kind == "clip"
         return f"clips of {self.frames} frames {pixels}" if clips else f"images {pixels}"
 
 
 @dataclass(frozen=True)
-class Own:
-    """What a user's function brings beside the model."""
+class CustomParts:
+    """The parts of a custom workload other than the model and the loss."""
 
     data: Dataset[Any]
     collate: Callable[[list[Any]], Any] | None = None
     optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer] | None = None
     notes: tuple[str, ...] = ()
-    """What of it gave way to a setting, or is done otherwise than its user may think."""
+    """Parts that a setting replaces, or that may work differently than the user expects."""
 
 
 @dataclass(frozen=True)
 class Built:
-    """A model, on the CPU, and how a batch becomes a loss."""
+    """A model on the CPU, and its loss."""
 
     model: nn.Module
     loss: LossOf
-    own: Own | None = None
+    custom: CustomParts | None = None
 
 
 _CNN = Shape("image", classes=10, size=32)
-_LSTM = Shape("tokens", classes=10, length=200, vocabulary=10_000)
-_OURS = {"cnn": _CNN, "lstm": _LSTM}
+_LSTM = Shape("tokens", classes=10, sequence_length=200, vocabulary=10_000)
+_BUILT_IN_SHAPES = dict(zip(BUILT_IN, (_CNN, _LSTM), strict=True))
 _IMAGENET_CLASSES, _KINETICS_CLASSES, _CIFAR_CLASSES = 1000, 400, 100
-_USUAL_SIZE, _USUAL_FRAMES = 224, 16
+_DEFAULT_SIZE, _DEFAULT_FRAMES = 224, 16
 
-_SHAPE_SETTINGS = {"image": ["image_size"], "clip": ["image_size", "frames"], "tokens": ["length"]}
+_SHAPE_SETTINGS = {
+    "image": ["image_size"],
+    "clip": ["image_size", "frames"],
+    "tokens": ["sequence_length"],
+}
 _AUXILIARY = {"inception_v3": 0.4, "googlenet": 0.3}
-"""What the heads at half height count in the loss, as in the papers of these models."""
+"""Weight of the auxiliary classifiers in the loss, as in the papers of these models."""
 
 
 def model_names() -> list[str]:
+    """All names, from the installed torchvision."""
     models = _torchvision("model_names")
-    ours: list[str] = [*_OURS, *models.list_models(module=models)]
-    return sorted([*ours, *models.list_models(module=models.video)])
+    image_models = models.list_models(module=models)
+    return sorted([*BUILT_IN, *image_models, *models.list_models(module=models.video)])
 
 
 def shape_of(workload: Workload) -> Shape:
-    """What the model shall take: what it usually does, but for the settings that say otherwise."""
-    usual = _usual_shape(workload.model)
-    for setting in ("image_size", "frames", "length"):
-        # One that would change nothing is refused: it would be recorded as if it had.
-        if getattr(workload, setting) is not None and setting not in _SHAPE_SETTINGS[usual.kind]:
-            raise BadWorkload(
-                f"{workload.model} takes {usual}, of which {option_name(setting)} says nothing",
-                "Leave it out",
+    """The input shape of the model: its default, changed by the settings."""
+    default = _default_shape(workload.model)
+    for setting in ("image_size", "frames", "sequence_length"):
+        # Otherwise the record of the trial would name a setting that had no effect.
+        if getattr(workload, setting) is not None and setting not in _SHAPE_SETTINGS[default.kind]:
+            option = option_name(setting)
+            raise WorkloadError(
+                f"`{option}` has no effect on {workload.model}, which needs {default}",
+                f"Remove {option}",
             )
-    of_data = _CIFAR_CLASSES if workload.data_name == "cifar100" else usual.classes
+    classes = _CIFAR_CLASSES if workload.data_name == "cifar100" else default.classes
     return dataclasses.replace(
-        usual,
-        classes=workload.classes or of_data,
-        size=workload.image_size or usual.size,
-        frames=workload.frames or usual.frames,
-        length=workload.length or usual.length,
+        default,
+        classes=workload.classes or classes,
+        size=workload.image_size or default.size,
+        frames=workload.frames or default.frames,
+        sequence_length=workload.sequence_length or default.sequence_length,
     )
 
 
 def build_model(workload: Workload, shape: Shape) -> Built:
-    """The model with fresh weights, and the cross entropy of what it says of a batch (x, y)."""
+    """The model with new weights, and its cross-entropy loss for batches (x, y)."""
     name = workload.model
-    usual = _usual_shape(name)
-    refused: Exception | None = None
+    default = _default_shape(name)
+    failure: Exception | None = None
     try:
         model = _make(name, shape)
-        if shape != dataclasses.replace(usual, classes=shape.classes) or workload.batch_size == 1:
-            refused = _try_forward(model, shape, workload.batch_size)
+        if shape != dataclasses.replace(default, classes=shape.classes) or workload.batch_size == 1:
+            failure = _try_forward(model, shape, workload.batch_size)
     except (AssertionError, ValueError) as error:
-        refused = error
-    if refused is not None:
-        said = (str(refused).strip() or type(refused).__name__).splitlines()[0]
-        raise BadWorkload(
-            f"{name} cannot be trained on batches of {workload.batch_size} {shape}",
-            f"It was made for {usual}. PyTorch says: {said}",
+        failure = error
+    if failure is not None:
+        reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
+        raise WorkloadError(
+            f"{name} cannot train on batches of {workload.batch_size} {shape}: {reason}",
+            f"Its default input is {default}",
         ) from None
     return Built(model, _classification_loss(_AUXILIARY.get(name, 0.0)))
 
@@ -133,7 +140,7 @@ def parameters_of(model: nn.Module) -> int:
 
 
 class TextLstm(nn.Module):
-    """Tells texts apart by what two layers of LSTM remember after the last token."""
+    """Classifies texts by the last hidden state of a two-layer LSTM."""
 
     def __init__(self, vocabulary: int, classes: int, width: int = 256, hidden: int = 512) -> None:
         super().__init__()
@@ -178,8 +185,8 @@ def _classification_loss(auxiliary: float) -> LossOf:
     def loss_of(model: nn.Module, batch: Any) -> torch.Tensor:
         inputs, labels = batch
         outputs = model(inputs)
-        first, *others = outputs if isinstance(outputs, tuple) else (outputs,)
-        loss = cross_entropy(first, labels)
+        main, *others = outputs if isinstance(outputs, tuple) else (outputs,)
+        loss = cross_entropy(main, labels)
         for other in others:
             loss = loss + auxiliary * cross_entropy(other, labels)
         return loss
@@ -187,27 +194,27 @@ def _classification_loss(auxiliary: float) -> LossOf:
     return loss_of
 
 
-def _usual_shape(name: str) -> Shape:
-    if name in _OURS:
-        return _OURS[name]
+def _default_shape(name: str) -> Shape:
+    if name in _BUILT_IN_SHAPES:
+        return _BUILT_IN_SHAPES[name]
     models = _torchvision(name)
     is_clip = name in models.list_models(module=models.video)
     if not is_clip and name not in models.list_models(module=models):
-        raise BadWorkload(f"There is no model {name!r}", nearest(name, model_names()))
+        raise unknown_model(name, model_names())
     transforms = [weights.transforms.keywords for weights in models.get_model_weights(name)]
-    crops = [keywords.get("crop_size", _USUAL_SIZE) for keywords in transforms]
-    # The smallest crop of its published weights: larger ones were tuned further, at 384 or 518.
-    size = min((c if isinstance(c, int) else c[0] for c in crops), default=_USUAL_SIZE)
+    crops = [keywords.get("crop_size", _DEFAULT_SIZE) for keywords in transforms]
+    # The smallest crop of the published weights: larger ones were fine-tuned at 384 or 518.
+    size = min((c if isinstance(c, int) else c[0] for c in crops), default=_DEFAULT_SIZE)
     if is_clip:
-        return Shape("clip", classes=_KINETICS_CLASSES, size=size, frames=_USUAL_FRAMES)
+        return Shape("clip", classes=_KINETICS_CLASSES, size=size, frames=_DEFAULT_FRAMES)
     return Shape("image", classes=_IMAGENET_CLASSES, size=size)
 
 
 def _try_forward(model: nn.Module, shape: Shape, batch: int) -> Exception | None:
-    """What PyTorch has against a batch. The meta device knows shapes and computes nothing.
+    """Run the forward pass on the meta device, which has shapes only, and return the error.
 
-    It takes some 0.1 s, so the usual shapes are left to a test. An operator that the meta device
-    does not have tells nothing.
+    It takes about 0.1 s, so default shapes are checked by a test instead. Operators that the meta
+    device does not support are ignored.
     """
     tensors = (*model.named_parameters(), *model.named_buffers())
     weights = {name: tensor.to("meta") for name, tensor in tensors}
@@ -223,15 +230,16 @@ def _try_forward(model: nn.Module, shape: Shape, batch: int) -> Exception | None
     return None
 
 
-def _torchvision(asked: str) -> ModuleType:
-    """torchvision's models. It fails to import in many ways when it does not match PyTorch."""
+def _torchvision(model: str) -> ModuleType:
+    """The models of torchvision. Its import fails in many ways if it does not match PyTorch."""
     try:
         from torchvision import models
     except Exception as error:
-        raise BadWorkload(
-            f"{asked!r} needs torchvision, which cannot be imported: {error}",
-            f"Install the one for PyTorch {torch.__version__}; without it there are "
-            f"{' and '.join(_OURS)}",
+        raise WorkloadError(
+            f"{model!r} needs torchvision, which cannot be imported: {error}",
+            f"Install the torchvision for PyTorch {torch.__version__}, for example with "
+            "pip install torch torchvision. Models without torchvision: "
+            f"{', '.join(BUILT_IN)}",
         ) from None
-    found: ModuleType = models
-    return found
+    module: ModuleType = models
+    return module

@@ -1,13 +1,12 @@
-"""Probes with PyTorch: one process holds model and samples, forked ones train a batch for a moment.
+"""Probes with PyTorch: one process builds the model and the samples, its forks train them briefly.
 
-The holder imports PyTorch and builds everything on the CPU, with a single thread: neither CUDA nor
-a pool of threads survives a fork. Its children inherit all of it and change only copies, so that no
-probe sees what another has done.
+The parent imports PyTorch and builds everything on the CPU with a single thread, because neither
+CUDA nor a thread pool survives a fork. Its forks inherit everything copy-on-write, so no probe
+affects another one.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import json
 import os
@@ -25,36 +24,36 @@ import torch.distributed as dist
 from torch import nn
 
 from stepscope.analysis.memory.model import Parts
-from stepscope.errors import BadWorkload
+from stepscope.errors import WorkloadError
 from stepscope.runs.paths import replace_atomically
 from stepscope.workloads import probing
+from stepscope.workloads.custom import describe_error
 from stepscope.workloads.frameworks.contract import failure_kind
 from stepscope.workloads.frameworks.torch.adapter import TorchFramework
 from stepscope.workloads.frameworks.torch.batches import Samples, bytes_in, mover, samples_for
+from stepscope.workloads.frameworks.torch.custom import load_custom
 from stepscope.workloads.frameworks.torch.device import gpu_count, set_precision, versions
 from stepscope.workloads.frameworks.torch.meters import GpuMeter, HostMeter
 from stepscope.workloads.frameworks.torch.models import Built, build_model, parameters_of, shape_of
 from stepscope.workloads.frameworks.torch.stepper import Phase, Stepper, rest_of_cycle
-from stepscope.workloads.frameworks.torch.user import load_own
-from stepscope.workloads.own import explain
 from stepscope.workloads.probing import Layer, ProbeRequest, ProbeResult
 from stepscope.workloads.spec import Workload
 
-_LONGEST = 500
-_PATIENCE_S = 30.0
+_MAX_MESSAGE = 500
+_READY_TIMEOUT_S = 30.0
 _BUSY = "busy or unavailable"
-"""What CUDA says where one process at a time may use a GPU."""
+"""CUDA's error if the GPU is in exclusive-process mode and in use."""
 _UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _SIZE = rf"([\d.]+) ({'|'.join(_UNITS)})"
-_WANTED = re.compile(f"Tried to allocate {_SIZE}")
+_REQUESTED = re.compile(f"Tried to allocate {_SIZE}")
 _IN_USE = re.compile(f"allocated memory {_SIZE} is allocated by PyTorch")
 _UNUSED = re.compile(f"{_SIZE} is reserved by PyTorch but unallocated")
 _FREE = re.compile(f"of which {_SIZE} is free")
 
 
 @dataclass(frozen=True)
-class HeldWorkload:
-    """What is probed, in the process that children are forked from."""
+class LoadedWorkload:
+    """A built workload in the process that probes are forked from."""
 
     workload: Workload
     built: Built
@@ -63,7 +62,7 @@ class HeldWorkload:
 
     @property
     def subject(self) -> probing.Subject:
-        own = self.built.own
+        custom = self.built.custom
         return probing.Subject(
             device=self.device.type,
             device_name=self.device.type,
@@ -71,125 +70,127 @@ class HeldWorkload:
             sample_bytes=self.samples.sample_bytes,
             samples=self.samples.of,
             layers=len(_leaves(self.built.model)),
-            varies=self.samples.varies,
-            own_optimizer=own is not None and own.optimizer is not None,
+            variable_size=self.samples.varies,
+            custom_optimizer=custom is not None and custom.optimizer is not None,
             optimizer=self.workload.optimizer,
             versions=versions(starts_cuda=False),
-            notes=own.notes if own else (),
+            notes=custom.notes if custom else (),
         )
 
     def probe(
         self,
         request: ProbeRequest,
-        tell: Callable[[ProbeResult], None],
+        notify: Callable[[ProbeResult], None],
         trace: Path,
         beside: Sequence[int] = (),
     ) -> None:
-        _Probe(self, request, tell, trace, beside).run()
+        _Probe(self, request, notify, trace, beside).run()
 
 
 def warm_up() -> bool:
-    """Import what every probe would: optimizers take all of the compiler with them. Whether forks
-    of this process can still start CUDA."""
+    """Import what every probe needs, and return whether forks can still initialize CUDA.
+
+    Optimizers import all of torch.compile, which takes seconds.
+    """
     importlib.import_module("torch._dynamo")
-    return _forks_can_start_cuda()
+    return _forks_can_use_cuda()
 
 
-def hold(workload: Workload) -> HeldWorkload:
-    """Build the model and take some samples; BadWorkload where that is not possible."""
+def load_workload(workload: Workload) -> LoadedWorkload:
+    """Build the model and load some samples. Raise WorkloadError if that is not possible."""
     torch.set_num_threads(1)
     torch.manual_seed(workload.seed)
     device = torch.device("cuda", 0) if gpu_count(workload) else torch.device("cpu")
-    if workload.is_own:
-        built, shape = load_own(workload), None
+    if workload.is_custom:
+        built, shape = load_custom(workload), None
     else:
         shape = shape_of(workload)
         built = build_model(replace(workload, batch_size=max(2, workload.batch_size)), shape)
     samples = samples_for(workload, built, shape)
-    if device.type == "cuda" and not _forks_can_start_cuda():
-        raise BadWorkload(
-            f"{workload.model} starts CUDA while it is built, and then no probe can use it",
-            "Leave model and data on the CPU, and ask no GPU for its name or memory: they are "
-            "moved to the device when they are trained",
+    if device.type == "cuda" and not _forks_can_use_cuda():
+        raise WorkloadError(
+            f"{workload.model} initializes CUDA while it is built, so no probe can use the GPU",
+            "Keep model and data on the CPU and do not query the GPU: stepscope moves them to the "
+            "device for training",
         )
-    return HeldWorkload(workload, built, samples, device)
+    return LoadedWorkload(workload, built, samples, device)
 
 
-def _forks_can_start_cuda() -> bool:
-    """PyTorch knows, in a fork, whether CUDA was started before it."""
-    is_bad = getattr(torch._C, "_cuda_isInBadFork", None)
-    if is_bad is None:
+def _forks_can_use_cuda() -> bool:
+    """Fork once: the child knows whether CUDA was initialized before the fork."""
+    is_bad_fork = getattr(torch._C, "_cuda_isInBadFork", None)
+    if is_bad_fork is None:
         return True
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads of NumPy's, which sleep
+        warnings.simplefilter("ignore", DeprecationWarning)  # NumPy's threads are idle
         pid = os.fork()
     if pid == 0:
-        os._exit(int(is_bad()))
+        os._exit(int(is_bad_fork()))
     return os.waitpid(pid, 0)[1] == 0
 
 
 @dataclass
 class _Probe:
-    held: HeldWorkload
+    loaded: LoadedWorkload
     request: ProbeRequest
-    tell: Callable[[ProbeResult], None]
+    notify: Callable[[ProbeResult], None]
     trace: Path
-    beside: Sequence[int] = ()
+    group: Sequence[int] = ()
+    """Numbers of the probes that were started together."""
     notes: list[str] = field(default_factory=list)
     layers: tuple[Layer, ...] = ()
 
     def run(self) -> None:
-        request, device = self.request, self.held.device
+        request, device = self.request, self.loaded.device
         if request.layers:
-            with suppress(Exception):  # not every model can do without its device
-                self.layers = layers_of(self.held.built, self.held.samples.on_host(2), 2)
+            with suppress(Exception):  # not every model runs on the CPU
+                self.layers = layers_of(self.loaded.built, self.loaded.samples.on_host(2), 2)
         self.meter = GpuMeter(device) if device.type == "cuda" else HostMeter()
         try:
             self.meter.begin(request)
             self.stepper = self._make_stepper()
         except Exception as error:
-            moved = ProbeResult(request.batches[0], "ok", "the move to the device")
-            self._tell_failure(moved, error)
+            result = ProbeResult(request.batches[0], "ok", "move to device")
+            self._report_failure(result, error)
             return
         finally:
             self._file(probing.READY).touch()
-        # Those that are asked at once get ready together: to start CUDA disturbs who is timed.
-        until = time.monotonic() + _PATIENCE_S
-        others = [self.trace.with_name(f"{number}.{probing.READY}") for number in self.beside]
-        while request.turn and time.monotonic() < until:
+        # Initializing CUDA would slow down a timed probe, so the whole group gets ready first.
+        until = time.monotonic() + _READY_TIMEOUT_S
+        others = [self.trace.with_name(f"{number}.{probing.READY}") for number in self.group]
+        while request.exclusive and time.monotonic() < until:
             if all(file.exists() for file in others):
                 break
             time.sleep(0.01)
-        with probing.taking_turns(request.turn, self._file(probing.WAITS)):
+        with probing.training_lock(request.exclusive, self._file(probing.WAITING)):
             for batch in request.batches:
-                self.meter.forget_peaks()
+                self.meter.reset_peaks()
                 if not self._train(batch):
                     return
         if request.trace and (events := self.meter.events()):
             replace_atomically(self.trace, json.dumps(events))
 
-    def _file(self, ending: str) -> Path:
-        return self.trace.with_suffix(f".{ending}")
+    def _file(self, suffix: str) -> Path:
+        return self.trace.with_suffix(f".{suffix}")
 
     def _make_stepper(self) -> Stepper:
-        workload, device = self.held.workload, self.held.device
+        workload, device = self.loaded.workload, self.loaded.device
         if workload.ranks > 1:
-            # A group of one: what a rank of many holds beside its model, the buckets of gradients,
-            # it holds here too.
+            # A process group of one, so that the gradient buckets of DDP are allocated too.
             backend = "nccl" if device.type == "cuda" else "gloo"
             store = f"file://{self.trace.with_suffix('.group').resolve()}"
             dist.init_process_group(backend, init_method=store, rank=0, world_size=1)
         precision = set_precision(workload.precision, device)
-        if workload.precision == "fp16":  # a large scale skips the first steps, and their memory
+        if workload.precision == "fp16":  # a large scale would skip the first steps
             scaler = torch.amp.GradScaler(device.type, init_scale=1.0)
             precision = replace(precision, scaler=scaler)
-        return Stepper(workload, self.held.built, device, precision)
+        return Stepper(workload, self.loaded.built, device, precision)
 
     def _train(self, batch: int) -> bool:
         request, result = self.request, ProbeResult(batch, "ok")
-        cycle: list[tuple[Phase, int]] = [(Phase.AGAIN, batch)] * request.steps
+        cycle: list[tuple[Phase, int]] = [(Phase.STEP, batch)] * request.steps
         if request.cycle:
-            cycle += rest_of_cycle(batch, request.again)
+            cycle += rest_of_cycle(batch, request.steps_after)
         try:
             for phase, size in cycle:
                 result = replace(result, phase=phase.value)
@@ -205,61 +206,70 @@ class _Probe:
                         result,
                         parts=parts,
                         step_s=(*result.step_s, seconds),
-                        kept=(*result.kept, self.meter.allocated()),
-                        reserved=(*result.reserved, self.meter.reserved()),
+                        allocated_bytes=(*result.allocated_bytes, self.meter.allocated()),
+                        reserved_bytes=(*result.reserved_bytes, self.meter.reserved()),
                     )
-                self._file(probing.BEAT).touch()
+                self._file(probing.HEARTBEAT).touch()
         except Exception as error:
-            self._tell_failure(result, error)
+            self._report_failure(result, error)
             return False
-        parts = replace(result.parts, outside=self.meter.outside())
-        self._tell(replace(result, phase="", parts=parts, layers=self.layers))
+        parts = replace(result.parts, context_bytes=self.meter.context_bytes())
+        self._notify(replace(result, phase="", parts=parts, layers=self.layers))
         return True
 
     def _step(self, size: int) -> tuple[float, Parts]:
-        """One whole step, as the loop of a trial takes it: what a batch was is gone after it."""
+        """Train one step as a trial does, and free its batches."""
         stepper, meter = self.stepper, self.meter
         seconds, activations, inputs, gradients = 0.0, 0, 0, 0
-        for part in range(self.held.workload.accumulate, 0, -1):
+        for part in range(self.loaded.workload.accumulate, 0, -1):
             batch = self._make_batch(size)
             inputs = bytes_in(batch)
-            with meter.after_forward(stepper) as forward, meter.timed() as took:
+            with meter.after_forward(stepper) as kept_bytes, meter.timed() as elapsed:
                 stepper.batch(batch, last=part == 1)
-                if part == 1:  # not all that is trained has a gradient in every step
+                if part == 1:  # parameters may have no gradient in some steps
                     grads = [parameter.grad for parameter in stepper.forward.parameters()]
                     gradients = sum(grad.nbytes for grad in grads if grad is not None)
                     del grads
                     stepper.step()
-            seconds += took()
-            activations = forward()
+            seconds += elapsed()
+            activations = kept_bytes()
             del batch
-        state = {**stepper.state_bytes(), "gradients": gradients}
-        return seconds, Parts(**state, inputs=inputs, activations=activations)
+        state = {**stepper.state_bytes(), "gradients_bytes": gradients}
+        return seconds, Parts(**state, inputs_bytes=inputs, activations_bytes=activations)
 
     def _make_batch(self, size: int) -> Any:
-        workload, device = self.held.workload, self.held.device
+        workload, device = self.loaded.workload, self.loaded.device
         move = mover(device, workload.channels_last)
-        return self.held.samples.on_device(size, device, workload.channels_last, move)
+        return self.loaded.samples.on_device(size, device, workload.channels_last, move)
 
-    def _tell_failure(self, result: ProbeResult, error: Exception) -> None:
+    def _report_failure(self, result: ProbeResult, error: Exception) -> None:
         text = str(error)
         kind: probing.Kind = failure_kind(TorchFramework(), error)
         if kind == "error" and _BUSY in text:
             kind = "gpu_busy"
-        # What of the allocation there was not, by what PyTorch says about its memory.
-        wanted, in_use, unused = (_size(each, text) for each in (_WANTED, _IN_USE, _UNUSED))
-        missing = None
-        if wanted is not None and in_use is not None and unused is not None:
+        # PyTorch's message contains the sizes that give the shortfall.
+        requested, in_use, unused = (_size(each, text) for each in (_REQUESTED, _IN_USE, _UNUSED))
+        shortfall = None
+        if requested is not None and in_use is not None and unused is not None:
             cap, free = self.request.cap, _size(_FREE, text) or 0
-            missing = max(0, wanted - max(0, free if cap is None else cap - in_use - unused))
-        message, hint = explain(error, self.held.workload)
-        message = message.strip().partition("\n")[0][:_LONGEST]
-        failed = replace(result, kind=kind, wanted=wanted, missing=missing)
-        self._tell(replace(failed, message=message, hint=hint))
+            shortfall = max(0, requested - max(0, free if cap is None else cap - in_use - unused))
+        message, hint = describe_error(error, self.loaded.workload)
+        message = message.strip().partition("\n")[0][:_MAX_MESSAGE]
+        failed = replace(result, kind=kind, message=message, hint=hint)
+        self._notify(replace(failed, requested_bytes=requested, shortfall_bytes=shortfall))
 
-    def _tell(self, result: ProbeResult) -> None:
-        stats = dataclasses.asdict(self.meter.stats())
-        self.tell(replace(result, **stats, notes=tuple(dict.fromkeys(self.notes))))
+    def _notify(self, result: ProbeResult) -> None:
+        stats = self.meter.stats()
+        self.notify(
+            replace(
+                result,
+                allocated_peak_bytes=stats.allocated_peak,
+                reserved_peak_bytes=stats.reserved_peak,
+                retries=stats.retries,
+                ooms=stats.ooms,
+                notes=tuple(dict.fromkeys(self.notes)),
+            )
+        )
 
 
 def _size(pattern: re.Pattern[str], text: str) -> int | None:
@@ -272,20 +282,22 @@ def _leaves(model: nn.Module) -> dict[nn.Module, str]:
 
 
 def layers_of(built: Built, batch: Any, samples: int) -> tuple[Layer, ...]:
-    """The layers that hold no others, in the order in which a batch goes through them.
+    """Return the layers without sublayers, in execution order.
 
-    One that is used several times is counted as often, with its parameters once.
+    A layer that is used several times appears each time, its parameters only once.
     """
-    found: list[Layer] = []
+    layers: list[Layer] = []
     seen: set[nn.Module] = set()
     leaves = _leaves(built.model)
 
-    def note(module: nn.Module, _: Any, output: Any) -> None:
-        own = 0 if module in seen else sum(p.nbytes for p in module.parameters())
+    def record(module: nn.Module, _: Any, output: Any) -> None:
+        parameters = 0 if module in seen else sum(p.nbytes for p in module.parameters())
         seen.add(module)
-        found.append(Layer(leaves[module], type(module).__name__, own, bytes_in(output) // samples))
+        layers.append(
+            Layer(leaves[module], type(module).__name__, parameters, bytes_in(output) // samples)
+        )
 
-    hooks = [module.register_forward_hook(note) for module in leaves]
+    hooks = [module.register_forward_hook(record) for module in leaves]
     try:
         built.model.eval()
         with torch.no_grad():
@@ -293,4 +305,4 @@ def layers_of(built: Built, batch: Any, samples: int) -> tuple[Layer, ...]:
     finally:
         for hook in hooks:
             hook.remove()
-    return tuple(found)
+    return tuple(layers)

@@ -1,6 +1,6 @@
-"""Some more steps, under the PyTorch profiler: after those that are measured, as it slows them.
+"""Additional steps under the PyTorch profiler, after the measured steps since it slows them down.
 
-All figures are those of the profiler's own aggregation. The trace is kept for a viewer, not read.
+All figures come from the profiler's own aggregation. The trace is only kept for a viewer.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile, schedule
 
-MOST_STEPS = 50
-"""A step of a large model leaves ten megabytes and more in the trace."""
+MAX_STEPS = 50
+"""A step of a large model adds 10 MiB or more to the trace."""
 
 _WARM_UP = 1
-"""Steps in which the profiler starts; they are in no figure."""
-_MOST_KERNELS = 100
+"""Steps while the profiler starts, which are not included in the figures."""
+_MAX_KERNELS = 100
 _ZIP_LEVEL = 4
-"""Traces are long and repeat themselves: more effort takes seconds and gains little."""
+"""Higher levels take seconds longer and gain little on traces."""
 _RUNTIME_CALL = re.compile(r"cu(da)?[A-Z]")
-"""`cudaLaunchKernel`, `cuLaunchKernelEx` and their like: calls of the host into CUDA."""
+"""Host calls into CUDA, such as `cudaLaunchKernel` and `cuLaunchKernelEx`."""
 _COPY_NAME = re.compile(r"Memcpy (\wto\w)")
 _DIRECTIONS = {
     "HtoD": "to_device",
@@ -36,23 +36,24 @@ _DIRECTIONS = {
     "PtoP": "between_devices",
     "HtoH": "host",
 }
-"""Where a copy goes, by what CUPTI calls it; anything else is `other`."""
+"""Direction of a copy by its CUPTI name; anything else is `other`."""
 _NO_CUPTI = (
-    "The profiler saw nothing of the GPU, as if CUPTI could not be used here. End other profilers "
-    "(nsys, ncu, DCGM); in a container, allow it SYS_ADMIN, or ask the administrator to set "
-    "NVreg_RestrictProfilingToAdminUsers=0"
+    "The profiler recorded no GPU activity: CUPTI is probably not available. Stop other profilers "
+    "(nsys, ncu, DCGM). In a container, add the SYS_ADMIN capability, or ask the administrator to "
+    "set NVreg_RestrictProfilingToAdminUsers=0"
 )
 
 
 def profile_steps(
     one_step: Callable[[], None], steps: int, trace: Path, device: str
 ) -> dict[str, Any]:
-    """Take steps under the profiler, keep their trace, and return their totals: a
-    `records.profile.RankProfile` as plain values.
+    """Take steps under the profiler, save the trace, and return the totals as the plain values of a
+    `records.profile.RankProfile`.
 
-    A profiler that fails is an `error`, and fails nothing. A step that fails does.
+    If the profiler fails, the result is an `error` and the trial continues. If a step fails, its
+    exception is raised.
     """
-    todo = _Steps(one_step, _WARM_UP + max(1, min(steps, MOST_STEPS)))
+    todo = _Steps(one_step, _WARM_UP + max(1, min(steps, MAX_STEPS)))
     try:
         return _profiled(todo, trace, device)
     except Exception as error:
@@ -62,15 +63,15 @@ def profile_steps(
         while todo.left:
             todo.take()
         if isinstance(error, OSError):
-            what = f"The trace could not be kept: {error.strerror or error}"
-            return {"error": f"{what}. See that the folder of the run can be written and has space"}
-        what = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
-        advice = "The trial is not affected; end other profilers, or try another version of PyTorch"
-        return {"error": f"The PyTorch profiler failed: {what}. {advice}"}
+            reason = f"The trace could not be saved: {error.strerror or error}"
+            return {"error": f"{reason}. Check that the run folder is writable and has free space"}
+        reason = str(error).strip().partition("\n")[0].rstrip(".") or type(error).__name__
+        hint = "The trial is not affected. Stop other profilers, or try another version of PyTorch"
+        return {"error": f"The PyTorch profiler failed: {reason}. {hint}"}
 
 
 class _Steps:
-    """Steps that must be taken, profiled or not: the other ranks would wait for them."""
+    """Steps that must be taken, profiled or not, since the other ranks wait for them."""
 
     def __init__(self, one_step: Callable[[], None], count: int) -> None:
         self._one_step = one_step
@@ -93,8 +94,7 @@ def _profiled(todo: _Steps, trace: Path, device: str) -> dict[str, Any]:
         schedule=schedule(wait=0, warmup=_WARM_UP, active=steps, repeat=1),
         profile_memory=True,
     ) as profiler:
-        # The device is waited for at both ends, so that its work falls into the steps that asked
-        # for it.
+        # Synchronize at both ends, so that device work is counted in the step that queued it.
         todo.take()
         if is_gpu:
             torch.cuda.synchronize(device)
@@ -110,7 +110,7 @@ def _profiled(todo: _Steps, trace: Path, device: str) -> dict[str, Any]:
         if event.name.startswith("ProfilerStep") and event.device_type == DeviceType.CPU
     ]
     if len(step_us) != steps:
-        raise RuntimeError(f"it recorded {len(step_us)} of {steps} steps")
+        raise RuntimeError(f"only {len(step_us)} of {steps} steps were recorded")
     figures = _figures(profiler)
     return {
         "device": device,
@@ -124,8 +124,10 @@ def _profiled(todo: _Steps, trace: Path, device: str) -> dict[str, Any]:
 
 
 def _figures(profiler: profile) -> dict[str, Any]:
-    """Operators and calls of the host, kernels and copies of the device, the longest first; None
-    for all of a device that was not seen."""
+    """Operators and runtime calls of the host, kernels and copies of the device, longest first.
+
+    Device figures are None if no device activity was recorded.
+    """
     rows = [row for row in profiler.key_averages() if not row.is_user_annotation]
     on_host = [row for row in rows if row.device_type == DeviceType.CPU and row.key[0] != "["]
     on_device = [row for row in rows if row.device_type != DeviceType.CPU]
@@ -172,7 +174,7 @@ def _figures(profiler: profile) -> dict[str, Any]:
         ],
         "kernels": [
             {"name": row.key, "calls": row.count, "us": row.self_device_time_total}
-            for row in kernels[:_MOST_KERNELS]
+            for row in kernels[:_MAX_KERNELS]
         ],
         "sums": {
             "operator_cpu_us": cpu_us(operators),
@@ -183,11 +185,11 @@ def _figures(profiler: profile) -> dict[str, Any]:
 
 
 def _copies(rows: list[Any]) -> dict[str, dict[str, float]]:
-    """By direction."""
+    """Copies by direction."""
     copies: dict[str, dict[str, float]] = {}
     for row in rows:
         named = _COPY_NAME.match(row.key)
-        ends = named[1].replace("A", "D") if named else ""  # an array is memory of the device too
+        ends = named[1].replace("A", "D") if named else ""  # a CUDA array is device memory
         direction = _DIRECTIONS.get(ends, "other")
         sums = copies.setdefault(direction, {"calls": 0, "us": 0.0, "pageable_us": 0.0})
         sums["calls"] += row.count
@@ -198,7 +200,7 @@ def _copies(rows: list[Any]) -> dict[str, dict[str, float]]:
 
 
 def _memory(profiler: profile, device: str) -> dict[str, dict[str, int | None]]:
-    """The most that tensors held at once, by device; of the host beyond what was held before."""
+    """Peak memory of tensors by device; on the host, the increase during the steps."""
     results = profiler.profiler.kineto_results if profiler.profiler else None
     changes = sorted(
         (event.start_ns(), event.nbytes())  # type: ignore[attr-defined]

@@ -1,4 +1,4 @@
-"""One rank's training step, and the cycle of steps in which memory may run out."""
+"""The training step of one rank, and the training cycle that a probe runs."""
 
 from __future__ import annotations
 
@@ -18,35 +18,40 @@ from stepscope.workloads.frameworks.torch.device import Precision
 from stepscope.workloads.frameworks.torch.models import Built, LossOf
 from stepscope.workloads.spec import Workload
 
-STEPS_AGAIN = 2
+STEPS_AFTER_EVALUATION = 2
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
     "adam": torch.optim.Adam,
     "adamw": torch.optim.AdamW,
 }
-_LEAST_PART = 2
-"""One sample alone is refused by batch normalisation, which is no matter of memory."""
+_MIN_SMALLER_BATCH = 2
+"""Batch normalization rejects a single sample, which has nothing to do with memory."""
 
 
 class Phase(str, Enum):
     SMALLER_BATCH = "smaller batch"
     EVALUATION = "evaluation"
-    AGAIN = "again"
+    STEP = "step after evaluation"
 
 
-def rest_of_cycle(batch: int, again: int = STEPS_AGAIN) -> Iterator[tuple[Phase, int]]:
-    """Each with the size of its batch: the last and smaller batch of an epoch, an evaluation, and
-    steps again. Memory runs out in each of them."""
-    part = max(_LEAST_PART, round(batch * 2 / 5))  # any part will do
-    if part < batch:
-        yield Phase.SMALLER_BATCH, part
+def rest_of_cycle(
+    batch: int, steps_after: int = STEPS_AFTER_EVALUATION
+) -> Iterator[tuple[Phase, int]]:
+    """Yield the phases after the first steps of a training cycle, each with its batch size.
+
+    They are the smaller last batch of an epoch, an evaluation, and more steps. Memory can run out
+    in each of them.
+    """
+    smaller = max(_MIN_SMALLER_BATCH, round(batch * 2 / 5))  # any smaller batch will do
+    if smaller < batch:
+        yield Phase.SMALLER_BATCH, smaller
     yield Phase.EVALUATION, batch
-    for _ in range(again):
-        yield Phase.AGAIN, batch
+    for _ in range(steps_after):
+        yield Phase.STEP, batch
 
 
 class Stepper:
-    """Forward, backward and optimizer of one rank."""
+    """Forward pass, backward pass and optimizer step of one rank."""
 
     def __init__(
         self, workload: Workload, built: Built, device: torch.device, precision: Precision
@@ -63,25 +68,25 @@ class Stepper:
         if workload.compile:
             model = torch.compile(model)  # type: ignore[assignment]
         self.forward: nn.Module = _Forward(model, built.loss)
-        """From a batch to its loss."""
+        """Maps a batch to its loss."""
         if workload.ranks > 1:  # gradients are averaged over the ranks
             ids = [device.index] if device.type == "cuda" else None
             self.forward = DistributedDataParallel(self.forward, device_ids=ids)
         parameters = [p for p in self.forward.parameters() if p.requires_grad]
-        make = built.own.optimizer if built.own else None
+        make = built.custom.optimizer if built.custom else None
         if make is None:
-            more: dict[str, Any] = {"lr": workload.lr, "weight_decay": workload.weight_decay}
+            options: dict[str, Any] = {"lr": workload.lr, "weight_decay": workload.weight_decay}
             if workload.optimizer == "sgd":
-                more["momentum"] = workload.momentum
-            make = partial(_OPTIMIZERS[workload.optimizer], **more)
+                options["momentum"] = workload.momentum
+            make = partial(_OPTIMIZERS[workload.optimizer], **options)
         self.optimizer = make(parameters)
         self._loss: torch.Tensor | None = None
 
     def batch(self, batch: Any, last: bool) -> None:
-        """Add the gradients of a batch; the last of a step exchanges them between ranks."""
+        """Add the gradients of a batch. The last batch of a step synchronizes the ranks."""
         forward = self.forward
-        adds_up = isinstance(forward, DistributedDataParallel) and not last
-        with forward.no_sync() if adds_up else nullcontext():  # type: ignore[operator]
+        is_local = isinstance(forward, DistributedDataParallel) and not last
+        with forward.no_sync() if is_local else nullcontext():  # type: ignore[operator]
             with self._precision.autocast():
                 loss = forward(batch)
             self._loss = loss.detach()
@@ -94,10 +99,10 @@ class Stepper:
         self.optimizer.zero_grad(set_to_none=True)
 
     def evaluate(self, batch: Any) -> str | None:
-        """The loss of a batch as a validation computes it; what is trained stays as it is.
+        """Compute the loss of a batch without gradients and without changing the model.
 
-        A step of a user's may not be made for evaluation. That is no matter of memory: it is
-        returned as a note.
+        A custom step may not support evaluation. That has nothing to do with memory, so the error
+        is returned as a note.
         """
         self.forward.eval()
         try:
@@ -106,30 +111,30 @@ class Stepper:
         except Exception as error:
             if failure_kind(TorchFramework(), error) != "error":
                 raise
-            said = (str(error).strip() or repr(error)).splitlines()[0]
-            return f"evaluation was not tried: {said}"
+            reason = (str(error).strip() or repr(error)).splitlines()[0]
+            return f"the evaluation was skipped: {reason}"
         finally:
             self.forward.train()
         return None
 
     def last_loss(self) -> float | None:
-        """What the loss was in the end. Waits for the device: not within the measured steps."""
+        """Return the last loss. This synchronizes with the device: not for measured steps."""
         return None if self._loss is None else float(self._loss.float().mean().item())
 
     def state_bytes(self) -> dict[str, int]:
-        """What stays from one step to the next, and the gradients that come in each."""
+        """Return the memory that does not depend on the batch, by field of `Parts`."""
         module = self.forward
         states = (state for state in self.optimizer.state.values() if isinstance(state, dict))
         values = (value for state in states for value in state.values())
         return {
-            "weights": sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
-            "gradients": sum(p.nbytes for p in module.parameters() if p.requires_grad),
-            "optimizer": sum(value.nbytes for value in values if isinstance(value, torch.Tensor)),
+            "weights_bytes": sum(t.nbytes for t in (*module.parameters(), *module.buffers())),
+            "gradients_bytes": sum(p.nbytes for p in module.parameters() if p.requires_grad),
+            "optimizer_bytes": sum(v.nbytes for v in values if isinstance(v, torch.Tensor)),
         }
 
 
 class _Forward(nn.Module):
-    """Model and loss as one module, so that gradients are exchanged whatever a user's step does."""
+    """Model and loss as one module, so that DistributedDataParallel also covers a custom step."""
 
     def __init__(self, model: nn.Module, loss: LossOf) -> None:
         super().__init__()

@@ -1,7 +1,0 @@
-"""Cannot be imported: something is missing."""
-
-import no_such_package  # it breaks here
-
-
-def workload():
-    return no_such_package.workload()
