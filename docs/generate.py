@@ -23,55 +23,75 @@ from pkgutil import iter_modules
 from typing import Any
 
 import typer.main
+from json_keys import Rows, literal_keys, record_keys
 from messages import collect
 
 import stepscope.sensors
 from stepscope.analysis.bottleneck.causes import CAUSES
 from stepscope.analysis.bottleneck.thresholds import THRESHOLDS
+from stepscope.analysis.memory.model import MemoryLine, Parts
+from stepscope.analysis.run.gpus import GpuFigures, GpuRow
+from stepscope.analysis.run.progress import EpochNow, LiveThroughput
+from stepscope.analysis.study import records as study_records
+from stepscope.cli import doctor as doctor_command
 from stepscope.cli.app import app
 from stepscope.cli.console import EXIT_CODES
+from stepscope.doctor.checks import CheckResult
+from stepscope.doctor.machine import MachineRemark
+from stepscope.doctor.run import DoctorReport, SensorState
 from stepscope.errors import StepscopeError
+from stepscope.fit import result as fit_records
 from stepscope.metrics import DERIVED, Metric, Scope, of_scope
-from stepscope.records import Outcome
+from stepscope.records import EpochRow, ExitStatus, Gpu, Outcome, Statistic, Summary
 from stepscope.report.bottleneck import json as bottleneck_json
 from stepscope.report.bottleneck.messages import CAUSE_TEXTS
 from stepscope.report.bottleneck.view import quantity_text
+from stepscope.report.fit import json as fit_json
+from stepscope.report.live.view import frame_dict
+from stepscope.report.run.json import summary_dict
+from stepscope.report.study import export as study_json
+from stepscope.report.study.configurations import ConfigurationRow
+from stepscope.report.study.plan import PlanView
+from stepscope.report.study.view import BlockLine, SkippedGroup
 from stepscope.report.trial import json as trial_json
 from stepscope.sensors.contract import Sensor
+from stepscope.workloads.probing import ProbeResult, Subject
 from stepscope.workloads.spec import SETTINGS, Setting, setting_default, setting_type
 
 DOCS = Path(__file__).parent
 PAGES = sorted(page for page in DOCS.glob("*.md") if "<!-- generated: " in page.read_text("utf-8"))
 
+FORMAT_KEY = ("format", "Version of these keys")
 METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
 PLAIN_CODES = (
     (
         0,
-        "`run`: the command ended with 0. Elsewhere: it worked; `watch`: however the process ended",
+        "Success. `run`: the exit code of the command was 0. `watch`: always, even if the process "
+        "failed",
     ),
     (
         1,
-        "Any other error of stepscope, say a report that cannot be written; `doctor`: a sensor "
-        "does not tell the truth",
+        "Any other error of stepscope, such as a report that cannot be written; `doctor`: a sensor "
+        "is wrong",
     ),
     (
         2,
-        "What the command line itself rejects: an option or argument that does not exist or is "
-        "missing, a text where a number belongs, `--repeat 0`",
+        "Invalid command line: an unknown or missing option or argument, or a value of the wrong "
+        "type or range",
     ),
     (130, "`doctor` or `study run` was interrupted"),
 )
 CODES_OF_FIT = (
     (Outcome.GPU_OOM, "not even a batch of 1 fits the GPU"),
     (Outcome.HOST_OOM, "not even a batch of 1 fits host memory"),
-    (Outcome.CRASHED, "it leaks"),
+    (Outcome.CRASHED, "memory leaks, so there is no result"),
 )
 CODES_OF_TRIAL = (
-    (4, "a setting with an impossible value; `--gpu-memory` without a GPU"),
+    (4, "an invalid setting, or `--gpu-memory` without a GPU"),
     (
         5,
-        "a size, a time or an `--interval` that is none; more than there is; a run folder that "
-        "cannot be written",
+        "an invalid size, time or interval, a limit above what the machine has, or a run folder "
+        "that cannot be written",
     ),
 )
 
@@ -136,7 +156,7 @@ def exit_codes() -> str:
         meanings.setdefault(code, []).append(meaning)
     return table(
         ("code", "meaning"),
-        ((str(code), "; ".join(said)) for code, said in sorted(meanings.items())),
+        ((str(code), "; ".join(texts)) for code, texts in sorted(meanings.items())),
     )
 
 
@@ -147,17 +167,6 @@ def settings() -> str:
         (
             (f"`{name}`", _values(name, setting), _default(setting_default(name)), setting.help)
             for name, setting in SETTINGS.items()
-        ),
-    )
-
-
-def trial_keys() -> str:
-    """A row for every key of a trial's JSON."""
-    return table(
-        ("key", "content"),
-        (
-            (f"`{key}`", meaning or "the 95th percentile of the same")
-            for key, _, meaning in trial_json.KEYS
         ),
     )
 
@@ -195,18 +204,18 @@ def proofs() -> str:
     for path in newest.values():
         figures = json.loads(path.read_text())["figures"]
         for case in figures["cases"]:
-            told, got = case["predicted"], case["measured"]
+            bound, measured = case["predicted"], case["measured"]
             rows.append(
                 (
                     f"`{case['script']}`",
                     f"`{case['planted']}`",
                     ", ".join(f"`{name}`" for name in dict.fromkeys(case["named"])),
-                    f"{told:.2f}×" if told and got else "",
-                    f"{got:.2f}×" if got else "",
-                    f"{got / told - 1:+.0%}".replace("%", " %") if told and got else "",
+                    f"{bound:.2f}×" if bound and measured else "",
+                    f"{measured:.2f}×" if measured else "",
+                    f"{measured / bound - 1:+.0%}".replace("%", " %") if bound and measured else "",
                 )
             )
-    head = ("script", "planted", "named first", "predicted at most", "measured once removed", "off")
+    head = ("script", "planted cause", "first finding", "speed-up bound", "measured", "difference")
     return table(head, rows)
 
 
@@ -224,6 +233,126 @@ def plain_keys(keys: Iterable[tuple[str, str]]) -> str:
     return table(("key", "content"), ((f"`{key}`", meaning) for key, meaning in keys))
 
 
+def json_objects(objects: dict[str, Rows]) -> str:
+    """A table for the outermost object, and one for each object inside of it."""
+    return "\n\n".join(
+        (
+            f"Each object in `{name}`:\n\n"
+            if name.endswith("[]")
+            else f"`{name}`:\n\n"
+            if name
+            else ""
+        )
+        + plain_keys(rows.items())
+        for name, rows in objects.items()
+    )
+
+
+def summary_keys() -> str:
+    figures = record_keys(GpuFigures)
+    expand = {"to_json(view.gpu_use.overall)": figures, "to_json(row.figures)": figures}
+    computed = (Gpu, GpuRow, EpochRow, Summary, ExitStatus)
+    return json_objects(
+        {
+            "": literal_keys(summary_dict, computed, expand),
+            "epochs[]": record_keys(EpochRow),
+            "statistics[]": record_keys(Statistic, more={"unit": "unit of the metric"}),
+        }
+    )
+
+
+def fit_keys() -> str:
+    def keys(record: type, **more: str) -> Rows:
+        return record_keys(record, dict.fromkeys(fit_json.OMITTED.get(record, ()), ""), more)
+
+    fit = fit_records
+    return json_objects(
+        {
+            "": {
+                **dict([FORMAT_KEY]),
+                "batch_size": "Batch size to use: the recommended one, or else the max batch size",
+                **keys(fit.FitResult, environment="`gpu`: the GPU that probes ran on"),
+            },
+            "budget": keys(fit.MemoryBudget),
+            "budget.other_processes[]": keys(fit.OtherProcess),
+            "subject": keys(Subject),
+            "cost": keys(fit.SearchCost),
+            "max_batch` and `recommended_batch": keys(
+                fit.Batch,
+                batch_above="the next larger batch size that failed; null if none did",
+                shortfall_bytes="bytes missing at that batch size, at least; null if unknown",
+                failure_above="how that batch size failed, as text",
+            ),
+            "curve[]": keys(fit.ProbedBatch),
+            "memory_breakdown": keys(
+                fit.MemoryBreakdown, recommendation="what to change to fit a larger batch"
+            ),
+            "memory_breakdown.parts": keys(Parts),
+            "minimum_memory` and `retry_free_memory": keys(MemoryLine),
+            "predictions[]": keys(fit.GpuPrediction),
+            "what_ifs[]": keys(
+                fit.WhatIf, change="the change, as text", reason="what the estimate is based on"
+            ),
+            "loader": keys(fit.LoaderMemory),
+            "linear2019": keys(fit.Linear2019, note="what the estimate leaves out"),
+            "verification[]": keys(ProbeResult),
+            "environment.gpu": keys(fit.ChosenGpu),
+        }
+    )
+
+
+def study_keys() -> str:
+    records, renamed = study_records, study_json
+    level_mean = {"mean": "samples_per_second", **renamed.INTERVAL}
+    configuration = record_keys(records.Configuration, renamed.INTERVAL)
+    expand = {
+        "_configuration_dict(each.configuration)": configuration,
+        "_renamed(pair, **SIGNIFICANT)": record_keys(records.Interaction, renamed.SIGNIFICANT),
+    }
+    effect = record_keys(records.MainEffect, renamed.SIGNIFICANT)
+    return json_objects(
+        {
+            "": literal_keys(study_json.study_dict, expand=expand),
+            "effects[]": literal_keys(study_json.effects_dict, (records.Effects,), expand),
+            "effects[].main[]` and `sensitivity[].effects[]": effect,
+            "size` and `gain": record_keys(records.Estimate),
+            "noise": record_keys(records.Noise),
+            "effects[].main[].levels[]": record_keys(records.LevelMean),
+            "effects[].interactions[].cells[]": record_keys(records.CellMean),
+            "curves[]": literal_keys(study_json.curve_dict),
+            "curves[].points[]": record_keys(records.LevelMean, level_mean),
+            "curves[].knee": record_keys(records.Knee, renamed.KNEE),
+            "configurations[]": record_keys(ConfigurationRow, renamed.CONFIGURATION),
+            "blocks[]": record_keys(BlockLine, renamed.BLOCK),
+        }
+    )
+
+
+def plan_keys() -> str:
+    renamed = {"fixed": "", "remarks": "notes"}
+    skipped = record_keys(SkippedGroup)
+    rows = {**dict([FORMAT_KEY]), **record_keys(PlanView, renamed)}
+    return json_objects({"": rows, "skipped[]": skipped})
+
+
+def doctor_keys() -> str:
+    share = {"core_share": "share of one core, 0 to 1"}
+    return json_objects(
+        {
+            "": literal_keys(doctor_command.doctor, (DoctorReport,)),
+            "sensors[]": record_keys(SensorState, more=share),
+            "self_test[]": record_keys(CheckResult),
+            "machine[]": record_keys(MachineRemark),
+        }
+    )
+
+
+def top_keys() -> str:
+    throughput = {"to_json(frame.throughput)": record_keys(LiveThroughput)}
+    rows = literal_keys(frame_dict, (ExitStatus,), throughput)
+    return json_objects({"": rows, "epoch": record_keys(EpochNow)})
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "metrics-process": lambda: metrics_of("process"),
     "metrics-host": lambda: metrics_of("host"),
@@ -233,7 +362,15 @@ PARTS: dict[str, Callable[[], str]] = {
     "commands": commands,
     "exit-codes": exit_codes,
     "settings": settings,
-    "trial-keys": trial_keys,
+    "summary-keys": summary_keys,
+    "trial-keys": lambda: plain_keys(
+        [FORMAT_KEY, *((key, meaning) for key, _, meaning in trial_json.KEYS)]
+    ),
+    "fit-keys": fit_keys,
+    "study-keys": study_keys,
+    "plan-keys": plan_keys,
+    "doctor-keys": doctor_keys,
+    "top-keys": top_keys,
     "causes": causes,
     "thresholds": thresholds,
     "proofs": proofs,
@@ -259,7 +396,7 @@ def table(head: tuple[str, ...], rows: Iterable[tuple[str, ...]]) -> str:
 
 
 def first_sentence(text: str | None) -> str:
-    """The first sentence of the first paragraph of a docstring, without its full stop."""
+    """The first sentence of the first paragraph of a docstring, without its period."""
     paragraph = " ".join(cleandoc(text or "").partition("\n\n")[0].split())
     return re.split(r"\.\s", paragraph)[0].rstrip(".")
 
@@ -324,12 +461,12 @@ def _option_name(option: Any) -> str:
 def _option_help(option: Any) -> str:
     notes = []
     if option.is_flag and option.default:
-        notes.append(f"Default: `{option.opts[0]}`.")
+        notes.append(f"default: `{option.opts[0]}`")
     elif not option.is_flag and _default(option.default):
-        notes.append(f"Default: {_default(option.default)}.")
+        notes.append(f"default: {_default(option.default)}")
     if option.envvar:
-        notes.append(f"Taken from `{option.envvar}` where that is set.")
-    return " ".join([option.help, *notes])
+        notes.append(f"environment variable: `{option.envvar}`")
+    return f"{option.help} ({'; '.join(notes)})" if notes else str(option.help)
 
 
 def _values(name: str, setting: Setting) -> str:

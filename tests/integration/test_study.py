@@ -285,7 +285,7 @@ def test_a_study_stops_if_every_trial_fails(tmp_path: Path) -> None:
 def test_crashed_trials_are_retried_on_request(tmp_path: Path) -> None:
     here = Folder(tmp_path, formula="1 / 0")
     messages = here.run(FOUR, code=4)
-    assert "The first 3 configurations crashed and none has trained" in messages
+    assert "3 configurations crashed and none has trained" in messages
     assert "ZeroDivisionError" in messages and "--retry-failed" in messages
     here.env["PLANTED_FORMULA"] = "100.0"
     here.run(FOUR, "--retry-failed")

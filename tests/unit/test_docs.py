@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+import stepscope
 from conftest import STEPSCOPE, trial_environment
 from stepscope.analysis.bottleneck.causes import CAUSES
 from stepscope.cli.console import EXIT_CODES
@@ -108,12 +109,12 @@ def test_generated_parts_are_fresh() -> None:
 
 
 def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
-    for file in (DOCS / "generate.py", DOCS / "messages.py", *PAGES):
+    for file in (*DOCS.glob("*.py"), *PAGES):
         shutil.copy(file, tmp_path)
     for page, word in (
-        ("measurement.md", "`rss`"),
+        ("metrics.md", "`rss`"),
         ("cli.md", "`trial`: `shm_full`"),
-        ("trials.md", "`noise_dof`"),
+        ("json.md", "`noise_dof`"),
         ("workloads.md", "`batch_size`"),
         ("explain.md", "`host_ahead`"),
     ):
@@ -125,7 +126,7 @@ def test_generated_parts_are_noticed_when_stale(tmp_path: Path) -> None:
     done = subprocess.run(check, capture_output=True, text=True)
 
     assert done.returncode == 1
-    assert "stale: measurement.md, cli.md, trials.md, workloads.md, explain.md;" in done.stderr
+    assert "stale: cli.md, explain.md, json.md, metrics.md, workloads.md;" in done.stderr
 
 
 @pytest.mark.parametrize("page", LINKED, ids=lambda page: page.name)
@@ -154,7 +155,7 @@ def test_every_kind_of_event_is_described() -> None:
 
 def test_what_is_left_without_each_cause_is_described() -> None:
     text = (DOCS / "explain.md").read_text(encoding="utf-8")
-    part = text[text.index("## The ceiling") : text.index("What it does not promise")]
+    part = text[text.index("## Speed-up bound") : text.index("## Confidence")]
     named = re.findall(r"`([^`]+)`", " ".join(re.findall(r"^\| (`[^|]*) \|", part, re.M)))
     blamed = {key for key, cause in CAUSES.items() if cause.kind != "healthy"}
     blamed -= JUDGED_WITHOUT_STEPS
@@ -163,7 +164,7 @@ def test_what_is_left_without_each_cause_is_described() -> None:
 
 
 def test_every_outcome_is_described() -> None:
-    text = (DOCS / "concepts.md").read_text(encoding="utf-8")
+    text = (DOCS / "glossary.md").read_text(encoding="utf-8")
     for outcome in Outcome:
         assert f"`{outcome.value}`" in text
 
@@ -190,7 +191,7 @@ def test_every_file_of_a_trial_is_described() -> None:
 
 def test_the_record_of_a_step_is_described() -> None:
     text = (DOCS / "run-folder.md").read_text(encoding="utf-8")
-    part = text[text.index("`steps<N>.bin`") : text.index("## derived")]
+    part = text[text.index("`steps<N>.bin`") : text.index("## `derived/`")]
     rows = re.findall(r"^\| (\d+)–(\d+) \| int64 \| `(\w+)`", part, re.M)
     assert [name for _, _, name in rows] == list(FIELDS)
     assert [(int(a), int(b)) for a, b, _ in rows] == [(8 * i, 8 * i + 7) for i in range(len(rows))]
@@ -249,12 +250,25 @@ def test_the_run_folder_example_runs_on_a_run_that_was_cut_off(tmp_path: Path) -
 
 
 def test_the_quickstart_example_runs(folder: Path) -> None:
-    (example,) = blocks_of("quickstart.md", "python", "to_pandas")
+    (example,) = blocks_of("quickstart.md", "python", "open_run")
 
     printed = run_python(example, cwd=folder)
 
-    assert " ok the command ended normally\n" in printed
-    assert "seconds" in printed and "rss" in printed
+    assert " ok\n" in printed and "cores" in printed and "MiB" in printed
+
+
+@pytest.mark.parametrize("word", ["stepscope.mark", "stepscope.watch", "explain()", "errors"])
+def test_the_cheap_python_examples_run(word: str, folder: Path, tmp_path: Path) -> None:
+    (example,) = blocks_of("python.md", "python", word)
+    shutil.copytree(folder / "runs", tmp_path / "runs")
+
+    run_python(example, cwd=tmp_path)
+
+
+def test_every_public_name_is_described() -> None:
+    text = (DOCS / "python.md").read_text(encoding="utf-8")
+    for name in stepscope.__all__:
+        assert name == "__version__" or f"`{name}`" in text, name
 
 
 @pytest.mark.parametrize("example", blocks_of("studies.md", "yaml", "factors"))
@@ -273,9 +287,10 @@ def test_the_example_studies_can_be_used(file: Path) -> None:
 
 def test_the_files_of_a_study_are_described(tmp_path: Path) -> None:
     text = (DOCS / "studies.md").read_text(encoding="utf-8")
-    for name in TABLES:
+    for name in (*TABLES, *KEYS):
         assert f"`{name}`" in text, name
-    for key in (*KEYS, *study_dict(usual_study(tmp_path))):
+    text = (DOCS / "json.md").read_text(encoding="utf-8")
+    for key in study_dict(usual_study(tmp_path)):
         assert f"`{key}`" in text, key
 
 
@@ -300,5 +315,5 @@ def test_the_walks_are_true() -> None:
     for file, name in hops:
         source = (ROOT / "src" / "stepscope" / file).read_text(encoding="utf-8")
         assert re.search(rf"^\s*(?:def|class) {name}\b", source, re.MULTILINE), f"{file}:{name}"
-    for walk in text.split("## Walks")[1].split("## Decisions")[0].split("**`stepscope ")[1:]:
+    for walk in text.split("## Call paths")[1].split("## Decisions")[0].split("**`stepscope ")[1:]:
         assert len(re.findall(r"^\d+\.", walk, re.MULTILINE)) <= 12

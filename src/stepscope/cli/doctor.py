@@ -58,7 +58,8 @@ def doctor(
             sensors = [{**to_json(each), "core_share": each.share} for each in report.sensors]
             write_json(
                 {
-                    "ok": report.passed,
+                    "format": 1,  # version of these keys
+                    "ok": report.passed,  # whether no sensor is wrong
                     "sensors": sensors,
                     "monitor_cores": report.monitor_cores,
                     "self_test": report.self_test,

@@ -41,11 +41,11 @@ _NETWORK = "net:"
 class CheckResult:
     """The expected and the measured value of a check, and the verdict."""
 
-    name: str
-    expected: str
-    measured: str
-    state: State
-    detail: str = ""
+    name: str  # name of the check
+    expected: str  # expected value, as text
+    measured: str  # measured value, as text
+    state: State  # `ok`, `wrong` or `not tested`
+    detail: str = ""  # what is wrong, or why the check was not possible
 
 
 class NotTested(Exception):

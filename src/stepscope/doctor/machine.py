@@ -36,10 +36,10 @@ _MIN_NAMED_CORES = 0.05
 class MachineRemark:
     """A property of the machine, its severity, and what to do about it."""
 
-    topic: str
-    text: str
-    level: Level = "ok"
-    hint: str = ""
+    topic: str  # what was checked, such as `Memory`
+    text: str  # what was found
+    level: Level = "ok"  # `ok`, `note` or `problem`
+    hint: str = ""  # what to do; empty if nothing
 
 
 def check_machine(

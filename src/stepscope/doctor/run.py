@@ -45,11 +45,11 @@ _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 class SensorState:
     """State and cost of a sensor in a run, with reasons and hints for missing metrics."""
 
-    name: str
-    state: Literal["works", "partial", "missing"]
-    missing: Mapping[str, str]  # metric to the reason
-    hints: tuple[str, ...]
-    estimated: Mapping[str, str]
+    name: str  # name of the sensor
+    state: Literal["works", "partial", "missing"]  # `works`, `partial` or `missing`
+    missing: Mapping[str, str]  # reason by missing metric
+    hints: tuple[str, ...]  # what makes the missing metrics available
+    estimated: Mapping[str, str]  # method by metric that is estimated
     cost_s: float | None  # CPU seconds per reading
     period_s: float | None  # actual time between readings
 
@@ -63,10 +63,10 @@ class SensorState:
 class DoctorReport:
     """The complete result of `stepscope doctor`."""
 
-    sensors: list[SensorState]
-    monitor_cores: float | None  # monitoring overhead
-    self_test: tuple[CheckResult, ...]
-    machine: list[MachineRemark]
+    sensors: list[SensorState]  # one object per sensor
+    monitor_cores: float | None  # CPU time of the monitor, in cores
+    self_test: tuple[CheckResult, ...]  # one object per check; empty with --quick
+    machine: list[MachineRemark]  # one object per property of the machine
     run: Path | None  # the run of the self-test, if kept
 
     @property

@@ -226,13 +226,13 @@ class FitResult:
     subject: Subject | None  # the workload that was probed; null if no probe passed
     cost: SearchCost  # what the search cost
     max_batch: Batch | None = None  # the largest batch that trains reliably
-    recommended_batch: Batch | None = None  # without retries, within 2 % of the best throughput
+    recommended_batch: Batch | None = None  # no retries, within 2 % of the best throughput
     curve: tuple[ProbedBatch, ...] = ()  # all batch sizes that were tried
-    failures_below_max: tuple[tuple[int, int], ...] = ()  # [156, 162]: 156 fails, 162 fits
+    failures_below_max: tuple[tuple[int, int], ...] = ()  # such as [156, 162]: 156 fails, 162 fits
     memory_breakdown: MemoryBreakdown | None = None  # what the memory consists of
     minimum_memory: MemoryLine | None = None  # memory that a batch needs at least
     retry_free_memory: MemoryLine | None = None  # memory that a batch needs without retries
-    predictions: tuple[GpuPrediction, ...] = ()  # other GPU memory sizes
+    predictions: tuple[GpuPrediction, ...] = ()  # predictions for other GPU memory sizes
     what_ifs: tuple[WhatIf, ...] = ()  # estimates for other settings; not run
     loader: LoaderMemory | None = None  # host memory of the data loader
     linear2019: Linear2019 | None = None  # the estimate of `--method linear2019`
@@ -240,7 +240,7 @@ class FitResult:
     failure: FitFailure | None = None
     data_set_limit: int | None = None
     """The largest batch that the data set has samples for."""
-    verification: tuple[ProbeResult, ...] = ()  # the fresh processes of `--verify`
+    verification: tuple[ProbeResult, ...] = ()  # results of the processes of `--verify`
     notes: tuple[Note, ...] = ()  # remarks, as text
     summary: str = ""  # the result in one or two sentences
     from_cache: bool = False  # whether the result comes from the cache

@@ -7,7 +7,7 @@ into the monitored script.
     time_ns int64 | kind uint16 | flags uint16 | number uint32 | a int64 | b int64
 
 The time is CLOCK_MONOTONIC, as in the samples. A text is written once, as NAME records of up to 16
-bytes each, and then referred to by its 64-bit id. `docs/run-folder.md` describes all kinds.
+bytes each, and then referred to by its 63-bit ID. `docs/run-folder.md` describes all kinds.
 """
 
 import fcntl

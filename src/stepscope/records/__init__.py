@@ -33,8 +33,8 @@ class Outcome(str, Enum):
 class ExitStatus:
     """The outcome of a run with its reason and evidence."""
 
-    outcome: Outcome  # outcome
-    reason: str  # the reason, as text
+    outcome: Outcome  # outcome, such as `ok` or `gpu_oom`
+    reason: str  # reason for the outcome, as text
     exit_code: int | None = None  # exit code of the command; null if a signal killed it
     signal: str | None = None  # name of the signal that killed the command
     evidence: dict[str, Any] = field(default_factory=dict)
@@ -153,10 +153,10 @@ class Summary:
     core_seconds: float | None  # CPU time of the process tree, in core seconds
     steps: int  # optimizer steps
     samples: int | None  # samples trained
-    epochs: tuple[EpochRow, ...]  # one row per epoch
+    epochs: tuple[EpochRow, ...]  # one object per epoch
     epoch_source: str | None  # source of the epochs: `marks`, `pattern`, `fit` or `loader`
     phases: tuple[tuple[str, int, float], ...]  # name, count and total seconds of each phase
-    statistics: tuple[Statistic, ...]  # statistics of each metric of each entity
+    statistics: tuple[Statistic, ...]  # one object per metric and entity
     roles: tuple[str, ...]  # roles of the processes
     monitor: dict[str, float]
     """Overhead of the monitor: `cores`, `rss_bytes`, and `longest_gap_s` between samples."""

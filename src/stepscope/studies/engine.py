@@ -369,7 +369,7 @@ class Engine:
         none_trained = not any(each.is_ok for each in self.results.results)
         if len(self._crashes) >= MAX_FAILURES and none_trained:
             raise WorkloadError(
-                f"The first {len(self._crashes)} configurations crashed and none has trained: "
+                f"{len(self._crashes)} configurations crashed and none has trained: "
                 f"{result.reason} ({RunPaths(self.paths.run(result.place)).stderr_log})",
                 "Fix the code, then run the study with --retry-failed",
             )

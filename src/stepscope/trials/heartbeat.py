@@ -22,7 +22,7 @@ PHASES = {
     "import": "importing the framework",
     "data": "preparing data",
     "build": "building the model",
-    "first step": "running the first step",
+    "first_step": "running the first step",
     "profile": "profiling",
 }
 """Phases of a rank and their descriptions."""

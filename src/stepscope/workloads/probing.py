@@ -132,7 +132,8 @@ class Subject:
     variable_size: bool = False  # whether samples differ in size; the largest are probed
     custom_optimizer: bool = False  # whether the workload brings its own optimizer
     optimizer: str = ""  # setting `optimizer`
-    versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)  # by package
+    versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
+    """Version by package."""
     notes: tuple[str, ...] = ()  # remarks about the workload
 
     @property

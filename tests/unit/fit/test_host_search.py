@@ -88,7 +88,7 @@ class Machine:
         if self.base > limit:
             return ProbeResult(batch, "host_oom", "data"), HostFacts(last_phase="data")
         if peak > limit:
-            return ProbeResult(batch, "host_oom", "step 1"), HostFacts(last_phase="first step")
+            return ProbeResult(batch, "host_oom", "step 1"), HostFacts(last_phase="first_step")
         allocated = tuple(self.base + self.leaks * step for step in range(1, steps + 3))
         known_peak = 0 if peak > limit - HIDDEN_PEAK_BYTES else int(peak)
         parts = Parts(MB, MB, MB, 12_288 * batch)

@@ -100,14 +100,14 @@ class RecordedGpu:
 class GpuFigures:
     """Activity of GPUs in a time span, named as in `EpochRow`. None: not known."""
 
-    gpu_sm: float | None = None
-    gpu_tensor: float | None = None
-    gpu_dram: float | None = None
-    gpu_utilization: float | None = None
-    gpu_memory_peak_bytes: float | None = None
-    pcie_to_gpu_bytes: float | None = None
-    pcie_from_gpu_bytes: float | None = None
-    joules: float | None = None
+    gpu_sm: float | None = None  # SM activity, 0 to 1
+    gpu_tensor: float | None = None  # tensor core activity, 0 to 1
+    gpu_dram: float | None = None  # memory bandwidth use, 0 to 1
+    gpu_utilization: float | None = None  # utilization, 0 to 1
+    gpu_memory_peak_bytes: float | None = None  # peak GPU memory, in bytes
+    pcie_to_gpu_bytes: float | None = None  # bytes copied to the GPU over PCIe
+    pcie_from_gpu_bytes: float | None = None  # bytes copied from the GPU over PCIe
+    joules: float | None = None  # energy, in joules
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,12 @@ class GpuRow:
     """Activity of one GPU over the whole run."""
 
     gpu: Gpu
-    used: bool
-    """Whether the run used it."""
+    used: bool  # whether the run used the GPU
     figures: GpuFigures
-    power_watts: float | None
-    """Mean of the readings, as are the next two fields."""
-    throttled_power: float | None
-    throttled_thermal: float | None
-    ecc_uncorrected: float | None
+    power_watts: float | None  # mean power, in watts
+    throttled_power: float | None  # share of readings with clocks reduced by a power limit, 0 to 1
+    throttled_thermal: float | None  # share of readings with clocks reduced by temperature, 0 to 1
+    ecc_uncorrected: float | None  # uncorrected memory errors
 
 
 @dataclass(frozen=True)

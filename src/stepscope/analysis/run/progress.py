@@ -32,10 +32,10 @@ Loaders = Mapping[int, Sequence[int]]
 class EpochNow:
     """The current epoch, with its batches so far or those of the evaluation that follows it."""
 
-    index: int
-    phase: Phase
-    batches: int | None = None
-    total_batches: int | None = None
+    index: int  # number of the epoch
+    phase: Phase  # `training`, `evaluation` or `done`
+    batches: int | None = None  # batches so far
+    total_batches: int | None = None  # batches of the whole epoch; null if unknown
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class ReportedProgress:
 class LiveThroughput:
     """Current throughput of all ranks together."""
 
-    samples_per_second: float | None = None
-    data_wait_share: float | None = None
-    steps_per_second: float | None = None
+    samples_per_second: float | None = None  # current throughput
+    data_wait_share: float | None = None  # share of the time that training waits for data, 0 to 1
+    steps_per_second: float | None = None  # current steps per second
 
 
 def progress_of(timelines: Sequence[Timeline], begin_ns: int, now_ns: int) -> ReportedProgress:

@@ -73,7 +73,7 @@ class Factor:
 class Estimate:
     """A ratio (1 means no effect) or a difference (0 means no effect), with its interval."""
 
-    value: float
+    value: float  # the estimate
     low: float  # lower end of the confidence interval
     high: float  # upper end of the confidence interval
 
@@ -119,8 +119,8 @@ class Remark:
 class LevelMean:
     """Marginal mean of a level: the mean over an equal mix of the levels of all other factors."""
 
-    level: Level
-    mean: float  # in the unit of the response
+    level: Level  # level of the factor
+    mean: float  # mean, in the unit of the response
     low: float  # lower end of the confidence interval
     high: float  # upper end of the confidence interval
     trials: int  # number of trials with this level
@@ -130,8 +130,8 @@ class LevelMean:
 class MainEffect:
     """The effect of one factor on a response."""
 
-    factor: str
-    levels: tuple[LevelMean, ...]  # in the order of the design; only levels that were observed
+    factor: str  # name of the factor
+    levels: tuple[LevelMean, ...]  # mean of each observed level, in the order of the design
     highest_level: Level  # the level with the highest mean
     lowest_level: Level  # the level with the lowest mean
     size: Estimate  # highest mean divided by the lowest, or minus it, depending on the scale
@@ -144,7 +144,7 @@ class CellMean:
 
     first: Level  # level of the first factor
     second: Level  # level of the second factor
-    mean: float  # in the unit of the response
+    mean: float  # mean, in the unit of the response
     trials: int  # number of trials with both levels
 
 
@@ -157,13 +157,13 @@ class Interaction:
 
     first: str  # name of the first factor
     second: str  # name of the second factor
-    cells: tuple[CellMean, ...]
+    cells: tuple[CellMean, ...]  # mean at each pair of levels
     size: Estimate
     """Effect of the first factor at `stronger_at` divided by that at `weaker_at`, or minus it,
     depending on the scale."""
     is_significant: bool  # whether the interval of the size excludes "no interaction"
-    from_level: Level
-    to_level: Level
+    from_level: Level  # level of the first factor before the change
+    to_level: Level  # level of the first factor after the change
     stronger_at: Level  # level of the second factor with the larger effect
     weaker_at: Level  # level of the second factor with the smaller effect
     simple_effects: tuple[tuple[Level, float], ...]
@@ -181,7 +181,7 @@ class Effects:
     noise: Noise
     main: tuple[MainEffect, ...]
     interactions: tuple[Interaction, ...]
-    explained_variance_share: float | None  # of the variance between trials, 0 to 1 (R²)
+    explained_variance_share: float | None  # share that the model explains, 0 to 1 (R²)
     remarks: tuple[Remark, ...] = ()
 
 
@@ -206,9 +206,9 @@ class Fall:
 class Knee:
     """The level beyond which more of a factor gains less than 5 %."""
 
-    level: float
+    level: float  # level of the knee
     best: Level  # the best level beyond the knee
-    gain: Estimate  # throughput at that level divided by that at the knee
+    gain: Estimate  # throughput at the best level beyond the knee divided by that at the knee
     is_certain: bool  # whether the intervals confirm it: less is slower, more gains below 10 %
     fall: Fall | None = None
 
@@ -240,12 +240,12 @@ class ScalingCurve:
 class Configuration:
     """One combination of levels, with the means of its repeats."""
 
-    name: str
-    levels: Mapping[str, Level]
+    name: str  # hash of the settings
+    levels: Mapping[str, Level]  # level by factor
     trials: int  # number of successful trials
-    values: Mapping[str, float]  # means by the keys of `RESPONSES`; geometric means for ratios
-    low: float | None = None  # samples per second: lower end of the confidence interval
-    high: float | None = None  # samples per second: upper end of the confidence interval
+    values: Mapping[str, float]  # mean by response; geometric means for ratios
+    low: float | None = None  # throughput: lower end of the confidence interval
+    high: float | None = None  # throughput: upper end of the confidence interval
 
 
 @dataclass(frozen=True)

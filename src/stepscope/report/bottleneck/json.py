@@ -27,7 +27,7 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("findings", "All findings, the most important first, each with the keys of the next table"),
     ("next", "Next bottleneck once the first finding is fixed; null if there is nothing to fix"),
     ("basis", "Steps and duration that the diagnosis is based on"),
-    ("window", "Analyzed part of the run: begin_s and end_s, in seconds since its start"),
+    ("window", "Analyzed part of the run: `begin_s` and `end_s`, in seconds since its start"),
     ("without_steps", "Whether no steps were observed: based on resource usage only"),
 )
 FINDING_KEYS: tuple[tuple[str, str, str], ...] = (

@@ -12,7 +12,7 @@ from stepscope.workloads.probing import ProbeResult
 
 FORMAT = 1
 # fmt: off
-_OMITTED: dict[type, tuple[str, ...]] = {
+OMITTED: dict[type, tuple[str, ...]] = {
     FitResult: ("gpu", "leak", "failure", "data_set_limit"),
     Batch: ("failure_above", "attempts_above"),
     MemoryBreakdown: ("dominant", "allocated_peak_bytes", "data_bytes"),
@@ -31,7 +31,7 @@ def fit_dict(fit: FitResult) -> dict[str, Any]:
         plain_fields = {
             field.name: plain(getattr(value, field.name))
             for field in dataclasses.fields(value)
-            if field.name not in _OMITTED.get(type(value), ())
+            if field.name not in OMITTED.get(type(value), ())
         }
         return plain_fields | derived(value)
 

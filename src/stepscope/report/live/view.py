@@ -100,23 +100,23 @@ def frame_dict(frame: Frame) -> dict[str, Any]:
     readings = [(t.metric, t.entity, t.now, t.full_scale) for row in rows for t in row.traces]
     readings += [(*key, last(series), None) for key, series in frame.allocators.items()]
     return {
-        "format": 1,
-        "name": frame.name,
-        "command": frame.command,
+        "format": 1,  # version of these keys
+        "name": frame.name,  # name of the run
+        "command": frame.command,  # the monitored command
         "outcome": frame.exit_status.outcome.value,
         "reason": frame.exit_status.reason,
-        "seconds": frame.seconds,
-        "epoch": to_json(epoch),
-        "steps": frame.progress.steps,
+        "seconds": frame.seconds,  # seconds since the start of the run
+        "epoch": to_json(epoch),  # current epoch; null if unknown
+        "steps": frame.progress.steps,  # optimizer steps so far
         **to_json(frame.throughput),
-        "monitor_cores": frame.monitor,
-        "readings": [
+        "monitor_cores": frame.monitor,  # CPU time of the monitor, in cores
+        "readings": [  # one object per metric and entity
             {
-                "metric": metric,
-                "entity": entity,
-                "unit": BY_KEY[metric].unit,
-                "now": now,
-                "full_scale": full_scale,
+                "metric": metric,  # key of the metric
+                "entity": entity,  # role, process, cgroup, network namespace or GPU
+                "unit": BY_KEY[metric].unit,  # unit of the metric
+                "now": now,  # latest value
+                "full_scale": full_scale,  # upper end of the scale; null if there is none
             }
             for metric, entity, now, full_scale in readings
         ],

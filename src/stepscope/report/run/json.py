@@ -28,7 +28,7 @@ def summary_dict(view: RunView) -> dict[str, Any]:
         {
             "label": row.gpu.label,
             "uuid": row.gpu.uuid,
-            "name": row.gpu.model,
+            "name": row.gpu.model,  # model name
             "used": row.used,
             "memory_bytes": row.gpu.memory_bytes,
             "power_limit_watts": row.gpu.power_limit_watts,
@@ -42,15 +42,16 @@ def summary_dict(view: RunView) -> dict[str, Any]:
     ]
     plain: dict[str, Any] = to_json(
         {
-            "format": FORMAT,
-            "name": view.name,
-            "command": view.command,
-            "started": view.started,
+            "format": FORMAT,  # version of these keys
+            "name": view.name,  # name of the run
+            "command": view.command,  # the monitored command
+            "started": view.started,  # start time, ISO 8601
             "outcome": exit_status.outcome,
             "reason": exit_status.reason,
             "exit_code": exit_status.exit_code,
             "signal": exit_status.signal,
             "evidence": exit_status.evidence,
+            # the diagnosis, with the keys of `explain --json`; null if there is none
             "diagnosis": diagnosis_dict(view.finding) if view.finding else None,
             "seconds": summary.seconds,
             "steps": summary.steps,
@@ -63,17 +64,18 @@ def summary_dict(view: RunView) -> dict[str, Any]:
             "memory_peak_bytes": memory.max if memory else None,
             **to_json(view.gpu_use.overall),
             "samples_per_joule": samples_per_joule(summary.epochs),
-            "gpus": gpus,
+            "gpus": gpus,  # one object per GPU
             "totals": summary.totals,
             "epoch_source": summary.epoch_source,
             "epochs": summary.epochs,
+            # evaluations and phases, each with name, count and total seconds
             "phases": [{"name": n, "count": c, "seconds": s} for n, c, s in summary.phases],
             "roles": summary.roles,
             "statistics": [
                 {**to_json(each), "unit": BY_KEY[each.metric].unit} for each in summary.statistics
             ],
-            "missing": view.missing,
-            "notes": view.notes,
+            "missing": view.missing,  # metrics without values, each with the reason
+            "notes": view.notes,  # remarks about the run
             "monitor": summary.monitor,
         }
     )

@@ -24,15 +24,15 @@ class ConfigurationRow:
     """One configuration with the means and the outcome of its trials."""
 
     key: str  # hash of the settings, and name of the folder
-    levels: Mapping[str, Level]
+    levels: Mapping[str, Level]  # level by factor
     trials: int  # number of trials
     ok: int  # number of successful trials
-    outcome: Outcome  # `ok` if at least one trial succeeded
+    outcome: Outcome  # outcome; `ok` if at least one trial succeeded
     outcome_text: str
     tone: Tone
-    values: Mapping[str, float]  # means by response
-    low: float | None = None  # samples per second: lower end of the confidence interval
-    high: float | None = None  # samples per second: upper end of the confidence interval
+    values: Mapping[str, float]  # mean by response
+    low: float | None = None  # throughput: lower end of the confidence interval
+    high: float | None = None  # throughput: upper end of the confidence interval
     cause: str = ""  # the most frequent bottleneck; without a successful trial, the reason
 
     @property

@@ -58,27 +58,27 @@ COLUMNS: dict[str, str] = {
 """Names of responses in JSON and CSV, with their unit."""
 
 # Names of fields in JSON and CSV, for `_renamed`; fields with an empty name are left out.
-_INTERVAL = {"low": "samples_per_second_low", "high": "samples_per_second_high"}
-_SIGNIFICANT = {"is_significant": "significant"}
-_CONFIGURATION = {
-    **_INTERVAL,
+INTERVAL = {"low": "samples_per_second_low", "high": "samples_per_second_high"}
+SIGNIFICANT = {"is_significant": "significant"}
+CONFIGURATION = {
+    **INTERVAL,
     "ok": "trials_ok",
     "cause": "bottleneck",
     "outcome_text": "",
     "tone": "",
 }
-_BLOCK = {
+BLOCK = {
     "number": "block",
     "started": "started_unix_seconds",
     "reference_throughput": "reference_samples_per_second",
 }
 _TRIAL = {
     **dict.fromkeys(("settings", "values", "interference", "cause"), ""),
-    **_INTERVAL,
+    **INTERVAL,
     "started": "started_unix_seconds",
     "seconds": "duration_seconds",
 }
-_KNEE = {"best": "", "fall": "", "is_certain": "certain"}
+KNEE = {"best": "", "fall": "", "is_certain": "certain"}
 
 
 def write_tables(view: StudyView, folder: Path) -> list[Path]:
@@ -133,7 +133,7 @@ def _trials(view: StudyView) -> Table:
     columns = [
         *("folder", "key", "role", "repeat", "attempt", "block", "machine", "counted", "outcome"),
         *("reason", "infrastructure", "started_unix_seconds", "duration_seconds"),
-        *(*_factor_columns(view), *COLUMNS.values(), *more, *_INTERVAL.values()),
+        *(*_factor_columns(view), *COLUMNS.values(), *more, *INTERVAL.values()),
         *("steady", "interference", "bottleneck"),
     ]
     counting = {(each.machine, each.place) for each in view.counted}
@@ -156,11 +156,11 @@ def _trials(view: StudyView) -> Table:
 def _configurations(view: StudyView) -> Table:
     columns = [
         *("key", *_factor_columns(view), "trials", "trials_ok", "outcome", *COLUMNS.values()),
-        *(*_INTERVAL.values(), "step_seconds", "bottleneck"),
+        *(*INTERVAL.values(), "step_seconds", "bottleneck"),
     ]
     return columns, (
         {
-            **_renamed(each, levels="", values="", **_CONFIGURATION),
+            **_renamed(each, levels="", values="", **CONFIGURATION),
             "outcome": each.outcome.value,
             **_levels(view, each.levels),
             **_responses(each.values),
@@ -183,7 +183,7 @@ def _effects(view: StudyView) -> Table:
             "unit": effects.response.unit,
             "scale": effects.response.scale,
             **_renamed(each, low="mean_low", high="mean_high"),
-            **_renamed(effect, levels="", size="", **_SIGNIFICANT),
+            **_renamed(effect, levels="", size="", **SIGNIFICANT),
             **_estimate("effect", effect.size),
         }
         for effects in view.analysis.effects
@@ -218,7 +218,7 @@ def _interactions(view: StudyView) -> Table:
 def _sensitivity(view: StudyView) -> Table:
     size = ("ratio", "ratio_low", "ratio_high")
     columns = ("group", "rank", "factor", *size, "best_level", "worst_level", "significant")
-    names = {"highest_level": "best_level", "lowest_level": "worst_level", **_SIGNIFICANT}
+    names = {"highest_level": "best_level", "lowest_level": "worst_level", **SIGNIFICANT}
     return columns, (
         {
             "group": levels_text(ranking.group),
@@ -233,7 +233,7 @@ def _sensitivity(view: StudyView) -> Table:
 
 def _scaling(view: StudyView) -> Table:
     columns = [
-        *("factor", "group", "level", "samples_per_second", *_INTERVAL.values(), "trials"),
+        *("factor", "group", "level", "samples_per_second", *INTERVAL.values(), "trials"),
         *("knee", "knee_gain", "knee_gain_low", "knee_gain_high", "knee_certain", "summary"),
     ]
     rows: list[Row] = []
@@ -249,7 +249,7 @@ def _scaling(view: StudyView) -> Table:
             {
                 "factor": curve.factor,
                 "group": levels_text(curve.group),
-                **_renamed(each, mean="samples_per_second", **_INTERVAL),
+                **_renamed(each, mean="samples_per_second", **INTERVAL),
                 **columns_of_knee,
                 "summary": curve_text(curve),
             }
@@ -280,7 +280,7 @@ def _blocks(view: StudyView) -> Table:
         *("flagged", "rerun", "reasons"),
     ]
     return columns, (
-        {**_renamed(each, **_BLOCK), "reasons": "; ".join(each.reasons)} for each in view.blocks
+        {**_renamed(each, **BLOCK), "reasons": "; ".join(each.reasons)} for each in view.blocks
     )
 
 
@@ -310,80 +310,86 @@ def study_dict(view: StudyView) -> dict[str, Any]:
     running = None
     if now := view.running:
         running = {
-            "pid": now.pid,
-            "updated_unix_seconds": now.at,
-            "trial": now.trial,
-            "phase": now.phase,
-            "progress_share": now.share,
+            "pid": now.pid,  # process that runs the study
+            "updated_unix_seconds": now.at,  # time of the last update
+            "trial": now.trial,  # levels of the running trial
+            "phase": now.phase,  # what the trial is doing
+            "progress_share": now.share,  # completed share of the trial, 0 to 1
         }
     best = [
         {
-            "group": each.group,
+            "group": each.group,  # levels that define the group; empty for all trials
             **_configuration_dict(each.configuration),
-            "equivalent": each.equivalent,
+            "equivalent": each.equivalent,  # configurations not significantly slower
         }
         for each in view.bests
     ]
     exported: dict[str, Any] = to_json(
         {
-            "format": FORMAT,
-            "name": view.name,
-            "folder": view.folder,
-            "machine": view.machine,
-            "state": view.state[0],
-            "headline": view.headline,
-            "warning": view.warning or None,
-            "trials": {
-                "planned": view.planned,
-                "done": len(view.counted),
-                "remaining": view.remaining,
-                "reruns": view.reruns,
-                "attempts": len(view.results),
-                "with_interference": view.with_interference,
-                "outcomes": dict(sorted(outcomes.items())),
+            "format": FORMAT,  # version of these keys
+            "name": view.name,  # name of the study
+            "folder": view.folder,  # folder of the study
+            "machine": view.machine,  # machine that the study ran on
+            "state": view.state[0],  # `running`, `not finished` or `finished`
+            "headline": view.headline,  # state in one line
+            "warning": view.warning or None,  # what limits the conclusions; null if nothing
+            "trials": {  # numbers of trials
+                "planned": view.planned,  # trials of the design that the machine can run
+                "done": len(view.counted),  # trials with a result
+                "remaining": view.remaining,  # trials without a result that are still to run
+                "reruns": view.reruns,  # trials with a result that run again
+                "attempts": len(view.results),  # all attempts, including reference trials
+                "with_interference": view.with_interference,  # results with interference
+                "outcomes": dict(sorted(outcomes.items())),  # number of trials by outcome
             },
-            "elapsed_seconds": view.elapsed_s,
-            "remaining_seconds": _sum(view.remaining_s, view.reruns_s),
-            "running": running,
-            "confidence_level": CONFIDENCE,
-            "fixed": view.design.fixed,
-            "factors": view.design.factors,
-            "best": best,
-            "sensitivity": [
+            "elapsed_seconds": view.elapsed_s,  # total duration of all finished trials
+            "remaining_seconds": _sum(view.remaining_s, view.reruns_s),  # null if unknown
+            "running": running,  # the running trial; null if none
+            "confidence_level": CONFIDENCE,  # confidence level of all intervals
+            "fixed": view.design.fixed,  # settings and limits with one value
+            "factors": view.design.factors,  # factors, each with name and levels
+            "best": best,  # the fastest configuration of each group
+            "sensitivity": [  # main effects on throughput, by group
                 {
-                    "group": each.group,
-                    "summary": sensitivity_text(each),
-                    "effects": [_renamed(effect, **_SIGNIFICANT) for effect in each.effects],
+                    "group": each.group,  # levels that define the group; empty for all trials
+                    "summary": sensitivity_text(each),  # which factors matter, as text
+                    # main effects, the largest first
+                    "effects": [_renamed(effect, **SIGNIFICANT) for effect in each.effects],
                 }
                 for each in analysis.sensitivity
             ],
-            "effects": [_effects_dict(each) for each in analysis.effects],
-            "curves": [_curve_dict(each) for each in analysis.curves],
-            "fronts": [
+            # effects on each response
+            "effects": [effects_dict(each) for each in analysis.effects],
+            # throughput over each numeric factor
+            "curves": [curve_dict(each) for each in analysis.curves],
+            "fronts": [  # Pareto fronts
                 {
-                    "group": front.group,
-                    "responses": [COLUMNS[key] for key in front.responses],
+                    "group": front.group,  # the model if there are several
+                    "responses": [COLUMNS[key] for key in front.responses],  # what is compared
+                    # configurations on the front, the fastest first
                     "configurations": [_configuration_dict(each) for each in front.configurations],
-                    "dominated": front.dominated,
+                    "dominated": front.dominated,  # number of other configurations
                 }
                 for front in analysis.fronts
             ],
-            "configurations": [
-                {**_renamed(each, **_CONFIGURATION), "values": _with_units(each.values)}
+            "configurations": [  # every configuration that was run
+                {**_renamed(each, **CONFIGURATION), "values": _with_units(each.values)}
                 for each in view.configurations
             ],
-            "blocks": [_renamed(each, **_BLOCK) for each in view.blocks],
-            "failures": [
+            # blocks of trials
+            "blocks": [_renamed(each, **BLOCK) for each in view.blocks],
+            "failures": [  # attempts without a usable result
                 {
-                    "folder": each.place,
-                    "machine": each.machine,
-                    "outcome": each.outcome,
-                    "reason": each.reason,
+                    "folder": each.place,  # run folder, relative to the study
+                    "machine": each.machine,  # machine of a merged study
+                    "outcome": each.outcome,  # outcome of the trial
+                    "reason": each.reason,  # reason for the outcome
                 }
                 for each in view.failures
             ],
+            # combinations that are not run, each with levels and reason
             "skipped": [{"levels": each.levels, "reason": each.why} for each in view.skipped],
-            "notes": (*view.not_measured, *view.notes),
+            "notes": (*view.not_measured, *view.notes),  # limitations, as text
         }
     )
     return exported
@@ -396,36 +402,41 @@ def _renamed(record: Any, **names: str) -> dict[str, Any]:
 
 
 def _configuration_dict(each: Configuration) -> dict[str, Any]:
-    return {**_renamed(each, **_INTERVAL), "values": _with_units(each.values)}
+    return {**_renamed(each, **INTERVAL), "values": _with_units(each.values)}
 
 
 def _sum(one: float | None, other: float | None) -> float | None:
     return None if one is None or other is None else one + other
 
 
-def _effects_dict(each: Effects) -> dict[str, Any]:
+def effects_dict(each: Effects) -> dict[str, Any]:
     return {
-        "response": COLUMNS[each.response.key],
-        "unit": each.response.unit,
-        "scale": each.response.scale,
-        "trials": each.trials,
-        "configurations": each.configurations,
-        "noise": each.noise,
+        "response": COLUMNS[each.response.key],  # name of the response
+        "unit": each.response.unit,  # unit of the response
+        "scale": each.response.scale,  # `ratio` or `difference`: how sizes are expressed
+        "trials": each.trials,  # number of successful trials
+        "configurations": each.configurations,  # number of configurations
+        "noise": each.noise,  # variation between identical trials
         "explained_variance_share": each.explained_variance_share,
-        "main": [_renamed(effect, **_SIGNIFICANT) for effect in each.main],
-        "interactions": [
-            {**_renamed(pair, **_SIGNIFICANT), "summary": interaction_text(pair, each.response)}
+        # effect of each factor, the largest first
+        "main": [_renamed(effect, **SIGNIFICANT) for effect in each.main],
+        "interactions": [  # how effects depend on other factors
+            {
+                **_renamed(pair, **SIGNIFICANT),
+                "summary": interaction_text(pair, each.response),  # the interaction in a sentence
+            }
             for pair in each.interactions
         ],
-        "notes": [remark_text(remark) for remark in each.remarks],
+        "notes": [remark_text(remark) for remark in each.remarks],  # limitations, as text
     }
 
 
-def _curve_dict(curve: ScalingCurve) -> dict[str, Any]:
+def curve_dict(curve: ScalingCurve) -> dict[str, Any]:
     return {
-        "factor": curve.factor,
-        "group": curve.group,
-        "points": [_renamed(each, mean="samples_per_second", **_INTERVAL) for each in curve.points],
-        "knee": curve.knee and _renamed(curve.knee, **_KNEE),
-        "summary": curve_text(curve),
+        "factor": curve.factor,  # name of the factor
+        "group": curve.group,  # levels of other factors; empty for all trials
+        # mean throughput by level
+        "points": [_renamed(each, mean="samples_per_second", **INTERVAL) for each in curve.points],
+        "knee": curve.knee and _renamed(curve.knee, **KNEE),  # the knee; null if there is none
+        "summary": curve_text(curve),  # the curve in a sentence
     }

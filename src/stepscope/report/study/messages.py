@@ -267,7 +267,7 @@ def _effect(value: float, response: Response) -> str:
     if response.scale == "ratio":
         return f"{ratio_text(value)}×"
     if response.unit == "share":
-        points = f"{value * 100:+.0f}"
+        points = f"{round(value * 100):+d}"  # without a negative zero
         noun = "point" if points in ("+1", "-1") else "points"
         return f"{points} {noun}".replace("-", "−")
     return f"{value:+.3g} {response.unit}".rstrip().replace("-", "−")

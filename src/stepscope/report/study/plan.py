@@ -24,8 +24,8 @@ from stepscope.studies.trial_spec import level_text, levels_text
 class PlanView:
     """The plan of a study. All fields but `fixed` are keys of its JSON; `remarks` are `notes`."""
 
-    name: str
-    folder: Path
+    name: str  # name of the study
+    folder: Path  # folder of the study
     fixed: str
     factors: dict[str, str]  # levels by the name of the factor
     combinations: int  # all combinations of levels
@@ -42,9 +42,9 @@ class PlanView:
     remaining_seconds_measured: bool  # whether finished trials are the basis of the estimate
     elapsed_seconds: float  # total duration of all finished trials
     budget: str  # what is left of the budget; empty without a budget
-    skipped: tuple[SkippedGroup, ...]
+    skipped: tuple[SkippedGroup, ...]  # combinations that are not run, by reason
     not_chosen: int  # combinations that the design does not sample
-    remarks: tuple[str, ...]
+    remarks: tuple[str, ...]  # remarks about the plan
 
 
 def plan_view(scanned: ScannedStudy) -> PlanView:

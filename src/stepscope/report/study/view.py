@@ -47,11 +47,11 @@ class BlockLine:
 
     number: int  # block number, from 1
     trials: int  # number of trials, without the reference trial
-    reference_throughput: float | None  # samples per second
+    reference_throughput: float | None  # throughput of the reference trial
     flagged: bool  # whether drift or interference was detected
     reasons: Sequence[str] = ()  # why it is flagged
     rerun: bool = False  # whether any of its trials was rerun
-    started: float = 0.0  # Unix time in seconds
+    started: float = 0.0  # start, Unix time in seconds
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Best:
 class SkippedGroup:
     """Combinations that are skipped for the same reason."""
 
-    reason: str
+    reason: str  # why they are skipped
     combinations: int  # number of combinations
     example: str  # levels of one of them
 

@@ -74,7 +74,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ),
     ("noise_trials", "measured.noise.trials", "Number of trials that noise_cv is based on"),
     ("steady", "measured.steady.steady", "Whether the measured steps are steady"),
-    ("unsteady_reason", "measured.steady.reason", "Reason if they are not steady; empty if so"),
+    ("unsteady_reason", "measured.steady.reason", "Reason if not steady; empty if they are"),
     ("drift", "measured.steady.drift", "Relative change of the step time over the measured steps"),
     ("steps", "measured.steps", "Steps that every rank completed"),
     ("warmup_steps", "warmup_steps", "Warm-up steps, including the first step"),

@@ -1,7 +1,8 @@
 """The only module that uses NVML, NVIDIA's management library.
 
 Every call returns plain numbers in our units or raises `Unreadable` with a readable reason. The
-cost of each call and the meaning of its values on real hardware are in `docs/measurement.md`.
+meaning of the values on real hardware is in `docs/metrics.md`, the cost of each sensor in
+`docs/overhead.md`.
 """
 
 from __future__ import annotations

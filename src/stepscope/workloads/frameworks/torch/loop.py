@@ -243,7 +243,7 @@ class Loop:
         """Take all steps and return their number. The first may compile and is timed separately."""
         taken, planned = 0, duration.total
         start = time.monotonic()
-        report.update(phase="first step", planned_steps=planned)
+        report.update(phase="first_step", planned_steps=planned)
         self.clock.begin()
         try:
             while duration.take_step():
