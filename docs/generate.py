@@ -43,6 +43,7 @@ from stepscope.errors import StepscopeError
 from stepscope.fit import result as fit_records
 from stepscope.metrics import DERIVED, Metric, Scope, of_scope
 from stepscope.records import EpochRow, ExitStatus, Gpu, Outcome, Statistic, Summary
+from stepscope.records import profile as profile_records
 from stepscope.report.bottleneck import json as bottleneck_json
 from stepscope.report.bottleneck.messages import CAUSE_TEXTS
 from stepscope.report.bottleneck.view import quantity_text
@@ -106,7 +107,7 @@ def metrics_of(scope: Scope) -> str:
 
 
 def derived_metrics() -> str:
-    """A row for every metric that is no column."""
+    """A row for every metric that is computed and not stored."""
     return table(METRIC_HEAD, (_metric_row(metric, "none: computed") for metric in DERIVED))
 
 
@@ -301,6 +302,25 @@ def fit_keys() -> str:
     )
 
 
+def profile_keys() -> str:
+    rank = {"rank": "Rank of the process", **record_keys(profile_records.RankProfile)}
+    return json_objects(
+        {
+            "": record_keys(profile_records.Profile),
+            "ranks[]": rank,
+            "ranks[].operators[]": record_keys(profile_records.ProfiledOperator),
+            "ranks[].kernels[]": record_keys(profile_records.ProfiledKernel),
+            "ranks[].copies[]": {
+                "direction": "Direction, such as `to_device`",
+                **record_keys(profile_records.ProfiledCopies),
+            },
+            "ranks[].sums": record_keys(profile_records.ProfiledSums),
+            "ranks[].memory.<device>": record_keys(profile_records.PeakMemory),
+            "ranks[].trace": record_keys(profile_records.TraceFile),
+        }
+    )
+
+
 def study_keys() -> str:
     records, renamed = study_records, study_json
     level_mean = {"mean": "samples_per_second", **renamed.INTERVAL}
@@ -366,6 +386,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "trial-keys": lambda: plain_keys(
         [FORMAT_KEY, *((key, meaning) for key, _, meaning in trial_json.KEYS)]
     ),
+    "profile-keys": profile_keys,
     "fit-keys": fit_keys,
     "study-keys": study_keys,
     "plan-keys": plan_keys,
@@ -402,7 +423,7 @@ def first_sentence(text: str | None) -> str:
 
 
 def rewritten(text: str) -> str:
-    """A page with every generated part made anew."""
+    """A page with every generated part rewritten."""
     return _PART.sub(lambda part: f"{part[1]}\n{PARTS[part[2]]()}\n\n{part[3]}", text)
 
 

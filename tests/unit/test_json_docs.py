@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
+from conftest import STEPSCOPE
 from simulated_gpu import GiB, Net, SimulatedGpu
 from stepscope.cli.app import app
 from stepscope.fit.gpu_search import search_gpu
@@ -18,9 +20,20 @@ from stepscope.fit.memory_budget import loader_memory
 from stepscope.fit.request import FitListener, FitRequest
 from stepscope.fit.result import MemoryBudget, OtherProcess
 from stepscope.fit.search import build_result
+from stepscope.records.profile import (
+    PeakMemory,
+    Profile,
+    ProfiledCopies,
+    ProfiledKernel,
+    ProfiledOperator,
+    ProfiledSums,
+    RankProfile,
+    TraceFile,
+)
 from stepscope.report.fit.json import fit_dict
 from stepscope.report.study.export import study_dict
 from stepscope.report.trial.json import trials_dict
+from stepscope.report.trial.profile import profile_dict
 from stepscope.report.trial.view import trial_view
 from stepscope.workloads.spec import make_workload
 from synthetic import Plan, write_run
@@ -33,6 +46,7 @@ MAPPINGS = {
     *("totals", "missing", "estimated", "outcomes", "versions"),  # by metric, outcome, package
     *("settings", "workload", "limits", "fixed", "levels", "group", "values", "factors"),
     *("evidence", "failure_details", "leftovers", "data"),  # recorded as they are
+    "memory",  # by device
 }
 """Keys whose value has keys of its own: names of metrics, settings and so on."""
 
@@ -56,7 +70,26 @@ def frame(folder: Path) -> Any:
 
 
 def trials(folder: Path) -> Any:
-    return trials_dict([trial_view(each) for each in write_repeats(folder, Trial(), [1, 1.1])])
+    first, second = write_repeats(folder, Trial(), [1, 1.1])
+    repeats = trials_dict([trial_view(first), trial_view(second)])
+    return {**repeats, "profiles": [profile_dict(profile_of_a_rank())]}
+
+
+def profile_of_a_rank() -> Profile:
+    copies = {"to_device": ProfiledCopies(1, 2.0, 1.0)}
+    rank = RankProfile(
+        device="cuda:0",
+        steps=2,
+        step_us=(5.0, 5.0),
+        operators=(ProfiledOperator("aten::mm", "operator", 1, 1.0, 1.0, 1.0, 1.0),),
+        kernels=(ProfiledKernel("gemm", 1, 1.0),),
+        sums=ProfiledSums(1.0),
+        copies=copies,
+        memory={"cuda:0": PeakMemory(1, 2)},
+        missing="",
+        trace=TraceFile("trace0.json.gz", 1, 2),
+    )
+    return Profile({0: rank}, {})
 
 
 def fit(_: Path) -> Any:
@@ -77,7 +110,8 @@ def study(folder: Path) -> Any:
 
 
 def checks(folder: Path) -> Any:
-    return printed("doctor", "--quick", "--no-gpu", "--out", str(folder), "--json")
+    command = [*STEPSCOPE, "doctor", "--quick", "--no-gpu", "--out", str(folder), "--json"]
+    return json.loads(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
 def keys_of(value: Any) -> Iterator[str]:

@@ -64,7 +64,7 @@ def monitor_command(
         raise MonitorError(f"`{request.command[0]}` was not started: {error}") from None
     output.command_started()
     spawn.allow_many_descriptors()
-    helpers = [signals.sentinel.pid] + ([output.pump.pid] if output.pump else [])
+    helpers = [signals.group_member.pid] + ([output.pump.pid] if output.pump else [])
     session.begin(pid, os.getpid() if is_subreaper else None, started_ns, tuple(helpers))
     gc.freeze()  # objects that exist now stay: the collector need not scan them
     reaper = Reaper(session, pid)

@@ -48,6 +48,7 @@ class HookMonitor:
         self._announced = not enabled
         self._attached_just_now = False
         self._disabling_option = disabling_option(command)
+        self._has_marks = False
         self._find_pythons()
 
     def attached_late(self, other_run: Path | None) -> None:
@@ -65,6 +66,7 @@ class HookMonitor:
         for pid, records in self._events.poll():
             kinds = kinds_of(records)
             present = set(np.flatnonzero(np.bincount(kinds)).tolist())
+            self._has_marks |= written.MARK in present
             if present & _TRAINING:
                 self._tree.now_trains(pid)
             for kind in present & _NAMED_KINDS:
@@ -118,6 +120,8 @@ class HookMonitor:
         """Return the key of `HookFacts.reason` while nothing is attached."""
         if self._off_reason:
             return self._off_reason
+        if self._has_marks:
+            return "reported"
         if self._is_loaded():
             return "unsupported_framework" if unsupported_frameworks(facts) else "no_framework"
         return self._disabling_option or ("not_loaded" if self._pythons else "no_python")

@@ -6,8 +6,8 @@ signals of the terminal (Ctrl-C) itself; signals that were sent to the monitor a
 `timeout`, shells and schedulers signal whole process groups. The command then already has the
 signal, and forwarding it would deliver it twice, which breaks scripts that save a checkpoint on the
 first SIGTERM and abort on the second. The kernel does not report the other receivers of a signal.
-Therefore a small process, the sentinel, is in the same process group with all signals blocked: a
-signal that is pending there was sent to the whole group.
+Therefore a small process in the same process group blocks all signals: a signal that is pending
+there was sent to the whole group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _SETTLE_S = 0.02
 
 
 @dataclass(frozen=True)
-class Sentinel:
+class GroupMember:
     """A process in our group that blocks all signals. A byte in the control pipe discards its
     pending signals; closing the pipe ends it."""
 
@@ -40,8 +40,8 @@ class Sentinel:
     control: int
 
     @classmethod
-    def start(cls) -> Sentinel:
-        """Fork the sentinel. Call it before heavy imports and before threads are started."""
+    def start(cls) -> GroupMember:
+        """Fork the process. Call it before heavy imports and before threads are started."""
         source, control = os.pipe()
         pid = os.fork()
         if pid == 0:
@@ -79,7 +79,7 @@ class Signals:
     blocked: set[signal.Signals]
     descriptor: int
     """Readable while a blocked signal is pending."""
-    sentinel: Sentinel
+    group_member: GroupMember
 
 
 def intercept_signals() -> Signals:
@@ -94,12 +94,12 @@ def intercept_signals() -> Signals:
     forwarded = {number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN}
     blocked = {signal.SIGCHLD, *forwarded}
     inherited = {signal.Signals(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, blocked)}
-    sentinel = Sentinel.start()
+    group_member = GroupMember.start()
     mask = (ctypes.c_uint64 * 16)(sum(1 << (number - 1) for number in blocked))
     descriptor = int(ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC))
     if descriptor < 0:
         raise MonitorError(f"signalfd() failed: {os.strerror(ctypes.get_errno())}")
-    return Signals(inherited, blocked, descriptor, sentinel)
+    return Signals(inherited, blocked, descriptor, group_member)
 
 
 def termination_pending(signals: Signals) -> bool:
@@ -112,7 +112,7 @@ def restore_signals(signals: Signals) -> None:
     while signal.sigtimedwait(signals.blocked, 0) is not None:
         pass
     signal.pthread_sigmask(signal.SIG_SETMASK, signals.inherited)
-    signals.sentinel.end()
+    signals.group_member.end()
 
 
 def wait_for_signal(signals: Signals, seconds: float) -> signal.struct_siginfo | None:
@@ -131,7 +131,7 @@ def forward(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:
     number = info.si_signo
     if number == signal.SIGCHLD:
         return False
-    sent_to_group = signals.sentinel.received(number)
+    sent_to_group = signals.group_member.received(number)
     signal.sigtimedwait({number}, 0)  # `timeout` signals its child and then the group: one signal
     if info.si_code != _FROM_KERNEL and not sent_to_group:
         try:

@@ -88,7 +88,9 @@ def find_command(command: list[str]) -> str:
             f"Run it with its interpreter, or make it executable: chmod +x {name}",
         )
     hint = "Check the name and PATH"
-    if name.endswith(".py"):
+    if len(command) == 1 and shutil.which(name.partition(" ")[0]):
+        hint = f"Remove the quotes around the command: stepscope run -- {name}"
+    elif name.endswith(".py"):
         hint = f"Run a script with its interpreter: stepscope run -- python {name}"
     raise CommandNotFound(f"Command not found: `{name}`", hint)
 

@@ -76,7 +76,7 @@ def fit(
     ] = 300.0,
     quiet: Quiet = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on standard output")
+        bool, typer.Option("--json", help="Print the result as JSON to standard output")
     ] = False,
     **settings: Any,
 ) -> None:

@@ -69,7 +69,7 @@ def trial(
     out: Out = Path(DEFAULT_FOLDER),
     quiet: Quiet = False,
     as_json: Annotated[
-        bool, typer.Option("--json", help="Print the result as JSON on standard output")
+        bool, typer.Option("--json", help="Print the result as JSON to standard output")
     ] = False,
     **settings: Any,
 ) -> None:

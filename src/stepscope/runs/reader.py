@@ -29,6 +29,10 @@ def find_run(path: str | Path) -> Path:
     folder = Path(path)
     if folder.is_file():
         folder = folder.parent
+        if not any((each / "run.json").exists() for each in (folder, folder.parent)):
+            raise RunFolderError(
+                f"{path} is not in a run folder", "Pass the folder that `stepscope run` printed"
+            )
     if folder.name in ("derived", "events", "trial"):
         folder = folder.parent
     if not (folder / "run.json").exists() and next(folder.glob("*/run.json"), None):

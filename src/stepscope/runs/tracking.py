@@ -18,6 +18,7 @@ class _Reason(NamedTuple):
 _REASONS = {
     "disabled": _Reason("the import hook is disabled", ""),
     "already_running": _Reason("the process was running before monitoring started", ""),
+    "reported": _Reason("they come from marks or --epoch-pattern", ""),
     "no_python": _Reason("the command started no Python process"),
     "ignores_environment": _Reason(
         "Python was started with -I or -E, which ignores PYTHONPATH",
@@ -41,6 +42,8 @@ def unsupported_frameworks(hook: HookFacts) -> list[str]:
 
 def reason_text(reason: str) -> str:
     """Return why epochs and steps are not tracked, or an empty text for an unknown reason."""
+    if reason == "reported":
+        return "no step was marked"
     return _REASONS[reason].text if reason in _REASONS else ""
 
 

@@ -300,7 +300,7 @@ class SwitchesSensor(Sensor):
 class SharedMemorySensor(Sensor):
     """Proportional set size and swap. Expensive, therefore read within a budget.
 
-    A reading walks the page tables: 12 to 15 ms per GB and process.
+    A reading walks the page tables: 12 to 15 ms per GiB and process.
     """
 
     name = "pss"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from stepscope.errors import WorkloadError
 from stepscope.workloads.code_reference import parse_reference
-from stepscope.workloads.spec import Workload, close_names, nearest
+from stepscope.workloads.spec import Workload, close_names, did_you_mean, nearest
 from stepscope.workloads.user_file import functions_in, names_at_import, skeleton_of, training_line
 
 DEFAULT_FUNCTION = "workload"
@@ -184,7 +184,10 @@ def _existing_file(path: Path) -> Path:
     if path.stem.endswith(".py") and path.stem in others:
         hint = f"To use a function in a file, write '{path.with_suffix('')}:{path.suffix[1:]}'"
     elif others:
-        hint = nearest(path.name, others)
+        close = close_names(path.stem, [other.removesuffix(".py") for other in others])
+        hint = f"The Python files in {folder.resolve()} are {', '.join(sorted(others))}"
+        if close:
+            hint = did_you_mean([f"{stem}.py" for stem in close])
     raise WorkloadError(f"No such file: {path}", hint)
 
 

@@ -226,10 +226,11 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A hint for an unknown name: similar valid names, or else all of them."""
     names = sorted(known)
     close = close_names(name, names)
-    return _did_you_mean(close) if close else f"Valid values: {', '.join(names)}"
+    return did_you_mean(close) if close else f"Valid values: {', '.join(names)}"
 
 
-def _did_you_mean(names: Sequence[str]) -> str:
+def did_you_mean(names: Sequence[str]) -> str:
+    """A hint for an unknown name, with the valid names that are similar."""
     *others, last = map(repr, names)
     return f"Did you mean {', '.join(others)} or {last}?" if others else f"Did you mean {last}?"
 
@@ -299,7 +300,7 @@ def unknown_model(name: str, known: Iterable[str]) -> WorkloadError:
         kind = "file" if source.endswith(".py") else "module"
         hint = f"To use a function in a {kind}, write '{source}:{function}'"
     elif close:
-        hint = _did_you_mean(close)
+        hint = did_you_mean(close)
     return WorkloadError(f"Unknown model {name!r}", hint)
 
 
@@ -307,12 +308,12 @@ def _data_hint(name: str) -> str:
     close = close_names(name, (*DATA, *PARTS))
     hint = f"Valid values: {', '.join(sorted(DATA))} (or resident:…, loader-only:…)"
     if close:
-        hint = _did_you_mean(close)
+        hint = did_you_mean(close)
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     for kind, files, sets in (("jpeg", "images", _IMAGE_SETS), ("video", "videos", _VIDEO_SETS)):
         if plain in sets.split():
             own = f"To read your own {files} from class folders, use --data {kind} --data-path DIR"
-            hint += f" {own}" if close else f". {own}"
+            hint = f"{hint} {own}" if close else own
     return hint
 
 

@@ -102,7 +102,7 @@ def test_the_curve_is_in_order_and_has_both_answers(retrying: FitResult) -> None
 def test_a_failure_for_another_reason_is_reported() -> None:
     fit = fitted(SimulatedGpu(Net(), error_at=100))
     assert summary(fit).endswith("; 100 failed in step 1: shapes do not match.")
-    assert "batch 100 fails for another reason than memory: shapes do not match" in notes(fit)
+    assert "Batch 100 fails for another reason than memory: shapes do not match" in notes(fit)
     assert (
         fit.max_batch
         and fit.max_batch.failure_above
@@ -128,7 +128,7 @@ def test_an_estimate_is_labeled() -> None:
     assert fit.max_batch and fit.max_batch.passes == 0 and fit.max_batch.free_bytes == 0
     assert summary(fit).startswith("In 4 GiB of GPU memory, the predicted max batch size is ")
     assert summary(fit).endswith("Neither was run.")
-    assert "estimated from smaller batches; nothing was run near the limit" in notes(fit)
+    assert "Estimated from smaller batches; nothing was run near the limit" in notes(fit)
 
 
 def test_a_model_that_does_not_fit_reports_shortfall_and_parts() -> None:
@@ -166,7 +166,7 @@ def test_memory_that_does_not_grow_sets_no_limit() -> None:
 def test_a_small_data_set_is_noted() -> None:
     fit = fitted(SimulatedGpu(Net(), samples=40))
     assert fit.verdict == "fits" and fit.max_batch and fit.max_batch.size == 40
-    assert "the data set limits the batch to 40 samples" in notes(fit)
+    assert "The data set limits the batch to 40 samples" in notes(fit)
     assert fit.max_batch.failure_above is None and summary(fit).endswith(
         "of 4 GiB of GPU memory stay free."
     )
@@ -184,7 +184,7 @@ def test_other_processes_and_notes_of_the_workload_are_kept() -> None:
     others = (OtherProcess(3, "python", 3 * GiB), OtherProcess(4, "Xorg"))
     fit = fitted(gpu, budget={"other_processes": others})
     assert notes(fit)[0] == "--optimizer is ignored" and fit.budget.other_processes == others
-    assert any(note.startswith("samples differ in size") for note in notes(fit))
+    assert any(note.startswith("Samples differ in size") for note in notes(fit))
 
 
 # Memory breakdown

@@ -230,7 +230,7 @@ def test_a_data_set_that_ends_just_below_the_limit(share: float) -> None:
     assert found.verdict == "fits" and found.max_batch is not None
     assert (found.max_batch.size, found.max_batch.passes) == (5_000, REQUIRED_PASSES)
     assert found.max_batch.failure_above is None
-    assert "the data set limits the batch to 5,000 samples" in notes(found)
+    assert "The data set limits the batch to 5,000 samples" in notes(found)
 
 
 def test_memory_that_does_not_grow() -> None:

@@ -108,7 +108,7 @@ def brief_rows(view: DiagnosisView) -> Iterator[tuple[str, str]]:
     if first.gain_text:
         yield "Gain", f"{first.bound or first.gain_text} ({first.confidence} confidence)"
     for change in first.recommendations[:1]:
-        yield "Change", _short(change)
+        yield "Action", _short(change)
 
 
 def _finding(heading: str, finding: FindingView) -> Iterator[Block]:

@@ -292,7 +292,7 @@ CAUSE_TEXTS: dict[str, CauseText] = {
     "unknown": CauseText(
         "No clear bottleneck",
         "No part of the machine is near its limit for long.",
-        "No clear bottleneck: no part of the machine is near its limit for long.",
+        "No part of the machine is near its limit for long.",
         "no known cause matches"),
 }
 

@@ -111,8 +111,8 @@ class FindingView:
 
     @property
     def ends_run(self) -> bool:
-        """Whether the run may fail, such as by a memory leak."""
-        return self.cause.startswith(("leak.", "memory."))
+        """Whether it may end the run, such as a memory leak, but does not slow it down."""
+        return self.cause.startswith(("leak.", "memory.")) and not self.bound
 
     @property
     def bound(self) -> str:

@@ -17,7 +17,14 @@ from stepscope.fit.result import (
     Verdict,
     WhatIf,
 )
-from stepscope.report.kit.format import MISSING, is_known, plural, rate_text, share_text
+from stepscope.report.kit.format import (
+    MISSING,
+    is_known,
+    plural,
+    rate_text,
+    share_text,
+    upper_first,
+)
 from stepscope.trials.limits.spec import size_text
 from stepscope.workloads.frameworks.registry import framework_name
 from stepscope.workloads.probing import ProbeResult
@@ -346,7 +353,7 @@ def notes(fit: FitResult) -> list[str]:
             f"`--gpu-memory {memory_text(budget.requested_bytes)}` is not available: the fit used "
             f"the {memory_text(budget.available_bytes)} that are free for {framework_of(fit)}"
         )
-    return list(dict.fromkeys(texts))
+    return list(dict.fromkeys(map(upper_first, texts)))
 
 
 # Recommendations and what-if estimates

@@ -128,3 +128,8 @@ def printable(text: str) -> str:
 
 def is_known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
+
+
+def upper_first(text: str) -> str:
+    """Capitalize the first letter and keep the rest: "GPU memory" is unchanged."""
+    return text[:1].upper() + text[1:]

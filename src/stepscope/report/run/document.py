@@ -75,14 +75,14 @@ def brief_of(view: RunView, folder: Path) -> Document:
     """Return the few lines that end `run` and `watch`, the bottleneck first."""
     summary, finding = view.summary, view.finding
     rows = [("Duration", seconds_text(summary.seconds))]
-    command = ""
+    command, cores = "", summary.monitor.get("cores")
     if summary.steps or view.exit_status.outcome is Outcome.OK:  # else it failed at once
         rows = [
             *(brief_rows(finding) if finding and (summary.steps or finding.is_decided) else ()),
             ("Training", ", ".join(training_facts(summary))),
             ("Resources", ", ".join(resource_facts(summary, view.gpu_use))),
             *(("Warning", text) for text in view.warnings[:_MAX_WARNINGS]),
-            ("Overhead", f"{share_text(summary.monitor.get('cores'))} of one core"),
+            ("Overhead", f"{share_text(cores)} of one core" if cores is not None else ""),
         ]
         command = shlex.join(["stepscope", "explain", str(folder)])
     facts = Facts(tuple((label, text) for label, text in rows if text))

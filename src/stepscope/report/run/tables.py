@@ -22,6 +22,7 @@ from stepscope.report.kit.format import (
     rate_text,
     seconds_text,
     share_text,
+    upper_first,
     value_text,
 )
 from stepscope.report.kit.table import Column, Table
@@ -161,8 +162,7 @@ def overview(recorded: RunData, summary: Summary) -> Table:
     def add(each: Statistic | None, label: str) -> None:
         if each is not None:
             suffix = " cores" if BY_KEY[each.metric].unit == "cores" else ""
-            name = label[:1].upper() + label[1:]
-            rows.append((name, *(f"{text}{suffix}" for text in _mean_p95_max(each))))
+            rows.append((upper_first(label), *(f"{text}{suffix}" for text in _mean_p95_max(each))))
 
     cpu, allowed = by_key.get(("cpu", "tree")), summary.cpu_allowed
     add(cpu, "CPU")

@@ -16,7 +16,7 @@ from stepscope.records import ExitStatus, Summary
 from stepscope.records.profile import Profile
 from stepscope.report.bottleneck.view import DiagnosisView, explained
 from stepscope.report.kit.document import Charts, Tile
-from stepscope.report.kit.format import bytes_text, seconds_text, share_text
+from stepscope.report.kit.format import bytes_text, seconds_text, share_text, upper_first
 from stepscope.report.kit.outcomes import OUTCOMES, Tone
 from stepscope.report.kit.table import Table
 from stepscope.report.run import tables
@@ -102,8 +102,10 @@ def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = No
         phase_totals=tables.phases(summary),
         statistics=tables.statistics(summary, {gpu.uuid: gpu.label for gpu in recorded.gpus}),
         environment=tuple(flattened(run.json.get("environment") or {})),
-        notes=(*notes_of(recorded, seconds), *([problem] if problem else [])),
-        warnings=tuple(warnings_of(recorded)),
+        notes=tuple(
+            map(upper_first, (*notes_of(recorded, seconds), *([problem] if problem else [])))
+        ),
+        warnings=tuple(map(upper_first, warnings_of(recorded))),
         overhead=overhead_text(summary.monitor, summary.seconds),
         summary=summary,
         gpu_use=recorded.gpu_use,

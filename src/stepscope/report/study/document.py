@@ -21,8 +21,9 @@ from stepscope.report.kit.document import (
     Tiles,
     Verbatim,
 )
+from stepscope.report.kit.format import upper_first
 from stepscope.report.study import messages, plots, tables
-from stepscope.report.study.format import counted, upper_first
+from stepscope.report.study.format import counted
 from stepscope.report.study.view import Best, StudyView, skipped_groups
 from stepscope.runs.paths import replace_atomically
 from stepscope.studies.folder import StudyPaths

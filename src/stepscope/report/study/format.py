@@ -112,11 +112,6 @@ def counted(number: int, noun: str) -> str:
     return f"{count_text(number)} {noun}{'' if number == 1 else 's'}"
 
 
-def upper_first(text: str) -> str:
-    """Capitalize the first letter and keep the rest: "GPU memory" is unchanged."""
-    return text[:1].upper() + text[1:]
-
-
 def thinned(values: Sequence[_Any], most: int) -> list[_Any]:
     """Return at most `most` values, evenly spaced, including the first and the last."""
     if len(values) <= most:

@@ -24,13 +24,12 @@ from stepscope.analysis.study.records import (
 from stepscope.analysis.study.scaling import MIN_GAIN
 from stepscope.analysis.study.table import MAX_LEVELS
 from stepscope.records.trial import InterferenceReason
-from stepscope.report.kit.format import is_known, share_text
+from stepscope.report.kit.format import is_known, share_text, upper_first
 from stepscope.report.study.format import (
     counted,
     ratio_text,
     size_interval,
     size_text,
-    upper_first,
 )
 from stepscope.studies.trial_spec import level_text, levels_text
 

@@ -20,7 +20,7 @@ from stepscope.analysis.study.records import (
 )
 from stepscope.report.kit import svg
 from stepscope.report.kit.document import Figure
-from stepscope.report.kit.format import is_known, rate_text
+from stepscope.report.kit.format import is_known, rate_text, upper_first
 from stepscope.report.study.configurations import ordered
 from stepscope.report.study.format import (
     interval_text,
@@ -29,7 +29,6 @@ from stepscope.report.study.format import (
     size_text,
     thinned,
     tick_text,
-    upper_first,
 )
 from stepscope.report.study.messages import (
     best_level,

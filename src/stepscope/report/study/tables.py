@@ -17,6 +17,7 @@ from stepscope.report.kit.format import (
     seconds_text,
     share_text,
     significant,
+    upper_first,
 )
 from stepscope.report.kit.table import Column, RowTone, Table
 from stepscope.report.study.configurations import STEP, ConfigurationRow, levels_of, ordered
@@ -29,7 +30,6 @@ from stepscope.report.study.format import (
     size_interval,
     size_text,
     thinned,
-    upper_first,
 )
 from stepscope.report.study.messages import best_level, effect_text, significance_text
 from stepscope.report.study.view import BlockLine, StudyView, skipped_groups

@@ -70,7 +70,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     (
         "noise_source",
         "measured.noise.source",
-        "Source of noise_cv: learned from repeats, from others (other workloads), or assumed",
+        "Source of noise_cv: `learned` from repeats, `other_workloads` or `assumed`",
     ),
     ("noise_trials", "measured.noise.trials", "Number of trials that noise_cv is based on"),
     ("steady", "measured.steady.steady", "Whether the measured steps are steady"),

@@ -17,7 +17,7 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.constructor import SafeConstructor
 
 from stepscope.errors import DesignError
-from stepscope.workloads.spec import nearest
+from stepscope.workloads.spec import close_names, did_you_mean, nearest
 
 MAX_BYTES = 256 * 1024
 MAX_SHOWN = 10
@@ -38,6 +38,7 @@ _HINTS = (
     ),
     (r"special characters", "Save the file as plain text in UTF-8"),
     (r"cannot start any token", "Put the text in quotes"),
+    (r"expected ',' or .*<stream end>", "A bracket is not closed"),
     (r"expected ',' or", "Inside brackets, put text that contains brackets in quotes"),
 )
 _SCALARS = {
@@ -123,7 +124,10 @@ def _read_text(path: Path) -> str:
         raise DesignError(f"{path} is a folder", "Pass the YAML file of a study") from None
     except FileNotFoundError:
         others = [each.name for end in ("yaml", "yml") for each in path.parent.glob(f"*.{end}")]
-        hint = nearest(path.name, others) if others else f"The current folder is {Path.cwd()}"
+        close = close_names(path.stem, [Path(other).stem for other in others])
+        hint = f"The current folder is {Path.cwd()}"
+        if close:
+            hint = did_you_mean([other for other in others if Path(other).stem in close])
         raise DesignError(f"{path} does not exist", hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -43,7 +43,7 @@ class Limits:
         cpus: float | None = None,
         memory: int | str | None = None,
         gpu_memory: int | str | None = None,
-        gpus: str | Sequence[str] | None = None,
+        gpus: int | str | Sequence[int | str] | None = None,
         timeout: float | None = None,
         stall_timeout: float = 300.0,
     ) -> Limits:
@@ -74,6 +74,13 @@ class MachineResources:
 
 def check_limits(limits: Limits, available: MachineResources) -> None:
     """Raise TrialError if a limit is invalid or exceeds the available resources."""
+    for option, number in (
+        ("--cpus", limits.cpus),
+        ("--timeout", limits.timeout_s),
+        ("--stall-timeout", limits.stall_timeout_s),
+    ):
+        if number is not None and not isinstance(number, int | float):
+            raise TrialError(f"`{option}` must be a number, got {number!r}")
     for option, value, low, high, text in (
         ("--cpus", limits.cpus, MIN_CPUS, available.cpus, "{:g}".format),
         ("--memory", limits.memory, MIN_MEMORY, available.memory, size_text),
@@ -83,7 +90,9 @@ def check_limits(limits: Limits, available: MachineResources) -> None:
             continue
         given = f"`{option} {text(value).replace(' ', '')}`"
         if not value >= low:  # also rejects NaN
-            raise TrialError(f"{given} must be at least {text(low)}")
+            in_bytes = text is size_text and value < 1024
+            hint = f"A size without a unit is in bytes. Did you mean {value:g}GiB?"
+            raise TrialError(f"{given} must be at least {text(low)}", hint if in_bytes else "")
         if value > high:
             unit = " CPUs" if option == "--cpus" else ""
             raise TrialError(f"{given} exceeds the available {text(high)}{unit}")
@@ -99,9 +108,9 @@ def check_limits(limits: Limits, available: MachineResources) -> None:
             raise TrialError(f"`{option} {seconds:g}` must be greater than 0 (seconds)")
 
 
-def parse_gpus(listed: str | Sequence[str]) -> tuple[str, ...]:
+def parse_gpus(listed: int | str | Sequence[int | str]) -> tuple[str, ...]:
     """Parse a list such as `0, 1` or `GPU-1b2c...,GPU-3d4e...`, or a sequence of names."""
-    names = listed.split(",") if isinstance(listed, str) else listed
+    names = str(listed).split(",") if isinstance(listed, int | str) else map(str, listed)
     return tuple(name.strip() for name in names if name.strip())
 
 

@@ -265,7 +265,7 @@ def test_other_processes_notes_cache_and_global_batch_size() -> None:
     text = words(fit)
     assert "139 GiB free of 140 GiB, 1 GiB headroom" in text
     assert "Other processes python (PID 812) uses 3.2 GiB" in text
-    assert "Note a note another" in text
+    assert "Note A note Another" in text
     assert "From the cache (measured 2026-11-16 03:12). Use --no-cache to measure again" in text
     assert "Global batch size 624 (156 × 4 accumulated × 1 rank)" in text
     assert text.endswith("trial resnet50 --batch-size 156 --accumulate 4 --no-pin --compile")

@@ -83,9 +83,9 @@ def test_notes_on_missing_and_lost_samples(tmp_path: Path) -> None:
     view = run_view(open_run(paths.folder))
     switches = ", ".join(BY_KEY[metric].label for metric in missing)
     assert view.notes == (
-        "not tracking epochs and steps automatically: the import hook is disabled",
+        "Not tracking epochs and steps automatically: the import hook is disabled",
         f"Not available: {switches} (no rights)",
-        "the disk is full (3 times)",
+        "The disk is full (3 times)",
         "1,200 rows of samples were lost because they could not be written",
     )
     assert view.missing == {**missing, "read": "no such file"}

@@ -62,7 +62,7 @@ def test_content(view: RunView) -> None:
         "Network received",
         "18 more",
         "Phase     evaluation: 30 times",
-        "Note      tracking epochs and steps (PyTorch DataLoader and optimizer)",
+        "Note      Tracking epochs and steps (PyTorch DataLoader and optimizer)",
         "Overhead  0.6 % of a core",
     ):
         assert part in text
@@ -124,7 +124,7 @@ def brief(view: RunView) -> list[str]:
 def test_brief_summary_has_the_finding_first_and_ten_lines(view: RunView) -> None:
     lines = brief(replace(view, finding=diagnosis_view(BAD)))
     assert [line.split()[0] for line in lines if line and not line.startswith(" ")] == [
-        *("resnet18-cifar", "Bottleneck", "Gain", "Change", "Training", "Resources", "Overhead"),
+        *("resnet18-cifar", "Bottleneck", "Gain", "Action", "Training", "Resources", "Overhead"),
         *("Report", "Details"),
     ]
     assert len(lines) <= 12

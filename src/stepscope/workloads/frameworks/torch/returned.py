@@ -203,7 +203,8 @@ def _loss_of_pairs(loss: Callable[[Any, Any], Any]) -> LossOf:
 def _loss_of_labels(model: nn.Module, batch: Any) -> torch.Tensor:
     if not isinstance(batch, Mapping):
         raise WorkloadError(
-            f"There is no 'loss' and no 'step', and a batch is {_kind(batch)} instead of a dict",
+            "The function of the workload returned no 'loss' and no 'step', and a batch is "
+            f"{_kind(batch)} instead of a dict",
             "Return a 'loss' for batches (x, y), or a 'step'",
         )
     return _scalar(
