@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,15 +28,16 @@ from stepscope.trials.limits.spec import Limits, parse_size
 from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
 from stepscope.trials.request import TrialRequest, workload_of
 from stepscope.trials.runner import CompletedTrial, run_repeats
+from stepscope.workloads.spec import SETTINGS, nearest
 
 
 def trial(
-    model: str,
+    model: str | Callable[..., Any],
     *,
     cpus: float | None = None,
     memory: int | str | None = None,
     gpu_memory: int | str | None = None,
-    gpus: str | Sequence[str] | None = None,
+    gpus: int | str | Sequence[int | str] | None = None,
     timeout: float | None = None,
     stall_timeout: float = 300.0,
     repeat: int = 1,
@@ -51,11 +52,11 @@ def trial(
     """Train a workload in isolated, monitored processes and measure it.
 
     Args:
-        model: A model name, or `FILE.py:FUNCTION` for a custom workload.
+        model: A model name, `FILE.py:FUNCTION` for a custom workload, or that function itself.
         cpus: Number of CPUs; fractions such as 1.5 are possible.
         memory: Host memory limit, in bytes or as text such as "8GiB".
         gpu_memory: GPU memory limit, in bytes or as text such as "16GiB".
-        gpus: GPUs to use, for example "0,1" or ["0", "1"].
+        gpus: GPUs to use, for example "0,1" or [0, 1].
         timeout: Maximum duration in seconds.
         stall_timeout: Seconds without progress after which the trial is ended.
         repeat: Number of trials, each in fresh processes.
@@ -77,8 +78,9 @@ def trial(
         TrialsFailed: A later repeat was not started; `.views` has the repeats before it.
         TrialInterrupted: Ctrl-C; `.views` has the finished repeats.
     """
+    _check_names(trial, settings)
     request = TrialRequest(
-        workload_of(model, settings),
+        workload_of(_model_name(model), settings),
         Limits.of(cpus, memory, gpu_memory, gpus, timeout, stall_timeout),
         repeats=repeat,
         profile=profile,
@@ -137,7 +139,7 @@ def fit(
     gpu_memory: int | str | None = None,
     memory: int | str | None = None,
     headroom: int | str = 0,
-    gpus: str | Sequence[str] | None = None,
+    gpus: int | str | Sequence[int | str] | None = None,
     predict_for: Sequence[int | str] = (),
     method: str = "auto",
     verify: bool = False,
@@ -179,9 +181,10 @@ def fit(
         WorkloadError: The workload cannot be used.
         TrialError: A limit is not available.
     """
+    _check_names(fit, settings)
     free, share = parse_headroom(headroom)
     request = FitRequest(
-        fit_workload(model if isinstance(model, str) else _import_path(model), settings),
+        fit_workload(_model_name(model), settings),
         Limits.of(memory=memory, gpu_memory=gpu_memory, gpus=gpus, stall_timeout=stall_timeout),
         headroom=free,
         headroom_share=share,
@@ -204,9 +207,19 @@ def find_batch_size(
     return replace(result, summary=summary(result))
 
 
-def _import_path(function: Callable[..., Any]) -> str:
-    """Return `FILE.py:FUNCTION` of a function that another process can import."""
-    function = inspect.unwrap(function)
+def _check_names(function: Callable[..., Any], settings: Mapping[str, Any]) -> None:
+    """Raise WorkloadError for a keyword that is not a setting, nor a parameter of the function."""
+    for name in settings:
+        if name not in SETTINGS:
+            keywords = [p.name for p in inspect.signature(function).parameters.values()]
+            raise WorkloadError(f"Unknown setting {name!r}", nearest(name, [*SETTINGS, *keywords]))
+
+
+def _model_name(model: str | Callable[..., Any]) -> str:
+    """Return the name, or `FILE.py:FUNCTION` of a function that another process can import."""
+    if isinstance(model, str):
+        return model
+    function = inspect.unwrap(model)
     name = getattr(function, "__qualname__", "")
     if not inspect.isfunction(function) or not name.isidentifier():
         raise WorkloadError(

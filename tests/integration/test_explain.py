@@ -6,7 +6,6 @@ import json
 import shutil
 import subprocess
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,12 +90,3 @@ def test_run_that_is_too_short(watch: Callable[..., Finished]) -> None:
     done = watch(*SCRIPTS["cpu_too_short"].command(fixed=False), options=["--json"])
     result = json.loads(done.out.splitlines()[-1])  # after the output of the script
     assert result["diagnosis"]["cause"] == "too_short"
-
-
-def test_explain_of_a_folder_without_a_run_is_one_line(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [*STEPSCOPE, "explain", str(tmp_path)], capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 3
-    assert "Traceback" not in done.stderr
-    assert done.stderr.count("\n") <= 2

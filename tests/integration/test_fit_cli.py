@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -43,52 +41,6 @@ def _alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, value)
 
 
-@pytest.mark.parametrize(
-    ("model", "options", "code", "message"),
-    [
-        ("resnt50", {}, 4, "Unknown model 'resnt50'. Did you mean 'resnet50'"),
-        ("train.py:workload", {}, 4, "No such file: train.py"),
-        ("cnn", {"batch_size": 8}, 4, "`fit` finds the batch size. Remove --batch-size"),
-        ("cnn", {"seconds": 8.0}, 4, "`fit` decides how long a probe trains. Remove --sec"),
-        ("cnn", {"precision": "fp8"}, 4, "Unknown precision 'fp8'"),
-        ("cnn", {"memory": "lots"}, 5, "Invalid size 'lots'"),
-        ("cnn", {"memory": "1MiB"}, 5, "`--memory 1MiB` must be at least 64 MiB"),
-        ("cnn", {"memory": "900TiB"}, 5, "`--memory 900TiB` exceeds the available"),
-        ("cnn", {"gpu_memory": "8GiB"}, 5, "`--gpu-memory` needs a GPU, but no usable GPU"),
-        ("cnn", {"predict_for": ["11GiB"]}, 5, "`--predict-for` needs a GPU"),
-        ("cnn", {"predict_for": ["big"]}, 5, "Invalid size 'big'"),
-        ("cnn", {"gpus": ["none"]}, 5, "Invalid GPU 'none' in --gpus"),
-        ("cnn", {"device": "cuda"}, 5, "`--device cuda` needs a GPU, but no usable GPU"),
-        (
-            "cnn",
-            {"device": "cpu", "gpus": ["0"]},
-            5,
-            "`--device cpu` and `--gpus 0` exclude each other",
-        ),
-        ("cnn", {"device": "cpu", "gpu_memory": "1GiB"}, 5, "but `--device cpu` is set"),
-        ("cnn", {"device": "cpu", "predict_for": ["1GiB"]}, 5, "but `--device cpu` is set"),
-        (
-            "cnn",
-            {"method": "linear2019"},
-            5,
-            "`--method linear2019` needs a GPU, but no usable GPU",
-        ),
-        ("cnn", {"method": "linear"}, 5, "Unknown method 'linear'. Did you mean 'linear2019'"),
-        ("cnn", {"stall_timeout": 0.0}, 5, "`--stall-timeout 0` must be greater than 0"),
-        ("cnn", {"headroom": "much"}, 5, "Invalid size 'much'"),
-        ("cnn", {"headroom": "-1"}, 5, "Invalid size '-1'"),
-        ("cnn", {"headroom": "x%"}, 5, "Invalid percentage 'x%' in `--headroom`"),
-        ("cnn", {"headroom": "nan%"}, 5, "Invalid percentage 'nan%' in `--headroom`"),
-        ("cnn", {"headroom": "100%"}, 5, "`--headroom 100%` leaves no memory"),
-        ("cnn", {"headroom": "2GiB", "memory": "1GiB"}, 5, "`--headroom 2 GiB` leaves none of"),
-    ],
-)
-def test_invalid_arguments(model: str, options: dict[str, Any], code: int, message: str) -> None:
-    with pytest.raises(StepscopeError) as error:
-        stepscope.fit(model, **options)
-    assert message in str(error.value) and error.value.exit_code == code
-
-
 def workload() -> None:
     """A function at the top level of a file, which probes could import."""
 
@@ -97,40 +49,6 @@ def test_a_function_can_be_passed() -> None:
     """The error is about the method, so the function was found."""
     with pytest.raises(StepscopeError, match="Unknown method 'none'"):
         stepscope.fit(workload, method="none")
-
-
-def test_a_function_that_cannot_be_imported_is_rejected() -> None:
-    def within() -> None: ...
-
-    for function in (lambda: None, within, print, int):
-        with pytest.raises(StepscopeError, match="cannot be imported by another process"):
-            stepscope.fit(function)
-
-
-def test_a_function_without_a_file_is_rejected() -> None:
-    code = "import stepscope\ndef workload(): ...\nstepscope.fit(workload)\n"
-    done = subprocess.run([sys.executable, "-"], input=code, capture_output=True, text=True)
-    assert "workload is not defined in a file. The probes import it" in done.stderr
-
-
-def test_an_error_on_the_command_line_is_one_line(tmp_path: Path) -> None:
-    done = fit(tmp_path, "cnn", "--gpu-memory", "8GiB", "--json")
-    assert done.returncode == 5 and done.stdout == ""
-    assert done.stderr.startswith("stepscope: `--gpu-memory` needs a GPU")
-    assert len(done.stderr.splitlines()) == 1
-
-
-def test_a_setting_that_fit_determines_is_explained(tmp_path: Path) -> None:
-    done = fit(tmp_path, "cnn", "--batch-size", "32")
-    assert done.returncode == 4 and done.stderr == (
-        "stepscope: `fit` finds the batch size. Remove --batch-size, or use `stepscope trial` to "
-        "train at a given batch size\n"
-    )
-
-
-def test_an_empty_list_of_sizes_is_rejected(tmp_path: Path) -> None:
-    done = fit(tmp_path, "cnn", "--predict-for", ",,")
-    assert done.returncode == 5 and "`--predict-for ,,` contains no size. Pass sizes" in done.stderr
 
 
 def test_a_model_that_does_not_fit_reports_the_shortfall(tmp_path: Path, own: Own) -> None:

@@ -306,9 +306,6 @@ def test_budgets_of_trials_and_of_time(here: Folder) -> None:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        ("factors: {batchsize: [1, 2]}\n", ["planted.yaml:3", "batchsize", "batch_size"]),
-        ("factors: {batch_size: []}\n", ["planted.yaml:3", "batch_size"]),
-        ("factors: {batch_size: [1, 0]}\n", ["planted.yaml:3", "batch_size"]),
         (
             "factors: {workers: [0, 1]}\nskip: [workers < 1, workers > 0]\n",
             ["None of the 2 combinations is left"],
@@ -317,8 +314,6 @@ def test_budgets_of_trials_and_of_time(here: Folder) -> None:
             "factors: {gpus: [4, 8]}\n" + NO_RERUNS,
             ["No trial of planted can run on this machine", "GPUs"],
         ),
-        ("factors: [\n", ["planted.yaml:"]),
-        ("", ["planted.yaml"]),
     ],
 )
 def test_invalid_designs(
@@ -470,13 +465,6 @@ def test_an_additional_level_keeps_the_reference_trial(here: Folder) -> None:
     assert len(references) == 1
     file = design(here.folder, FOUR)
     assert "has changed since the study ran" in here.command("show", file).stderr
-
-
-@pytest.mark.parametrize("interval", ["0", "nan", "-1", "100"])
-def test_invalid_intervals(here: Folder, interval: str) -> None:
-    error = here.error(FOUR, "--interval", interval)
-    assert error.exit_code == 5 and "0.02 to 60" in str(error)
-    assert not here.started and not here.study.exists()
 
 
 def test_no_available_trial(here: Folder) -> None:

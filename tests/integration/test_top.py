@@ -305,11 +305,3 @@ def test_default_is_the_latest_running_run(own_training: Training) -> None:
     variables = {**os.environ, "STEPSCOPE_RUNS": str(runs)}
     done = subprocess.run(top("--json"), capture_output=True, text=True, env=variables)
     assert json.loads(done.stdout)["name"] == "demo"
-
-
-def test_no_run_folder(tmp_path: Path) -> None:
-    for argument in (tmp_path, tmp_path / "none"):
-        done = subprocess.run(top(argument), capture_output=True, text=True)
-        assert done.returncode == 3
-        assert done.stderr.startswith("stepscope: ") and done.stderr.count("\n") == 1
-        assert done.stdout == ""

@@ -246,18 +246,3 @@ def test_messages_and_survivors(
     )
     assert last.startswith("stepscope: still running: sleep (pid ")
     assert "sh  ok  exited normally" in rest
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["999999999"], "There is no process 999999999. List your processes with `ps"),
-        ([str(os.getpid()), "--interval", "0"], "The sampling interval 0.0 s is out of range"),
-    ],
-)
-def test_errors_are_one_line(arguments: list[str], words: str, tmp_path: Path) -> None:
-    command = [*STEPSCOPE, "watch", *arguments, "--out", str(tmp_path / "runs")]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert (done.returncode, done.stdout) == (125, "")
-    assert words in done.stderr and len(done.stderr.splitlines()) == 1
-    assert not (tmp_path / "runs").exists()

@@ -16,6 +16,8 @@ SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.02, 60.0
 
 def check_interval(seconds: float, kind: type[Exception] = MonitorError) -> None:
     """Raise an error of this kind if the sampling interval is out of range."""
+    if not isinstance(seconds, int | float):
+        raise kind(f"The sampling interval must be a number, got {seconds!r}")
     if not SHORTEST_INTERVAL_S <= seconds <= LONGEST_INTERVAL_S:
         raise kind(f"The sampling interval {seconds} s is out of range", "Use 0.02 to 60 seconds")
 

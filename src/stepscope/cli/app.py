@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
 import sys
+from typing import Any
 
 import typer
+from typer.core import TyperGroup
 
 import stepscope
 from stepscope.cli.doctor import doctor
@@ -19,8 +23,21 @@ from stepscope.cli.trial import trial
 from stepscope.cli.watch import watch
 from stepscope.errors import StepscopeError
 
+
+class _Commands(TyperGroup):
+    """The commands; the error for a program in place of a command names `stepscope run`."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        words = ["python", *args] if args[0].endswith(".py") else args
+        if args[0] not in self.commands and shutil.which(words[0]):
+            command = shlex.join(["stepscope", "run", "--", *words])
+            ctx.fail(f"No such command {args[0]!r}. To monitor a program: {command}")
+        return super().resolve_command(ctx, args)
+
+
 app = typer.Typer(
     name="stepscope",
+    cls=_Commands,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     help="Monitor neural-network training and find its bottleneck.",

@@ -57,7 +57,7 @@ def read_run_json(folder: Path) -> dict[str, Any]:
         raise RunFolderError(
             f"{path} has format {plain['format']}, but this version of stepscope reads formats up "
             f"to {FORMAT}",
-            "Upgrade with `pip install -U stepscope`",
+            "Install a newer version of stepscope",
         )
     required = ("clock", "monitor", "exit_status")
     missing = [key for key in required if not isinstance(plain.get(key), dict)]

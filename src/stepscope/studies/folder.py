@@ -119,9 +119,10 @@ def read_study_facts(paths: StudyPaths) -> StudyFacts:
     try:
         plain = json.loads(paths.study_json.read_bytes())
     except FileNotFoundError:
+        is_folder = paths.folder.is_dir()
+        reason = "is not a study: it has no study.json" if is_folder else "does not exist"
         raise RunFolderError(
-            f"{paths.folder} is not a study: it has no study.json",
-            "Pass a design file, or the folder of a study",
+            f"{paths.folder} {reason}", "Pass a design file, or the folder of a study"
         ) from None
     except (OSError, ValueError) as error:
         raise DamagedStudy(f"Cannot read {paths.study_json}: {error}", hint) from None
@@ -134,7 +135,7 @@ def read_study_facts(paths: StudyPaths) -> StudyFacts:
         raise RunFolderError(
             f"{paths.study_json} has format {facts.format}, but this version of stepscope reads "
             f"formats up to {FORMAT}",
-            "Run `pip install -U stepscope` to upgrade",
+            "Install a newer version of stepscope",
         )
     return facts
 

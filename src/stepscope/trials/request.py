@@ -40,6 +40,8 @@ class TrialRequest:
 
     def __post_init__(self) -> None:
         check_interval(self.interval, TrialError)
+        if self.repeats < 1:
+            raise TrialError(f"`--repeat` must be at least 1, got {self.repeats}")
 
     @property
     def noise_key(self) -> dict[str, Any]:

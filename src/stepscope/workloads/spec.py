@@ -312,7 +312,8 @@ def _data_hint(name: str) -> str:
     plain = re.sub(r"[^a-z0-9]", "", name.lower())
     for kind, files, sets in (("jpeg", "images", _IMAGE_SETS), ("video", "videos", _VIDEO_SETS)):
         if plain in sets.split():
-            own = f"To read your own {files} from class folders, use --data {kind} --data-path DIR"
+            use = f"use --data {kind} with --data-path DIR"
+            own = f"To read your own {files} from class folders, {use}"
             hint = f"{hint} {own}" if close else own
     return hint
 

@@ -98,12 +98,6 @@ def test_run_argument(runs: Path, set_diagnosis: SetDiagnosis) -> None:
         assert "Training waits" in result.output
 
 
-def test_missing_run_is_one_line(runs: Path) -> None:
-    done = subprocess.run([*STEPSCOPE, "explain"], capture_output=True, text=True)
-    assert done.returncode == 3
-    assert done.stderr.startswith("stepscope: There are no runs in runs.")
-
-
 def test_all_shows_all_findings_in_full(runs: Path, set_diagnosis: SetDiagnosis) -> None:
     set_diagnosis(BAD)
     short(runs / "one")

@@ -128,7 +128,7 @@ def read_trial_probe(
     phase = last_phase
     if exit_status.outcome is Outcome.SHM_FULL:
         phase = "/dev/shm"
-    elif last_phase in ("first_step", "training"):
+    elif last_phase in ("first_step", "training") or (last_phase == "closing" and first.error):
         phase = f"step {len(durations) + 1}"
     place = f" ({error.where})" if error.where else ""
     result = ProbeResult(

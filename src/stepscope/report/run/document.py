@@ -19,7 +19,7 @@ from stepscope.report.kit.document import (
     Tiles,
     Verbatim,
 )
-from stepscope.report.kit.format import seconds_text, share_text
+from stepscope.report.kit.format import is_known, seconds_text, share_text
 from stepscope.report.run import tables
 from stepscope.report.run.headline import resource_facts, training_facts
 from stepscope.report.run.json import summary_dict
@@ -82,7 +82,7 @@ def brief_of(view: RunView, folder: Path) -> Document:
             ("Training", ", ".join(training_facts(summary))),
             ("Resources", ", ".join(resource_facts(summary, view.gpu_use))),
             *(("Warning", text) for text in view.warnings[:_MAX_WARNINGS]),
-            ("Overhead", f"{share_text(cores)} of one core" if cores is not None else ""),
+            ("Overhead", f"{share_text(cores)} of one core" if is_known(cores) else ""),
         ]
         command = shlex.join(["stepscope", "explain", str(folder)])
     facts = Facts(tuple((label, text) for label, text in rows if text))

@@ -38,7 +38,7 @@ _HINTS = (
     ),
     (r"special characters", "Save the file as plain text in UTF-8"),
     (r"cannot start any token", "Put the text in quotes"),
-    (r"expected ',' or .*<stream end>", "A bracket is not closed"),
+    (r"expected ',' or .*<stream end>", "Close this bracket"),
     (r"expected ',' or", "Inside brackets, put text that contains brackets in quotes"),
 )
 _SCALARS = {
@@ -98,7 +98,8 @@ def open_design(path: Path) -> tuple[str, Node, Problems]:
     except yaml.YAMLError as error:
         line, column, what = 0, 0, ""
         if isinstance(error, yaml.MarkedYAMLError):
-            mark = error.problem_mark or error.context_mark
+            is_at_end = "<stream end>" in (error.problem or "")  # a bracket that is not closed
+            mark = (error.context_mark if is_at_end else None) or error.problem_mark
             what = (error.problem or error.context or "").rstrip(".")
             line, column = (mark.line, mark.column) if mark else (0, 0)
         elif isinstance(error, yaml.reader.ReaderError):

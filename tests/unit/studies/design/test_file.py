@@ -304,7 +304,7 @@ INVALID: list[tuple[str, int, str]] = [
     (START + "skip: [[workers > 1]]\n", 4, "Expected a mapping for a rule, found a list"),
     (START + "skip: |\n  workers > 2\n  and foo > 3\n", 4, "Unknown setting or limit 'foo'"),
     (START + "\tseed: 1\n", 4, "Indent with spaces, not tabs"),
-    (START + "  cpus: [1\n", 5, "YAML syntax error: "),
+    (START + "  cpus: [1\n", 4, "<stream end>'. Close this bracket"),
     (
         START + "skip: {when: workers in [0, 2], reason: x}\n",
         4,
