@@ -5,7 +5,7 @@
 The same model is trained with the same batch, which stays on the device, in a bare loop in a fresh
 process without stepscope, and as `stepscope trial --data resident`. They alternate, and the order
 is reversed each time. The bare loop is timed from the end of its warm-up to the end of its last
-step; the trial reports its own throughput. Goal: at least 98 % on a GPU.
+step; the trial reports its own throughput. Goal: at least 98% on a GPU.
 """
 
 from __future__ import annotations

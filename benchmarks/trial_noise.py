@@ -5,7 +5,7 @@
 First, the noise between processes is measured from repeats, in a separate state folder. Then every
 configuration is run in turn, in fresh processes and through the command line. Each printed interval
 is compared with the mean of the other trials of the same configuration, and should cover it in at
-least 85 % of cases. For comparison, the coverage of an interval from the steps of one process only
+least 85% of cases. For comparison, the coverage of an interval from the steps of one process only
 is printed as well.
 """
 
@@ -165,8 +165,8 @@ def show(figures: dict[str, Any]) -> None:
             f"{each['half_width_percent']:>7.1f}{hits:>10}{naive_hits:>9}"
         )
     print(
-        f"\ncovered {figures['covered_percent']} % (goal {figures['goal_percent']:.0f} %), "
-        f"from steps only {figures['covered_naively_percent']} %\n"
+        f"\ncovered {figures['covered_percent']}% (goal {figures['goal_percent']:.0f}%), "
+        f"from steps only {figures['covered_naively_percent']}%\n"
     )
     print("median seconds outside the measured steps")
     for name, each in figures["configurations"].items():

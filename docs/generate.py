@@ -120,7 +120,7 @@ def sensors() -> str:
             (
                 sensor.name,
                 f"every {sensor.period:g} s" if sensor.period else "with every sample",
-                f"{sensor.share * 100:g} % of a core",
+                f"{sensor.share * 100:g}% of one core",
                 first_sentence(sensor.__doc__),
             )
             for sensor in found
@@ -213,7 +213,7 @@ def proofs() -> str:
                     ", ".join(f"`{name}`" for name in dict.fromkeys(case["named"])),
                     f"{bound:.2f}×" if bound and measured else "",
                     f"{measured:.2f}×" if measured else "",
-                    f"{measured / bound - 1:+.0%}".replace("%", " %") if bound and measured else "",
+                    f"{measured / bound - 1:+.0%}".replace("%", "%") if bound and measured else "",
                 )
             )
     head = ("script", "planted cause", "first finding", "speed-up bound", "measured", "difference")

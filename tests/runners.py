@@ -1,4 +1,4 @@
-"""Exited runners and trial processes, for the tests of the clean-up."""
+"""Exited runners and trial processes, for the tests of the cleanup."""
 
 from __future__ import annotations
 

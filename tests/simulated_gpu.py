@@ -74,7 +74,7 @@ class SimulatedGpu:
     samples: int | None = None
     rate: Callable[[int], float] = lambda batch: 1000.0
     error_at: int | None = None
-    """Batch from which on a step fails for another reason than memory."""
+    """Batch from which on a step fails for a reason other than memory."""
     flaky: dict[int, list[bool]] = field(default_factory=dict)
     """Scripted results of a batch, one per probe."""
     kills: dict[int, int] = field(default_factory=dict)

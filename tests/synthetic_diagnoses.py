@@ -42,7 +42,7 @@ WORKERS = Finding(
     ),
 )
 WORKERS_SUMMARY = (
-    "Training waits for data 62 % of the time: 1 loader worker cannot keep up while 6.9 cores are "
+    "Training waits for data 62% of the time: 1 loader worker cannot keep up while 6.9 cores are "
     "idle."
 )
 COPIES = Finding(

@@ -213,7 +213,7 @@ def _is_skipped(result: Result) -> bool:
 def blocks_of(count: int, flagged: set[int]) -> tuple[BlockLine, ...]:
     rng = random.Random(1)
     reasons = (
-        "the reference trial ran at 79 % of its median throughput (400 samples/s)",
+        "the reference trial ran at 79% of its median throughput (400 samples/s)",
         "other processes used 1.4 of 2 cores in 3 of 8 trials",
     )
     return tuple(

@@ -5,7 +5,7 @@
     python -m max_batch --state state.json --list          list measurements and criteria
     python -m max_batch --state state.json --tables        write the result
 
-The true batch sizes of a case come from a scan: fresh processes in steps of 1 % around the edge,
+The true batch sizes of a case come from a scan: fresh processes in steps of 1% around the edge,
 each training 20 steps with an evaluation. Every measurement is stored immediately, so a run can be
 interrupted and continued; states of several runs, and result files, can be merged: `--merge A B`.
 Scans can run while another process runs `fit` (`--follow`, both with `--shared`); durations are
@@ -301,7 +301,7 @@ class Bench:
 
 
 def _is_invalid(result: Record) -> bool:
-    """Return whether a process failed before its first step for another reason than memory."""
+    """Return whether a process failed before its first step for a reason other than memory."""
     trained = str(result.get("where", "")).startswith(("step", "evaluation"))
     return not (result["passed"] or result["memory"] or trained)
 

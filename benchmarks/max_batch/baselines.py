@@ -31,7 +31,7 @@ IMAGENET = 1_281_167
 SHARE_OF_EPOCH = 0.005
 """Share of an epoch that each level of manual doubling trains."""
 ENDLESS = 1 << 20
-"""Size of a data set that is larger than any batch."""
+"""Size of a dataset that is larger than any batch."""
 
 Record = dict[str, Any]
 

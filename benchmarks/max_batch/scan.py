@@ -1,6 +1,6 @@
 """The scan that determines the true batch sizes. These are pure functions: nothing runs here.
 
-A scan goes in steps of 1 % around the two answers of `fit`. The next batches follow from the known
+A scan goes in steps of 1% around the two answers of `fit`. The next batches follow from the known
 points alone, so a scan can be interrupted, continued on another machine, and merged.
 """
 

@@ -102,7 +102,7 @@ def _table_5_1(findings: Findings, cases: Sequence[Case]) -> str:
         published = paper.get(THESIS_NAMES.get(case.model, case.model), {})
         true = findings.truth(case)
         row = [case.model, *(published.get(key, NONE) for key in ("estimated", "actual"))]
-        row.append(f"{published['error_percent']} %" if published else NONE)
+        row.append(f"{published['error_percent']}%" if published else NONE)
         row.append(f"{true.max_batch}{' (ragged)' if true.ragged else ''}" if true else NONE)
         row += [
             _with_error(batch, true.max_batch if true else None)
@@ -250,7 +250,7 @@ def _answers(findings: Findings, case: Case) -> dict[str, int | None]:
 def _with_error(batch: int | None, true: int | None) -> str:
     if not batch:
         return NONE
-    return f"{batch} ({100 * (true - batch) / true:.1f} %)" if true else str(batch)
+    return f"{batch} ({100 * (true - batch) / true:.1f}%)" if true else str(batch)
 
 
 def _of_group(cases: Sequence[Case], group: str) -> list[Case]:

@@ -87,7 +87,7 @@ class NextToken(Dataset):
 
 
 class HiddenTokens(NextToken):
-    """Random texts with 15 % of the tokens masked, labeled with the masked tokens."""
+    """Random texts with 15% of the tokens masked, labeled with the masked tokens."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
         text = self.text(index, self.tokens)

@@ -45,7 +45,7 @@ class WorkloadError(StepscopeError):
 
 
 class TooFewSamples(WorkloadError):
-    """The data set has fewer samples than one batch."""
+    """The dataset has fewer samples than one batch."""
 
 
 class TrialError(StepscopeError):

@@ -89,17 +89,17 @@ TABLE: tuple[Metric, ...] = (
           "Fraction of time that at least one task waits for I/O (PSI some)"),
     _host("pressure_io_full", "share", "counter", "I/O stall",
           "Fraction of time that all non-idle tasks wait for I/O (PSI full)"),
-    # Entity: "cgroup", the control group in which the command was started.
+    # Entity: "cgroup", the cgroup in which the command was started.
     _host("cgroup_cpu", "cores", "counter", "Cgroup CPU",
-          "CPU time per second of the whole control group, in cores"),
+          "CPU time per second of the whole cgroup, in cores"),
     _host("cgroup_throttled", "seconds/s", "counter", "Cgroup throttling",
           "Time per second that the CPU quota throttles the group, summed over CPUs"),
     _host("cgroup_memory", "bytes", "gauge", "Cgroup memory",
-          "Memory charged to the control group, including the page cache"),
+          "Memory charged to the cgroup, including the page cache"),
     _host("cgroup_memory_limit", "bytes", "gauge", "Cgroup memory limit",
-          "Lowest memory limit of the control group and its ancestors"),
+          "Lowest memory limit of the cgroup and its ancestors"),
     _host("cgroup_oom_kills", "count", "gauge", "Cgroup OOM kills",
-          "Processes that the OOM killer has killed in the control group so far"),
+          "Processes that the OOM killer has killed in the cgroup so far"),
     # Entities: "net:<namespace>".
     _host("net_received", "bytes/s", "counter", "Network received",
           "Bytes received on all interfaces except loopback"),

@@ -267,9 +267,9 @@ def test_gpu_panels_share_the_time_axis(gpu_report: Opened) -> None:
 def test_legend_of_gpus_shows_values_and_hidden_lines(gpu_report: Opened) -> None:
     gpu_report.plot(3).locator(".u-over").hover()
     use = gpu_report.plot(3).locator(".u-legend tr.line")
-    assert use.locator(".u-value").first.inner_text().endswith(" %")
+    assert use.locator(".u-value").first.inner_text().endswith("%")
     power = gpu_report.plot(6).locator(".u-legend tr.line .u-value").first.inner_text()
-    assert " W · " in power and power.endswith(" %")
+    assert " W · " in power and power.endswith("%")
     hidden = gpu_report.plot(3).locator(".u-legend tr.line.u-off")
     assert hidden.locator("th").all_inner_texts() == ["GPU 0 SM activity", "GPU 1 SM activity"]
     before = gpu_report.plot(3).locator("canvas").evaluate("canvas => canvas.toDataURL()")
@@ -288,7 +288,7 @@ def test_gpu_activity_has_a_scale_to_100_percent(browser: Browser, tmp_path: Pat
         changed = "before => document.querySelector('#plot-3 canvas').toDataURL() != before"
         opened.page.wait_for_function(changed, arg=before)
         top = opened.plot(3).locator("canvas").evaluate(TOP_OF_BLUE)
-        assert 0.3 < top < 0.7, "the memory controller is at about 50 %"
+        assert 0.3 < top < 0.7, "the memory controller is at about 50%"
 
 
 def test_gpu_tables_do_not_scroll(gpu_report: Opened) -> None:

@@ -182,7 +182,7 @@ def test_a_leak_is_reported(workloads: Path, tmp_path: Path) -> None:
 
 def test_memory_that_does_not_grow(workloads: Path, tmp_path: Path) -> None:
     result = fit(tmp_path, f"{workloads}:no_growth", "--gpu-memory", "4GiB")
-    assert result["verdict"] == "fits" and result["max_batch"]["size"] == 4096  # the whole data set
+    assert result["verdict"] == "fits" and result["max_batch"]["size"] == 4096  # the whole dataset
     assert any("limits the batch to 4,096 samples" in note for note in result["notes"])
 
 

@@ -1,4 +1,4 @@
-"""Trials on a real GPU: models, GPU memory limits and clean-up."""
+"""Trials on a real GPU: models, GPU memory limits and cleanup."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_wrong_sensor_is_detected(tmp_path: Path) -> None:
     assert "Disk write" in conclusion
     (row,) = [line for line in lines if line.startswith("Disk write")]
     assert row.split() == ["Disk", "write", "wrong", "64.0", "MiB", "32.0", "MiB"]
-    assert "50 % of expected" in done.stdout
+    assert "50% of expected" in done.stdout
     assert max(map(len, lines)) <= 80
     assert list(tmp_path.iterdir()) == [], "the run is removed"
 

@@ -98,7 +98,7 @@ def passes_again(
 
 
 def check(found: FitResult, model: str, memory: str, out: Path, **settings: Any) -> None:
-    """Check that the answer passes in 3 of 3 processes and a batch 5 % larger does not."""
+    """Check that the answer passes in 3 of 3 processes and a batch 5% larger does not."""
     assert found.verdict == "fits" and found.max_batch is not None, summary(found)
     size = found.max_batch.size
     assert all(passes_again(model, memory, size, out, 3, **settings))
@@ -159,7 +159,7 @@ def test_a_limit_below_the_memory_before_the_first_step(few: Callable[..., str])
 def test_a_step_that_fails(few: Callable[..., str]) -> None:
     with pytest.raises(WorkloadError) as raised:
         fit(few(step="raise KeyError('targets')"), "1GiB")
-    assert "fails for another reason than memory: KeyError: 'targets'" in raised.value.message
+    assert "fails for a reason other than memory: KeyError: 'targets'" in raised.value.message
     assert "few.py:6" in raised.value.message
 
 
@@ -181,7 +181,7 @@ def test_a_data_set_smaller_than_any_limit(few: Callable[..., str]) -> None:
     found = fit(few(11), "1GiB")
     assert found.verdict == "no_limit" and found.cost.probes == 2
     assert found.max_batch is not None and found.max_batch.size == 11
-    assert "the data set limits the batch to 11 samples" in summary(found)
+    assert "the dataset limits the batch to 11 samples" in summary(found)
 
 
 def test_invalid_limits(few: Callable[..., str]) -> None:

@@ -72,8 +72,8 @@ def start() -> Iterator[Start]:
 
 @pytest.fixture
 def no_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Simulate a user without permission to create control groups."""
-    refused = Refused("no permission to create a control group")
+    """Simulate a user without permission to create cgroups."""
+    refused = Refused("no permission to create a cgroup")
     monkeypatch.setattr(enforcement, "make_group", lambda *_: refused)
 
 
@@ -207,7 +207,7 @@ def test_without_a_group_a_watchdog_enforces_the_limit(build: Build, start: Star
     assert facts_of(enforced_limits)["memory"] == {
         "requested": 100 * MIB,
         "enforced_by": "soft",
-        "reason": "no permission to create a control group",
+        "reason": "no permission to create a cgroup",
         "note": "does not limit the page cache",
     }
     small = start(enforced_limits, "import time; time.sleep(60)")

@@ -768,7 +768,7 @@ def test_step_with_wrong_shapes() -> None:
     failure = f"{error.format(8)} ({where.format(8)})"
     assert done.stderr.splitlines() == [
         f"stepscope: batch 8: failed in step 1: {failure}",
-        f"stepscope: Batch 8 fails for another reason than memory: {failure}. Run `stepscope "
+        f"stepscope: Batch 8 fails for a reason other than memory: {failure}. Run `stepscope "
         "trial` to see the full output",
     ]
 

@@ -33,7 +33,7 @@ def workload(seed):
     return {
         "model": small_cnn(32, 10),
         "loss": torch.nn.functional.cross_entropy,
-        "data": torch.utils.data.TensorDataset(images, torch.arange(64) % 10),
+        "data": torch.utils.data.TensorDataset(images, torch.arange(64)% 10),
         "optimizer": lambda parameters: Saving(parameters, lr=0.1),
     }
 """

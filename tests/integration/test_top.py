@@ -172,7 +172,7 @@ def fills(screen: list[str], width: int, height: int) -> bool:
         len(screen) == height
         and screen[-1].startswith("q: quit")
         and max(map(len, screen)) <= width
-        and (width < 60 or (len(screen[0]) == width and screen[0].endswith("of a core")))
+        and (width < 60 or (len(screen[0]) == width and screen[0].endswith("of one core")))
     )
 
 

@@ -1,4 +1,4 @@
-"""Every outcome of a trial with real processes, and the clean-up after it."""
+"""Every outcome of a trial with real processes, and the cleanup after it."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _can_limit() -> bool:
     return True
 
 
-CAN_LIMIT = pytest.mark.skipif(not _can_limit(), reason="cannot create control groups")
+CAN_LIMIT = pytest.mark.skipif(not _can_limit(), reason="cannot create cgroups")
 CAN_UNSHARE = pytest.mark.skipif(
     subprocess.run(["unshare", "--mount", "true"], capture_output=True).returncode != 0,
     reason="cannot create a mount namespace",
@@ -87,7 +87,7 @@ def test_host_oom_of_a_worker_alone(trial: Trial, own: Own) -> None:
 @pytest.mark.quiet  # the watchdog must react before the memory is full
 @CAN_UNSHARE
 def test_host_oom_by_the_watchdog(trial: Trial, own: Own) -> None:
-    """Without control groups, which are hidden here."""
+    """Without cgroups, which are hidden here."""
     hidden = "mount -t tmpfs none /sys/fs/cgroup"
     greedy = own(step="globals().setdefault('kept', []).append(bytearray(b'x' * (1 << 25)))")
     done = trial(

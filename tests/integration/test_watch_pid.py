@@ -242,7 +242,7 @@ def test_messages_and_survivors(
     assert out == ""
     last = rest.splitlines()[-1]
     assert first == (
-        f"stepscope: monitoring sh (pid {process.pid}); Ctrl-C ends monitoring, not the process"
+        f"stepscope: monitoring sh (PID {process.pid}); Ctrl-C ends monitoring, not the process"
     )
-    assert last.startswith("stepscope: still running: sleep (pid ")
+    assert last.startswith("stepscope: still running: sleep (PID ")
     assert "sh  ok  exited normally" in rest

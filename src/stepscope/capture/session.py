@@ -164,7 +164,7 @@ class Session:
         )
 
     def survivors(self) -> list[str]:
-        return [f"{p.name} (pid {p.pid})" for p in self.tree.survivors()]
+        return [f"{p.name} (PID {p.pid})" for p in self.tree.survivors()]
 
     def shm_share(self) -> float | None:
         """Return the largest share of /dev/shm in use that was seen so far."""

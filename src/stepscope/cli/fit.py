@@ -35,7 +35,7 @@ def fit(
         str | None,
         _memory(
             metavar="SIZE",
-            help="Host memory, for example 8GiB (default: 95 % of the free memory)",
+            help="Host memory, for example 8GiB (default: 95% of the free memory)",
         ),
     ] = None,
     headroom: Annotated[
@@ -85,7 +85,7 @@ def fit(
     The max batch size is the largest that trains within the memory budget; the recommended one is
     the largest without allocator retries and at full speed. Without a GPU, the budget is host
     memory. Probes run in disposable processes. Exit codes: 0 found, or memory sets no limit; 4
-    unknown workload or setting, or a step fails for another reason than memory; 5 limit not
+    unknown workload or setting, or a step fails for a reason other than memory; 5 limit not
     available; 10 not even a batch of 1 fits GPU memory; 11 not even a batch of 1 fits host memory;
     14 unknown, because memory leaks; 130 interrupted.
     """

@@ -59,7 +59,7 @@ def watch(
     check_interval(interval)
     target = find_target(pid)
     try:
-        notify(f"monitoring {target.name} (pid {pid}); Ctrl-C ends monitoring, not the process")
+        notify(f"monitoring {target.name} (PID {pid}); Ctrl-C ends monitoring, not the process")
         if target.owner:
             hint = "" if os.geteuid() == 0 else ". Use sudo to read more"
             notify(f"the process belongs to {target.owner}; some metrics cannot be read{hint}")

@@ -213,7 +213,7 @@ class ActivityCheck:
         expected, measured, wrong = [], [], []
         for bound in self.bounds:
             label, mean = _SHORT[bound.metric], _mean(observed, bound.metric, task)
-            expected.append(f"{label} {bound.side} {bound.share * 100:.0f} %")
+            expected.append(f"{label} {bound.side} {bound.share * 100:.0f}%")
             measured.append(f"{label} {share_text(mean)}")
             if not bound.holds(mean):
                 wrong.append(label)

@@ -90,7 +90,7 @@ class ProcessLoad(NamedTuple):
     cores: float
 
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid}, user {self.user}, {self.cores:.1f} cores)"
+        return f"{self.name} (PID {self.pid}, user {self.user}, {self.cores:.1f} cores)"
 
 
 def cpu_load(environment: Environment) -> Iterator[MachineRemark]:

@@ -34,7 +34,7 @@ def blocks_of(report: DoctorReport, run: str) -> list[Block]:
     else:
         conclusion = "The accuracy of the sensors was not tested (--quick)."
     if report.monitor_cores is not None:
-        conclusion += f" Monitoring overhead: {report.monitor_cores * 100:.1f} % of one core."
+        conclusion += f" Monitoring overhead: {report.monitor_cores * 100:.1f}% of one core."
     return [
         Section("Sensors", (_costs(report.sensors), _missing(report.sensors))),
         Section("Self-test", (_results(report.self_test),)),
@@ -66,7 +66,7 @@ def _costs(sensors: Sequence[SensorState]) -> Table:
         (
             [each.name],
             each.state,
-            (f"{each.period_s:.2g} s", f"{each.cost_s * 1e6:,.0f} µs", f"{each.share * 100:.2f} %"),
+            (f"{each.period_s:.2g} s", f"{each.cost_s * 1e6:,.0f} µs", f"{each.share * 100:.2f}%"),
         )
         for each in sensors
         if each.cost_s is not None and each.share is not None and each.state != "missing"

@@ -369,7 +369,7 @@ def refine(search: GpuSearch, predictor: Predictor, predicted: Batches, verify: 
 
 
 def locate_edges(search: GpuSearch, predictor: Predictor, max_batch: int, retry_free: int) -> None:
-    """Probe near both predictions until both edges are known or the data set ends."""
+    """Probe near both predictions until both edges are known or the dataset ends."""
 
     def run(batches: Sequence[int]) -> None:
         search.run([ProbeRequest((batch,), search.cap, steps=2) for batch in batches])

@@ -25,7 +25,7 @@ class Bounds:
     base_bytes: int
     """Memory independent of the batch: before the first step, plus what that step keeps."""
     data_set_limit: int | None = None
-    """The largest batch that the data set has samples for."""
+    """The largest batch that the dataset has samples for."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _tolerance(tried: Sequence[ProbeResult], best: int) -> float:
 
 
 def _proof_above(tried: Sequence[ProbeResult], best: int, data_set_limit: int | None) -> int | None:
-    """Return a larger batch that should fail, or None if one did or the data set is too small.
+    """Return a larger batch that should fail, or None if one did or the dataset is too small.
 
     If it passes, its peak improves the line.
     """

@@ -61,7 +61,7 @@ class HostSearch(BatchSearch):
                 )
             if not result.is_ok and not result.is_oom and len(self.tried) == 1:
                 raise WorkloadError(
-                    f"Batch {result.batch} fails for another reason than memory: {result.message}",
+                    f"Batch {result.batch} fails for a reason other than memory: {result.message}",
                     result.hint or "Run `stepscope trial` to see the full output",
                 )
             if outcome.host.last_phase in _BEFORE_STEPS:
@@ -154,7 +154,7 @@ class HostSearch(BatchSearch):
     def is_unbounded(self) -> bool:
         """Whether memory sets no limit.
 
-        Either the data set ends clearly below the limit, or memory hardly grows with the batch.
+        Either the dataset ends clearly below the limit, or memory hardly grows with the batch.
         """
         if self.max_batch == self.data_set_limit:
             return clearly_below(self.tried, self.max_batch, self.budget.limit_bytes)
@@ -217,7 +217,7 @@ class HostSearch(BatchSearch):
 def search_host(
     probes: Probes, budget: MemoryBudget, request: FitRequest, listener: FitListener
 ) -> SearchResult:
-    """Run the whole search. Raise WorkloadError if it fails for another reason than memory."""
+    """Run the whole search. Raise WorkloadError if it fails for a reason other than memory."""
     search = HostSearch(probes, budget, listener, workload=request.workload)
     search.begin()
     if search.first is None:

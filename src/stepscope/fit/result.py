@@ -156,7 +156,7 @@ class MemoryBreakdown:
     workspace_bytes: int = 0  # temporary memory of kernels at the peak
     fragmentation_bytes: int = 0  # held by the allocator but not in use at the peak
     allocated_peak_bytes: int = 0  # most bytes in use at once
-    data_bytes: int = 0  # data set in host memory
+    data_bytes: int = 0  # dataset in host memory
 
 
 @dataclass(frozen=True)
@@ -183,12 +183,12 @@ class FitFailure:
     before_bytes: int = 0
     """Memory held there before the first step."""
     data_bytes: int = 0
-    """Data set in host memory."""
+    """Dataset in host memory."""
 
 
 class NoteKind(str, Enum):
     REPORTED = "reported"  # a remark of a probe
-    BATCH_FAILED = "batch_failed"  # for another reason than memory
+    BATCH_FAILED = "batch_failed"  # for a reason other than memory
     EDGE_UNSTABLE = "edge_unstable"
     SOFT_LIMIT = "soft_limit"
     PEAKS_DIFFER = "peaks_differ"
@@ -226,7 +226,7 @@ class FitResult:
     subject: Subject | None  # the workload that was probed; null if no probe passed
     cost: SearchCost  # what the search cost
     max_batch: Batch | None = None  # the largest batch that trains reliably
-    recommended_batch: Batch | None = None  # no retries, within 2 % of the best throughput
+    recommended_batch: Batch | None = None  # no retries, within 2% of the best throughput
     curve: tuple[ProbedBatch, ...] = ()  # all batch sizes that were tried
     failures_below_max: tuple[tuple[int, int], ...] = ()  # such as [156, 162]: 156 fails, 162 fits
     memory_breakdown: MemoryBreakdown | None = None  # what the memory consists of
@@ -239,7 +239,7 @@ class FitResult:
     leak: Leak | None = None
     failure: FitFailure | None = None
     data_set_limit: int | None = None
-    """The largest batch that the data set has samples for."""
+    """The largest batch that the dataset has samples for."""
     verification: tuple[ProbeResult, ...] = ()  # results of the processes of `--verify`
     notes: tuple[Note, ...] = ()  # remarks, as text
     summary: str = ""  # the result in one or two sentences

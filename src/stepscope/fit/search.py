@@ -133,7 +133,7 @@ class BatchSearch:
 
     @property
     def data_set_limit(self) -> int | None:
-        """The largest batch that the data set has samples for."""
+        """The largest batch that the dataset has samples for."""
         return self.probes.subject.samples
 
     @property

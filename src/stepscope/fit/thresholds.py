@@ -37,7 +37,7 @@ RETRY_FREE_SEARCH_STEP, RETRY_FREE_SEARCH_FACTOR = 0.01, 1.06
 """Step and upper end, relative to the retry-free edge, of the search for larger retry-free
 batches."""
 GPU_FULL_SPEED_SHARE = 0.985
-"""Share of the best throughput that the recommended batch must reach: 98 %, plus the difference
+"""Share of the best throughput that the recommended batch must reach: 98%, plus the difference
 between two measurements of the same batch."""
 COMPARED_SHARES = (0.6, 0.85, 0.95)
 """Shares of the retry-free edge whose throughput is compared with that of the edge."""
@@ -64,7 +64,7 @@ HOST_LEAK_SHARE = 0.0025
 """Share of the limit by which memory must grow per step to count as a leak."""
 HOST_FULL_SPEED_SHARE = 0.85
 """Share of a faster batch's throughput that still counts as full speed: on a CPU, identical
-processes differ by about 10 %."""
+processes differ by about 10%."""
 NEAR_MAX_SHARE = 0.9
 """Batches above this share of the max batch define its typical throughput."""
 MIN_FASTER_PROBES = 2
@@ -73,7 +73,7 @@ SHORTFALL_FREE_SHARE, SHORTFALL_MIN_FACTOR = 0.9, 1.1
 """A trial that measures the shortfall gets this share of the free memory; it runs only if that is
 at least this multiple of the limit."""
 DATA_DOMINANT_SHARE = 0.25
-"""Share of the limit above which the data set is what to reduce."""
+"""Share of the limit above which the dataset is what to reduce."""
 PEAK_TOLERANCE = 0.005
 """Relative difference below which the peaks of identical processes count as equal."""
 FIRST_HOST_BATCH = 8

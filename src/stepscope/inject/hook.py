@@ -198,7 +198,7 @@ def _batch_size_of(loader):
 
 def _length_of(loader):
     """Return the number of batches per epoch, or -1 if it is unknown. `len` is not called for
-    iterable data sets, because it would later cause a warning."""
+    iterable datasets, because it would later cause a warning."""
     try:
         return len(loader) if loader._dataset_kind == 0 else -1
     except Exception:

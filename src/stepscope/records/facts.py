@@ -73,7 +73,7 @@ class MemoryFacts:
 
 @dataclass(frozen=True)
 class CgroupFacts:
-    """The control group of the process."""
+    """The cgroup of the process."""
 
     version: str = "none"  # `v1`, `v2`, `hybrid` or `none`
     paths: dict[str, str] = field(default_factory=dict)  # folder of each controller
@@ -100,7 +100,7 @@ class Environment:
     memory: MemoryFacts = MemoryFacts()  # host memory
     storage: Any = None  # file system of the working directory, with its size in bytes
     shm: Any = None  # size of /dev/shm, in bytes
-    cgroup: CgroupFacts = CgroupFacts()  # control group
+    cgroup: CgroupFacts = CgroupFacts()  # cgroup
     limits: dict[str, ResourceLimit] = field(default_factory=dict)
     """Resource limits (`ulimit`) by name."""
     python: Any = None  # Python interpreter of the monitor

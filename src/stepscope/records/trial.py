@@ -184,11 +184,11 @@ class ModelFacts:
 
 @dataclass(frozen=True)
 class DataFacts:
-    """The data set of a trial."""
+    """The dataset of a trial."""
 
-    name: str = ""  # name of the data set
+    name: str = ""  # name of the dataset
     samples: int | None = None  # samples that are used
-    available_samples: int | None = None  # samples of the data set, of which `samples` are used
+    available_samples: int | None = None  # samples of the dataset, of which `samples` are used
     source: str = ""  # `generated`, `folder`, `memory` or `custom`
     bytes: int | None = None  # size, in bytes
     note: str = ""  # note for the report
@@ -223,7 +223,7 @@ class RankFacts:
     versions: dict[str, str | None] = field(default_factory=dict)
     """Versions of the framework and its libraries."""
     model: ModelFacts = ModelFacts()  # model
-    data: DataFacts = DataFacts()  # data set
+    data: DataFacts = DataFacts()  # dataset
     settings: dict[str, Any] = field(default_factory=dict)
     """All settings of the workload, with the defaults that the trial chose."""
     batch: dict[str, int] = field(default_factory=dict)
@@ -238,7 +238,7 @@ class TrialSettings:
     """The settings of a workload that the analysis of a trial uses."""
 
     model: str = ""  # name of the model, or `FILE.py:FUNCTION`
-    data: str = ""  # name of the data set
+    data: str = ""  # name of the dataset
     device: str = ""  # `cpu` or `cuda`
     precision: str = ""  # precision of the computation
     optimizer: str = ""  # optimizer

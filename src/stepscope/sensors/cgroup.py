@@ -1,4 +1,4 @@
-"""The control group of a process: limits, usage and OOM kills.
+"""The cgroup of a process: limits, usage and OOM kills.
 
 Version 1 (one hierarchy per controller), version 2 (one hierarchy) and the hybrid layout are
 located in the same way: from the paths in /proc/PID/cgroup and our own mount table. The mount table

@@ -1,1 +1,1 @@
-"""Trials: a workload in isolated, limited and monitored processes, with clean-up."""
+"""Trials: a workload in isolated, limited and monitored processes, with cleanup."""

@@ -44,7 +44,7 @@ class TrialEvidence:
     ranks: Sequence[RankFacts]  # of the ranks that wrote any
     expected_ranks: int
     stopped: Stopped | None = None
-    kills: int = 0  # OOM kills in the control group of the trial
+    kills: int = 0  # OOM kills in the cgroup of the trial
     counters: Mapping[str, ControlValue] = field(default_factory=dict)
     before: KernelEvidence = field(default_factory=lambda: KernelEvidence(None, None))
     after: KernelEvidence = field(default_factory=lambda: KernelEvidence(None, None))

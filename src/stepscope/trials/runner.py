@@ -180,7 +180,7 @@ def run_trial(
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[list[int]]:
     """Collect termination signals instead of handling them, so that neither a second Ctrl-C nor a
-    closed terminal interrupts the clean-up. Python delivers signals to the main thread only."""
+    closed terminal interrupts the cleanup. Python delivers signals to the main thread only."""
     received: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield received

@@ -28,11 +28,11 @@ _HINTS = {
         'Samples differ in size: return a "collate" function that pads them, or crop them',
     r"default_collate: batch must contain tensors":
         "A sample contains something other than tensors, numbers and strings: convert it in the "
-        'data set, or return a "collate" function that does',
+        'dataset, or return a "collate" function that does',
     r"(not enough|too many) values to unpack":
         'A batch has the same parts as a sample, stacked, unless you return a "collate" function',
     r"expected scalar type|must have the same dtype":
-        "Batches keep the data types of the samples: convert them in the data set, for example "
+        "Batches keep the data types of the samples: convert them in the dataset, for example "
         "with x.float() or y.long()",
     r"Expected all tensors to be on the same device":
         "stepscope moves the model and the batches to the device: create other tensors there too "
@@ -100,7 +100,7 @@ def find_custom(model: str) -> CustomWorkload:
 
 
 def skeleton(file: Path, function: str = DEFAULT_FUNCTION) -> str:
-    """A function to paste into the file, filled in with the models and data sets of the file."""
+    """A function to paste into the file, filled in with the models and datasets of the file."""
     return skeleton_of(_parse(file), function)
 
 

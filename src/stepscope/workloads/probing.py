@@ -127,7 +127,7 @@ class Subject:
     device_name: str  # product name
     parameters: int  # number of parameters
     sample_bytes: int  # one sample of a batch on the host; the largest that was seen
-    samples: int | None  # size of the data set; null if it is endless or generated
+    samples: int | None  # size of the dataset; null if it is endless or generated
     layers: int = 1  # number of layers without sublayers
     variable_size: bool = False  # whether samples differ in size; the largest are probed
     custom_optimizer: bool = False  # whether the workload brings its own optimizer

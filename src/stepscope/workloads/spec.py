@@ -26,7 +26,7 @@ CACHES = ("as-is", "warm", "cold")
 DEVICES = ("auto", "cpu", "cuda")
 
 DATA = ("random", "jpeg", "cifar100", "video", "text", "custom")
-"""Data sets by name. `custom` is the data of a custom workload."""
+"""Datasets by name. `custom` is the data of a custom workload."""
 RESIDENT = "resident"
 LOADER_ONLY = "loader-only"
 PARTS = (RESIDENT, LOADER_ONLY)
@@ -45,7 +45,7 @@ _IMAGE_SETS = """
     imagenet1k imagenet21k imagenette mnist places365 stl10 svhn tinyimagenet
 """
 _VIDEO_SETS = "hmdb51 kinetics kinetics400 kinetics600 kinetics700 ucf101"
-"""Well-known data sets that stepscope reads only from the user's class folders."""
+"""Well-known datasets that stepscope reads only from the user's class folders."""
 _MIN_SIMILARITY = 0.6
 _MAX_SUGGESTIONS = 5
 _MIN_PREFIX = 3
@@ -73,9 +73,9 @@ class Workload:
     model: str
     data: str = _setting(
         "",
-        "Data set: random, jpeg, cifar100, video or text (default: one that suits the model). "
+        "Dataset: random, jpeg, cifar100, video or text (default: one that suits the model). "
         "resident keeps one batch on the device, loader-only skips the computation; both can name "
-        "a data set: loader-only:jpeg",
+        "a dataset: loader-only:jpeg",
     )
     data_path: str | None = _setting(
         None, "Folder with your own data: class folders of images or videos, or CIFAR-100"
@@ -110,8 +110,8 @@ class Workload:
     classes: int | None = _setting(
         None, "Number of classes (default: the model's, or 100 with cifar100)", least=2
     )
-    samples: int | None = _setting(None, "Number of samples in the data set", least=1)
-    fraction: float = _setting(1.0, "Fraction of the data set to use", above=0, most=1)
+    samples: int | None = _setting(None, "Number of samples in the dataset", least=1)
+    fraction: float = _setting(1.0, "Fraction of the dataset to use", above=0, most=1)
     page_cache: str = _setting(
         "as-is",
         "Page cache before training: as it is, warm (all files cached) or cold (none cached)",
@@ -136,7 +136,7 @@ class Workload:
 
     @property
     def data_name(self) -> str:
-        """The data set without the part; empty for the default of the model."""
+        """The dataset without the part; empty for the default of the model."""
         return self.data.partition(":")[2] if self.part else self.data
 
     @property

@@ -262,7 +262,7 @@ def test_processor_and_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 def test_storage_is_the_innermost_and_latest_mount(tmp_path: Path) -> None:
-    data = tmp_path / "data set"
+    data = tmp_path / "dataset"
     data.mkdir()
     escaped = str(data).replace(" ", "\\040")
     disk = tmp_path / "sys/devices/disk"

@@ -171,7 +171,7 @@ def test_twice_the_amount_is_wrong_unless_other_processes_count() -> None:
         for key, series in observed.series.items()
     }
     wrong = replace(observed, series=doubled)
-    assert result(wrong, "Disk write").detail == "200 % of expected (on zfs)"
+    assert result(wrong, "Disk write").detail == "200% of expected (on zfs)"
     assert result(wrong, "Host CPU").state == "ok"
 
 
@@ -214,8 +214,8 @@ def test_delayed_counter_is_correct() -> None:
     ("size", "state", "detail"),
     [
         (256 * MIB, "ok", ""),
-        (128 * MIB, "wrong", "50 % of expected"),
-        (0, "wrong", "0 %"),
+        (128 * MIB, "wrong", "50% of expected"),
+        (0, "wrong", "0%"),
     ],
 )
 def test_memory_must_rise_by_the_allocated_amount(size: float, state: str, detail: str) -> None:
@@ -311,7 +311,7 @@ def test_gpu_in_use_by_other_processes_is_not_tested() -> None:
         with_series(observed, gpu_utilization=busy, gpu_pcie_received=traffic), "PCIe to GPU"
     )
     assert found.state == "not tested"
-    assert "other processes use this GPU (40 % utilization" in found.detail
+    assert "other processes use this GPU (40% utilization" in found.detail
 
 
 def test_estimate_is_checked_by_direction_only() -> None:

@@ -192,7 +192,7 @@ def test_disabled_cuda_settings_are_not_reported() -> None:
 def test_other_processes_on_a_gpu() -> None:
     two = other_processes_remark("GPU 0", "NVIDIA H200", [(7, 2e9), (8, 1.1e9)], 150e9)
     assert two.level == "problem"
-    assert two.text == "GPU 0 (NVIDIA H200): 2 other processes use 2.89 GiB, 2.1 % of its memory"
+    assert two.text == "GPU 0 (NVIDIA H200): 2 other processes use 2.89 GiB, 2.1% of its memory"
     one = other_processes_remark("GPU 0", "NVIDIA H200", [(7, None)], 150e9)
     assert one.text.endswith("1 other process uses an unknown amount of memory")
     assert other_processes_remark("GPU 0", "NVIDIA H200", [], 150e9).level == "ok"
@@ -222,7 +222,7 @@ def load(cores: float, name: str = "python", pid: int = 4711) -> ProcessLoad:
 def test_cpu_load_levels(used: float, level: str) -> None:
     remark = cpu_load_remark(1.5, 2, 2, 2.0, used, [load(used)])
     assert (remark.topic, remark.level) == ("CPU load", level)
-    assert ("pid 4711" in remark.text) == (level != "ok")
+    assert ("PID 4711" in remark.text) == (level != "ok")
     assert bool(remark.hint) == (level != "ok")
 
 
@@ -231,8 +231,8 @@ def test_cpu_load_names_the_three_busiest_processes() -> None:
     remark = cpu_load_remark(13.2, 2, 2, 2.0, 1.9, processes)
     assert remark.text == (
         "load average 13.2 on 2 cores; other processes use 1.9 cores: "
-        "python (pid 4711, user alice, 1.2 cores), dd (pid 12, user alice, 0.4 cores), "
-        "ps (pid 13, user alice, 0.2 cores)"
+        "python (PID 4711, user alice, 1.2 cores), dd (PID 12, user alice, 0.4 cores), "
+        "ps (PID 13, user alice, 0.2 cores)"
     )
     assert remark.hint == "Timings will vary; wait until the machine is idle"
 

@@ -102,7 +102,7 @@ def test_the_curve_is_in_order_and_has_both_answers(retrying: FitResult) -> None
 def test_a_failure_for_another_reason_is_reported() -> None:
     fit = fitted(SimulatedGpu(Net(), error_at=100))
     assert summary(fit).endswith("; 100 failed in step 1: shapes do not match.")
-    assert "Batch 100 fails for another reason than memory: shapes do not match" in notes(fit)
+    assert "Batch 100 fails for a reason other than memory: shapes do not match" in notes(fit)
     assert (
         fit.max_batch
         and fit.max_batch.failure_above
@@ -166,7 +166,7 @@ def test_memory_that_does_not_grow_sets_no_limit() -> None:
 def test_a_small_data_set_is_noted() -> None:
     fit = fitted(SimulatedGpu(Net(), samples=40))
     assert fit.verdict == "fits" and fit.max_batch and fit.max_batch.size == 40
-    assert "The data set limits the batch to 40 samples" in notes(fit)
+    assert "The dataset limits the batch to 40 samples" in notes(fit)
     assert fit.max_batch.failure_above is None and summary(fit).endswith(
         "of 4 GiB of GPU memory stay free."
     )
@@ -221,7 +221,7 @@ def test_the_recommendation_is_about_the_largest_part(net: Net, dominant: str, b
     assert fit.memory_breakdown and fit.memory_breakdown.dominant == dominant
     text = recommendation(fit.memory_breakdown, fit.budget)
     assert text.startswith(begin)
-    share = re.search(r"(\d+) %", text)
+    share = re.search(r"(\d+)%", text)
     assert share and 30 <= int(share[1]) <= 100
 
 

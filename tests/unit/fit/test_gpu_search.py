@@ -326,7 +326,7 @@ def test_an_error_from_some_batch_on_limits_the_answer(first: int) -> None:
 
 @dataclass
 class Failing(SimulatedGpu):
-    """Fails for another reason than memory if `fails` returns true."""
+    """Fails for a reason other than memory if `fails` returns true."""
 
     fails: Callable[[int, ProbeRequest], bool] = lambda batch, request: False
 

@@ -123,7 +123,7 @@ def test_a_sharp_edge_is_found_to_a_few_percent(per_sample: float, seed: int) ->
 
 
 def test_noise_leads_to_a_margin() -> None:
-    """With 2 % noise, the answer passes nearly always and is little below the edge."""
+    """With 2% noise, the answer passes nearly always and is little below the edge."""
     shares = []
     for seed in range(60):
         machine = Machine(noise=0.02, seed=seed)
@@ -220,7 +220,7 @@ def test_the_data_set_limits_the_batch(samples: int) -> None:
     found = fit(Machine(samples=samples))
     assert found.verdict == "no_limit"
     assert found.max_batch is not None and found.max_batch.size == samples
-    assert f"the data set limits the batch to {samples} samples" in summary(found)
+    assert f"the dataset limits the batch to {samples} samples" in summary(found)
 
 
 @pytest.mark.parametrize("share", [0.85, 0.98])
@@ -230,7 +230,7 @@ def test_a_data_set_that_ends_just_below_the_limit(share: float) -> None:
     assert found.verdict == "fits" and found.max_batch is not None
     assert (found.max_batch.size, found.max_batch.passes) == (5_000, REQUIRED_PASSES)
     assert found.max_batch.failure_above is None
-    assert "The data set limits the batch to 5,000 samples" in notes(found)
+    assert "The dataset limits the batch to 5,000 samples" in notes(found)
 
 
 def test_memory_that_does_not_grow() -> None:
@@ -269,7 +269,7 @@ def test_the_shortfall_is_not_measured_without_more_memory() -> None:
     machine = Machine(base=LIMIT + 100 * MB, free=int(LIMIT / 0.95))
     found = fit(machine)
     assert found.verdict == "does_not_fit" and machine.batches == [8]
-    assert "batch 8 ran out of host memory while loading the data set." in summary(found)
+    assert "batch 8 ran out of host memory while loading the dataset." in summary(found)
 
 
 def test_all_free_memory_is_not_enough() -> None:
@@ -302,7 +302,7 @@ def test_a_step_that_fails_for_another_reason_raises() -> None:
     machine = Machine(fails=fails)
     with pytest.raises(WorkloadError) as raised:
         fit(machine)
-    assert "fails for another reason than memory: ValueError: no (own.py:4)" in raised.value.message
+    assert "fails for a reason other than memory: ValueError: no (own.py:4)" in raised.value.message
     assert raised.value.hint == "fix it" and machine.batches == [8]
 
 
@@ -318,7 +318,7 @@ def test_a_larger_batch_that_fails_for_another_reason_limits_the_answer(
     assert found.verdict == "fits" and found.max_batch is not None
     assert 600 <= found.max_batch.size <= 700
     assert "RuntimeError: too many" in summary(found)
-    assert "fails for another reason than memory: RuntimeError: too many" in notes(found)[0]
+    assert "fails for a reason other than memory: RuntimeError: too many" in notes(found)[0]
     monkeypatch.setenv("STEPSCOPE_STATE", str(tmp_path))
     cache.store("abc", found)
     assert cache.load("abc") is None

@@ -45,7 +45,7 @@ def test_early_exit_with_code_0_is_a_crash() -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "DataLoader worker (pid 5) is killed by signal: Bus error. It is possible that dataloader's"
+        "DataLoader worker (PID 5) is killed by signal: Bus error. It is possible that dataloader's"
         " workers are out of shared memory. Please try to raise your shared memory limit.",
         "unable to write to file </torch_5_4_0>: No space left on device (28)",
         "unable to allocate shared memory(shm) for file </torch_1_2_0>: "

@@ -110,7 +110,7 @@ def test_an_endless_data_set() -> None:
 
 
 def test_an_empty_data_set_is_an_error() -> None:
-    with pytest.raises(WorkloadError, match="The data set is empty"):
+    with pytest.raises(WorkloadError, match="The dataset is empty"):
         of_user(Listed([]))
 
 

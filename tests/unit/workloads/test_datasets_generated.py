@@ -1,4 +1,4 @@
-"""Generated images and clips: reproducible, and similar to the real data sets."""
+"""Generated images and clips: reproducible, and similar to the real datasets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every data set through a real loader, in every shape that it supports."""
+"""Every dataset through a real loader, in every shape that it supports."""
 
 from __future__ import annotations
 

@@ -76,7 +76,7 @@ class StepBreakdown:
         # Only of training loaders, and only within the window.
         self.batches = _inside(timeline.batches, window, training)
         self.passes = [p for p in passes if p.number in training and p.begin_ns >= window.begin_ns]
-        # Wait for batches of training loaders, and the part of it that is worker start-up.
+        # Wait for batches of training loaders, and the part of it that is worker startup.
         self.wait_seconds = float(waits[warmup:].sum())
         self.startup_seconds = _startup_seconds(self.passes, self.batches, timeline.loader_begins)
         self.evaluation_seconds = _covered([p for p in passes if p.number not in training], window)

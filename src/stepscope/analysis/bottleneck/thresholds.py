@@ -89,7 +89,7 @@ _TABLE = (
         "The driver time-slices a GPU equally among busy processes: a process seen this often "
         "takes every other slice."),
     Threshold("gpu_time_slicing", 2.2, "times",
-        "Two busy processes get less than half of a GPU each, 43 to 46 % on an H200, because "
+        "Two busy processes get less than half of a GPU each, 43 to 46% on an H200, because "
         "switching takes time (benchmarks/results/*_explain_gpu_*)."),
     Threshold("copy_rate", float(512 << 20), "bytes/s",
         "Below this, a hundredth of the PCIe bandwidth, copies cannot be the bottleneck."),

@@ -39,7 +39,7 @@ class Parts:
     optimizer_bytes: int = 0  # optimizer state
     inputs_bytes: int = 0  # one batch as the model receives it
     activations_bytes: int = 0  # kept by the forward pass for the backward pass
-    context_bytes: int = 0  # CUDA context; on the host: interpreter, libraries and data set
+    context_bytes: int = 0  # CUDA context; on the host: interpreter, libraries and dataset
 
     @property
     def state_bytes(self) -> int:
@@ -111,7 +111,7 @@ def retry_free_bytes(trace: AllocationTrace) -> int:
 
 
 def minimum_bytes(trace: AllocationTrace, optional: frozenset[int] = frozenset()) -> int:
-    """Return the memory from which on a trace fits, to 0.2 %. A replay in it has passed.
+    """Return the memory from which on a trace fits, to 0.2%. A replay in it has passed.
 
     A trace that fits a limit may fail in a slightly larger one, because other blocks are split.
     Limits are therefore tried from above, where the trace certainly fits, down to the first

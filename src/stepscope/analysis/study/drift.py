@@ -4,10 +4,10 @@ Every block starts with a reference trial, whose configuration is the same in al
 machine. A block is flagged
 
 - if the throughput of its reference trial is an outlier: it differs from the median of all blocks
-  by more than 5 % and by more than three sigmas. With many blocks the limit is higher, so that
+  by more than 5% and by more than three sigmas. With many blocks the limit is higher, so that
   about one in twenty studies without interference has a flagged block. With five or more reference
   trials, sigma combines their median absolute deviation, which is robust against outliers, with
-  the prior for the machine; with fewer it is the prior. It is at least 2 %, because a handful of
+  the prior for the machine; with fewer it is the prior. It is at least 2%, because a handful of
   reference trials can agree by chance. With fewer than three there is no outlier detection;
 - if its reference trial failed while at least three others succeeded (a reference trial that never
   succeeds says nothing about a block);

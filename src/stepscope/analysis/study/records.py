@@ -83,7 +83,7 @@ class Noise:
     """The variation between identical trials, and where the estimate comes from."""
 
     sigma: float
-    """Standard deviation: of the natural logarithm for ratios (0.05 is about 5 %), in the unit of
+    """Standard deviation: of the natural logarithm for ratios (0.05 is about 5%), in the unit of
     the response for differences."""
     dof: float  # degrees of freedom
     source: Literal["repeats", "residuals", "prior", "none"]
@@ -204,12 +204,12 @@ class Fall:
 
 @dataclass(frozen=True)
 class Knee:
-    """The level beyond which more of a factor gains less than 5 %."""
+    """The level beyond which more of a factor gains less than 5%."""
 
     level: float  # level of the knee
     best: Level  # the best level beyond the knee
     gain: Estimate  # throughput at the best level beyond the knee divided by that at the knee
-    is_certain: bool  # whether the intervals confirm it: less is slower, more gains below 10 %
+    is_certain: bool  # whether the intervals confirm it: less is slower, more gains below 10%
     fall: Fall | None = None
 
 

@@ -61,7 +61,7 @@ def find_steady(durations: npt.ArrayLike, workers: int = 0) -> Steady:
     z, drift = trend(batch_means(_clipped(rest, rest), _DRIFT_BATCHES))
     if z < _MIN_Z or abs(drift) < _MIN_DRIFT:
         return Steady(warmup, True, drift=drift)
-    change = f"{'rises' if drift > 0 else 'falls'} by {abs(drift) * 100:.0f} %"
+    change = f"{'rises' if drift > 0 else 'falls'} by {abs(drift) * 100:.0f}%"
     reason = f"the step time {change} over the measured steps"
     if warmup >= len(steps) // 2 and drift < 0:
         reason = f"the warm-up takes more than half of the steps: {reason}"

@@ -28,7 +28,7 @@ ASSUMED_NOISE: dict[Literal["cpu", "gpu"], ProcessNoise] = {
     "cpu": ProcessNoise(0.08, 4, "assumed"),
     "gpu": ProcessNoise(0.02, 4, "assumed"),
 }
-"""Measured on two shared CPU cores (6 to 9.5 %) and on a GPU without other processes."""
+"""Measured on two shared CPU cores (6 to 9.5%) and on a GPU without other processes."""
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ def with_evidence(known: ProcessNoise, squares: float, dof: float, trials: int) 
 
 
 def students_t(dof: float) -> float:
-    """Return the half-width of a 90 % interval in standard errors."""
+    """Return the half-width of a 90% interval in standard errors."""
     return t_quantile((1 + CONFIDENCE) / 2, max(dof, 1.0))
 
 

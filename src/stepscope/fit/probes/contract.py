@@ -15,9 +15,9 @@ class HostFacts:
     """What a probe on the host reports about its processes."""
 
     before_bytes: int = 0
-    """Memory before the first step: framework, data set and model."""
+    """Memory before the first step: framework, dataset and model."""
     data_bytes: int = 0
-    """Size of the data set, if it is in memory."""
+    """Size of the dataset, if it is in memory."""
     enforced_by: str = ""
     """What enforced the memory limit: "cgroup v1", "soft"."""
     last_phase: str = ""

@@ -42,8 +42,8 @@
 
   function valueText(panel, value) {
     if (value == null) return "";
-    const text = `${numberText(value)} ${panel.unit}`;
-    return panel.fullScale ? `${text} · ${((100 * value) / panel.fullScale).toFixed(0)} %` : text;
+    const text = `${numberText(value)}${panel.unit === "%" ? "" : " "}${panel.unit}`;
+    return panel.fullScale ? `${text} · ${((100 * value) / panel.fullScale).toFixed(0)}%` : text;
   }
 
   // Everything drawn in a panel: the edges of the bands first, below the lines.
@@ -125,7 +125,7 @@
       scale: "share",
       side: 1,
       grid: { show: false },
-      values: (u, splits) => splits.map((s) => `${numberText(s).replace(/\.0+$/, "")} %`),
+      values: (u, splits) => splits.map((s) => `${numberText(s).replace(/\.0+$/, "")}%`),
     };
     return panel.fullScale ? [time, left, right] : [time, left];
   }

@@ -80,7 +80,7 @@ CAUSE_TEXTS: dict[str, CauseText] = {
         _WAITS + " although the loader workers are busy only {workers_busy:pct} of the time: "
         "transferring batches to the training process is slow."),
     "input.worker_startup": CauseText(
-        "Loader worker start-up",
+        "Loader worker startup",
         "Loader workers are restarted at every epoch, and training waits for them.",
         "Training waits {startup_wait:pct} of the time for loader workers to start: {each:.1f} s "
         "at the start of each of {epochs_started:.0f} epochs.",
@@ -359,7 +359,7 @@ EVIDENCE = {
     "sleep": "Time sleeping",
     "sm_active": "Multiprocessors active",
     "sm_filled": "Multiprocessors active while kernels run",
-    "startup_share": "Share of the data wait for worker start-up",
+    "startup_share": "Share of the data wait for worker startup",
     "startup_wait": "Time waiting for workers to start",
     "steal": "Cores taken by the hypervisor",
     "step": "Step time",
@@ -434,8 +434,8 @@ def _workers(count: int) -> str:
 
 _PROCESSES = {"worker": "the loader workers", "main": "the training process"}
 FORMATS: dict[str, Callable[[Any], str]] = {
-    "pct": lambda share: f"{(share or 0.0) * 100:.0f} %",
-    "rest": lambda share: f"{(1 - share) * 100:.0f} %",
+    "pct": lambda share: f"{(share or 0.0) * 100:.0f}%",
+    "rest": lambda share: f"{(1 - share) * 100:.0f}%",
     "whole": lambda value: f"{value or 0:.0f}",
     "time": lambda seconds: duration_text(seconds, 2),
     "bytes": bytes_text,

@@ -35,7 +35,7 @@ _SLOWER_SHARE = 0.02
 _PHASES = {
     "start": "before the framework was imported",
     "import": "while importing the framework",
-    "data": "while loading the data set",
+    "data": "while loading the dataset",
     "build": "while building the model",
     "move to device": "while moving the model to the device",
     "evaluation": "in the evaluation",
@@ -44,7 +44,7 @@ _PHASES = {
 }
 _NOTES = {
     NoteKind.REPORTED: "{text}",
-    NoteKind.BATCH_FAILED: "batch {batch:,} fails for another reason than memory: {text}",
+    NoteKind.BATCH_FAILED: "batch {batch:,} fails for a reason other than memory: {text}",
     NoteKind.EDGE_UNSTABLE: "the limit is unstable: batches that passed once failed later",
     NoteKind.SOFT_LIMIT: (
         "no cgroup is available, so the memory limit was enforced by polling, which reacts late; "
@@ -70,7 +70,7 @@ _RECOMMENDATIONS = {
         "checkpointing saves the most."
     ),
     ("host", "data"): (
-        "The data set takes {data} of {limit}. Fewer --samples leave more memory for batches, "
+        "The dataset takes {data} of {limit}. Fewer --samples leave more memory for batches, "
         "which need {per_sample} per sample."
     ),
     ("host", "state"): (
@@ -262,7 +262,7 @@ def _host_summary(fit: FitResult) -> str:
             f"Memory leaks: {size_text(int(fit.leak.bytes_per_step))} more stay in use after every "
             f"step of batch {fit.leak.batch}. The limit of {limit} is reached after about "
             f"{fit.leak.steps_left:,} more steps, and sooner with a larger batch. Common causes "
-            "are a list of losses (store loss.item() instead) and a data set that caches "
+            "are a list of losses (store loss.item() instead) and a dataset that caches "
             "everything it reads."
         )
     if fit.max_batch is None:
@@ -290,7 +290,7 @@ def _host_summary(fit: FitResult) -> str:
 
 
 def _data_set_text(limit: int) -> str:
-    return f"the data set limits the batch to {limit:,} samples"
+    return f"the dataset limits the batch to {limit:,} samples"
 
 
 def _host_failure(fit: FitResult) -> str:
@@ -308,7 +308,7 @@ def _host_failure(fit: FitResult) -> str:
     text += f", {size_text(shortfall)} more" if shortfall else ", and sometimes more"
     libraries = max(0, failure.before_bytes - result.parts.weights_bytes - data)
     text += f". {framework_of(fit)} and its libraries take {size_text(libraries)}"
-    text += f", the data set {size_text(data)}" if data else ""
+    text += f", the dataset {size_text(data)}" if data else ""
     state = size_text(result.parts.state_bytes)
     text += f", the model with its gradients and optimizer state {state}."
     return f"{text} Fewer --samples are enough to make it fit." if data > shortfall > 0 else text
@@ -345,7 +345,7 @@ def notes(fit: FitResult) -> list[str]:
             texts.append("estimated from smaller batches; nothing was run near the limit")
         if budget.device == "host" and fit.verdict in (Verdict.FITS, Verdict.NO_LIMIT):
             texts.append(
-                "throughput on a CPU differs by 6 to 10 % between identical processes, so it is "
+                "throughput on a CPU differs by 6 to 10% between identical processes, so it is "
                 "approximate"
             )
     if budget.available_bytes is not None and budget.available_bytes != budget.requested_bytes:

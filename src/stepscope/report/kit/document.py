@@ -119,7 +119,7 @@ class Panel:
     unit: str
     lines: tuple[PlotLine, ...]
     detail: str = ""  # shown after the unit: "limit 4.00 GiB"
-    full_scale: float | None = None  # the value of 100 % on the right axis; None: no right axis
+    full_scale: float | None = None  # the value of 100% on the right axis; None: no right axis
     top: float | None = None  # upper end of the axis; None: the highest value
 
 

@@ -65,11 +65,11 @@ def seconds_text(value: float | None) -> str:
 
 
 def share_text(value: float | None) -> str:
-    """Format a fraction as a percentage: 0.3 %, 4.5 %, 81 %."""
+    """Format a fraction as a percentage: 0.3%, 4.5%, 81%."""
     if not is_known(value):
         return MISSING
     percent = value * 100
-    return f"{percent:.1f} %" if 0 < percent < 9.95 else f"{percent:.0f} %"
+    return f"{percent:.1f}%" if 0 < percent < 9.95 else f"{percent:.0f}%"
 
 
 def count_text(value: float | None) -> str:

@@ -126,7 +126,7 @@ def _title(frame: Frame, width: int) -> Text:
         "  ",
         clock,
     )
-    overhead = f"Monitoring overhead {share_text(frame.monitor)} of a core"
+    overhead = f"Monitoring overhead {share_text(frame.monitor)} of one core"
     gap = width - line.cell_len - len(overhead)
     if gap >= 2:
         line.append(" " * gap).append(overhead, style="dim")

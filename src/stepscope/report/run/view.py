@@ -140,7 +140,7 @@ def overhead_text(monitor: Mapping[str, float], seconds: float) -> str:
     parts = []
     if "cores" in monitor:
         cpu_time = seconds_text(monitor["cores"] * seconds)
-        parts.append(f"{share_text(monitor['cores'])} of a core ({cpu_time} of CPU time)")
+        parts.append(f"{share_text(monitor['cores'])} of one core ({cpu_time} of CPU time)")
     if "rss_bytes" in monitor:
         parts.append(f"{bytes_text(monitor['rss_bytes'])} of memory")
     if "longest_gap_s" in monitor:

@@ -26,7 +26,7 @@ _MIN_JOULES = 0.0995
 
 
 def measured_text(value: float | None, response: Response) -> str:
-    """Format a value of a response: `1,234 /s`, `81 %`, `2.31 GiB`, `12.3 mJ`."""
+    """Format a value of a response: `1,234 /s`, `81%`, `2.31 GiB`, `12.3 mJ`."""
     if response.unit == "bytes":
         return bytes_text(value)
     if response.unit == "share":

@@ -75,7 +75,7 @@ _NO_KNEE = {
     "gaining": "no knee: {other} still {gain} compared with {level}",
     "slower": "more than {level} is slower: {other} {gain}",
     "unclear": "no significant gain beyond {level}: {other} {gain}",
-    "small_gain": f"no gain above {MIN_GAIN * 100:.0f} % beyond {{level}}: {{other}} {{gain}}",
+    "small_gain": f"no gain above {MIN_GAIN * 100:.0f}% beyond {{level}}: {{other}} {{gain}}",
 }
 _INTERFERENCE = {
     "cpu": "other processes used {value:.1f} of {cores:g} cores",
@@ -144,7 +144,7 @@ def best_level(effect: MainEffect, response: Response) -> str:
 
 
 def effects_text(effects: Effects) -> str:
-    """`159 trials of 53 configurations; noise 2.1 % (from repeats); the model explains …`."""
+    """`159 trials of 53 configurations; noise 2.1% (from repeats); the model explains …`."""
     noise = effects.noise
     trials = counted(effects.trials, "trial")
     parts = [f"{trials} of {counted(effects.configurations, 'configuration')}"]
@@ -273,13 +273,13 @@ def _effect(value: float, response: Response) -> str:
 
 
 def _gain(gain: Estimate, with_significance: bool = True) -> str:
-    """`gains 2 % (−3 to +7 %, not significant)`."""
+    """`gains 2% (−3 to +7%, not significant)`."""
     low, value, high = (
         round((each - 1) * 100) if math.isfinite(each) else each
         for each in (gain.low, gain.value, gain.high)
     )
-    text = f"{'loses' if value < 0 else 'gains'} {abs(value)} %"
-    notes = [f"{_signed(low)} to {_signed(high)} %"] if math.isfinite(high) else []
+    text = f"{'loses' if value < 0 else 'gains'} {abs(value)}%"
+    notes = [f"{_signed(low)} to {_signed(high)}%"] if math.isfinite(high) else []
     if with_significance:
         notes.append(significance_text(gain, RESPONSES[THROUGHPUT]))
     notes = list(filter(None, notes))
@@ -291,4 +291,4 @@ def _signed(percents: float) -> str:
 
 
 def _percent(share: float) -> str:
-    return f"{share * 100:.0f} %"
+    return f"{share * 100:.0f}%"

@@ -93,7 +93,7 @@ def _budget(budget: Budget, known: Results, pending: int, seconds: float | None)
     if budget.seconds is not None:
         left = max(0.0, budget.seconds - known.seconds)
         short = seconds is not None and seconds > left
-        covers = f", enough for about {left / seconds * 100:.0f} %" if short and seconds else ""
+        covers = f", enough for about {left / seconds * 100:.0f}%" if short and seconds else ""
         parts.append(f"{seconds_text(left)} of {seconds_text(budget.seconds)}{covers}")
     if budget.trials is not None:
         left_trials = max(0, budget.trials - known.tried)

@@ -35,7 +35,7 @@ _OVERHEAD_NAMES = {
     "first_step": "first step",
     "warmup": "warm-up",
     "closing": "shutdown",
-    "cleanup": "clean-up",
+    "cleanup": "cleanup",
 }
 """Names of parts of the overhead that differ from the field names."""
 _MIN_SHOWN_S = 0.05  # shorter parts of the overhead are omitted

@@ -114,7 +114,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ("profile_seconds", "measured.overhead.profile", "Time of the steps under the profiler"),
     ("shutdown_seconds", "measured.overhead.closing", "Time from the last step to the exit"),
     ("other_seconds", "measured.overhead.other", "Time of interpreter, launcher and exit"),
-    ("cleanup_seconds", "measured.overhead.cleanup", "Time of the clean-up after the processes"),
+    ("cleanup_seconds", "measured.overhead.cleanup", "Time of the cleanup after the processes"),
     ("host_memory_peak_bytes", "measured.host_memory_peak", "Peak host memory of all processes"),
     (
         "device_memory_peak_bytes",

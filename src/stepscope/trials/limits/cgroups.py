@@ -37,8 +37,8 @@ _EVIDENCE = {
 }
 
 _REASONS = {
-    errno.EACCES: "no permission to create a control group",
-    errno.EPERM: "no permission to create a control group",
+    errno.EACCES: "no permission to create a cgroup",
+    errno.EPERM: "no permission to create a cgroup",
     errno.EROFS: "the cgroup file system is read-only",
     errno.EBUSY: "cgroup v2 does not allow limits below a group with processes, such as our own",
     errno.ENOENT: "the controller is not available",

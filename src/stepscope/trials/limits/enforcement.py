@@ -1,8 +1,8 @@
 """Enforcement of the limits of a trial, with the strictest method available on this machine.
 
     whole CPUs      affinity, inherited by all child processes and checked repeatedly
-    part of a CPU   quota of a control group; otherwise affinity, rounded up to whole CPUs
-    host memory     control group; otherwise a watchdog (`soft`), which reacts with a delay
+    part of a CPU   quota of a cgroup; otherwise affinity, rounded up to whole CPUs
+    host memory     cgroup; otherwise a watchdog (`soft`), which reacts with a delay
     GPU memory      memory limit of the framework
     GPUs            CUDA_VISIBLE_DEVICES
 
@@ -116,8 +116,8 @@ class EnforcedLimits:
         self._enforce(reason)
 
     def _enforce(self, reason: str) -> None:
-        """Use the control group where possible and other methods for the rest; `reason` is why the
-        control group is not available."""
+        """Use the cgroup where possible and other methods for the rest; `reason` is why the
+        cgroup is not available."""
         limits, group = self.limits, self._group
         controllers = group.controllers if group else frozenset()
         if limits.memory is not None and group and "memory" in controllers:
@@ -166,7 +166,7 @@ class EnforcedLimits:
                 except OSError as error:
                     group.remove()
                     self._group = None
-                    self._enforce(f"cannot move the trial into its control group: {error.strerror}")
+                    self._enforce(f"cannot move the trial into its cgroup: {error.strerror}")
             if self._affinity is not None:
                 self._affinity.place(pid)
         except ProcessLookupError:  # the process has already exited
@@ -182,7 +182,7 @@ class EnforcedLimits:
         return self._watchdog.inspect(pids) if self._watchdog else None
 
     def counts(self) -> GroupCounts:
-        """Return the counters of the control group, even after its removal."""
+        """Return the counters of the cgroup, even after its removal."""
         if self._group is not None:
             self._counts = self._group.counts()
         return self._counts

@@ -2,7 +2,7 @@
 
 It has its own session and waits for the exit of the runner through a pipe and a pidfd. Unless the
 runner has dismissed it, it then ends every process whose token names that runner and removes their
-control groups. It runs without site-packages and imports only this module, `trial_processes` and
+cgroups. It runs without site-packages and imports only this module, `trial_processes` and
 `procfs`, so that it starts within milliseconds.
 """
 
@@ -56,7 +56,7 @@ class Guard:
             os.close(source)
 
     def add_group(self, path: str | os.PathLike[str]) -> None:
-        """Register a control group that must not outlive the runner."""
+        """Register a cgroup that must not outlive the runner."""
         self._send(os.fsencode(path))
 
     def dismiss(self) -> None:

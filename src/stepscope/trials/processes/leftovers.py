@@ -117,7 +117,7 @@ def check_clean() -> list[str]:
         raise TrialError(f"Cannot end the processes of an earlier trial: {names}", hint)
     if groups := remove_stale():
         raise TrialError(
-            f"Cannot remove the control groups of an earlier trial: {', '.join(groups)}",
+            f"Cannot remove the cgroups of an earlier trial: {', '.join(groups)}",
             f"List their processes with: cat {groups[0]}/cgroup.procs",
         )
     return [

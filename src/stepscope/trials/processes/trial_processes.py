@@ -38,7 +38,7 @@ class TrialProcess(NamedTuple):
     parent: int = 0
 
     def __str__(self) -> str:
-        return f"{self.name} (pid {self.pid}, state {self.state})"
+        return f"{self.name} (PID {self.pid}, state {self.state})"
 
 
 def runner_name() -> str:
@@ -199,7 +199,7 @@ def send(process: TrialProcess, number: int) -> bool:
 
 
 def members(group: str) -> list[TrialProcess]:
-    """Return the running processes in a control group and its descendants."""
+    """Return the running processes in a cgroup and its descendants."""
 
     def pids() -> list[int]:
         found: list[int] = []
@@ -214,7 +214,7 @@ def members(group: str) -> list[TrialProcess]:
 
 
 def remove_group(group: str, patience_s: float = 2.0) -> bool:
-    """Remove a control group and its descendants, once their processes have exited."""
+    """Remove a cgroup and its descendants, once their processes have exited."""
     for _ in _attempts(patience_s):
         for folder, _, _ in os.walk(group, topdown=False):
             try:

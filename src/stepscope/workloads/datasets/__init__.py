@@ -1,1 +1,1 @@
-"""Data sets on disk, found or generated once and reused. They do not need a framework."""
+"""Datasets on disk, found or generated once and reused. They do not need a framework."""

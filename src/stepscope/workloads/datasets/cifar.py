@@ -82,7 +82,7 @@ def read_cifar(folder: Path) -> Images:
 
 
 class _DataUnpickler(pickle.Unpickler):
-    """Allows arrays, lists and strings only, so that a data set cannot run code.
+    """Allows arrays, lists and strings only, so that a dataset cannot run code.
 
     Modules are not compared, since those of numpy differ between its versions.
     """

@@ -1,7 +1,7 @@
 """Class folders of JPEG images like those of ImageNet, generated once and reused.
 
 Sizes vary around 500×375, some images are portraits, and a file has about 107 KiB. An image depends
-only on its number, class and seed, so that data sets of different sizes share their files.
+only on its number, class and seed, so that datasets of different sizes share their files.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _make(folder: Path, count: int, classes: int, seed: int, family: str) -> Non
         label = number % classes
         name = Path(f"class{label:04d}") / f"{number:07d}.jpg"
         (folder / name.parent).mkdir(exist_ok=True)
-        for other in earlier:  # share the file with data sets of other sizes
+        for other in earlier:  # share the file with datasets of other sizes
             try:
                 os.link(other / name, folder / name)
                 break

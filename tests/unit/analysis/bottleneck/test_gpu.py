@@ -68,7 +68,7 @@ def test_gpu_without_any_metrics_is_unknown() -> None:
 
 
 def test_gpu_is_the_limit_if_the_host_queues_ahead() -> None:
-    """Kernels run 80 % of the time, but every step is queued before the device starts it."""
+    """Kernels run 80% of the time, but every step is queued before the device starts it."""
     assert (
         diagnose(device=(0.1, 0.02, 1.0), gpu_active=0.8, gpu_sm=0.75).first.cause == "gpu.compute"
     )

@@ -307,7 +307,7 @@ STUDIES = 300
 
 
 class TestCoverage:
-    """The confidence level is 90 %."""
+    """The confidence level is 90%."""
 
     def simulated(self, repeats: int, factors: Sequence[Factor] = FACTORS) -> list[Effects]:
         random = np.random.default_rng(7)

@@ -132,7 +132,7 @@ class TestKneesWithNoise:
 
     @pytest.mark.parametrize("power", [4, 8])
     def test_soft_knee(self, power: int) -> None:
-        """At the true level, or at one that is within 5 % of it."""
+        """At the true level, or at one that is within 5% of it."""
 
         def rate(workers: int) -> float:
             return float(((100 * workers) ** -power + 400.0**-power) ** (-1 / power))

@@ -99,7 +99,7 @@ def test_drift_is_reported_with_its_size(change: float) -> None:
     assert not found.steady
     assert found.drift is not None and found.drift * change > 0
     assert ("rises" if change > 0 else "falls") in found.reason
-    assert f"by {abs(found.drift) * 100:.0f} %" in found.reason
+    assert f"by {abs(found.drift) * 100:.0f}%" in found.reason
 
 
 def test_throttling_halfway() -> None:

@@ -72,7 +72,7 @@ def test_error_of_correlated_steps() -> None:
 
 @pytest.mark.parametrize(("cv", "repeats"), [(0.08, 6), (0.02, 5), (0.15, 20)])
 def test_interval_of_one_trial_covers_the_mean_of_others(cv: float, repeats: int) -> None:
-    """At least 85 % of the intervals, with the noise from earlier repeats."""
+    """At least 85% of the intervals, with the noise from earlier repeats."""
     random = np.random.default_rng(1)
     covered = 0
     for _ in range(1500):

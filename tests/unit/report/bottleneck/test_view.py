@@ -100,7 +100,7 @@ def test_explain_prints_all_of_a_diagnosis_in_order() -> None:
         "Fixing this gains at most 2.6×",
         "Confidence: high (the wait for each batch was measured over 391 steps)",
         "Evidence Value Threshold Source",
-        "Time waiting for data 62 % above 10 % (data_wait) loader",
+        "Time waiting for data 62% above 10% (data_wait) loader",
         "Step time without data wait 70.0 ms steps",
         "Recommendations",
         "1. Set num_workers=3",
@@ -190,10 +190,10 @@ def test_value_is_compared_with_its_threshold() -> None:
     def threshold(value: float, limit: float | None, name: str | None = "waiting") -> str:
         return EvidenceRow("Wait", value, "share", name, limit, "").cells[2]
 
-    assert threshold(0.2, 0.1) == "above 10 % (waiting)"
-    assert threshold(0.02, 0.1) == "below 10 % (waiting)"
-    assert threshold(0.1, 0.1) == "at 10 % (waiting)"
-    assert threshold(0.2, 0.1, None) == "above 10 %"
+    assert threshold(0.2, 0.1) == "above 10% (waiting)"
+    assert threshold(0.02, 0.1) == "below 10% (waiting)"
+    assert threshold(0.1, 0.1) == "at 10% (waiting)"
+    assert threshold(0.2, 0.1, None) == "above 10%"
     assert threshold(0.2, None) == "waiting"
     assert threshold(math.nan, 0.1) == "waiting"
 
@@ -212,7 +212,7 @@ def test_value_is_compared_with_its_threshold() -> None:
         (700, "W", "700 W"),
         (14, "count", "14"),
         (0.052, "count", "0.052"),
-        (0.12, "seconds/s", "12 %"),
+        (0.12, "seconds/s", "12%"),
         (math.nan, "count", "–"),
     ],
 )
@@ -288,7 +288,7 @@ def test_page_has_all_of_the_diagnosis() -> None:
         WORKERS_SUMMARY,
         "Speed-up: at most 2.6×",
         "Confidence: high",
-        "above 10 % (data_wait)",
+        "above 10% (data_wait)",
         "Recommendations",
         "Set num_workers=3",
         "train.py:41",

@@ -115,7 +115,7 @@ def test_the_answer_comes_first() -> None:
         "resnet50 on NVIDIA H200, fp32, 15 GiB for PyTorch fits",
         "",
         "Recommended batch size 156 878 samples/s, no allocator retries",
-        "Max batch size 180 857 samples/s (2.4 % slower), allocator retries",
+        "Max batch size 180 857 samples/s (2.4% slower), allocator retries",
         "At 180, 188 MiB stay free; 181 needs at least 49 MiB more (out of memory in step 2)",
     ]
 
@@ -125,12 +125,12 @@ def test_all_sections_are_shown() -> None:
     for part in (
         "Verified: one full training cycle in each of 2 fresh processes",
         "Memory breakdown at batch 156 (12.64 GiB)",
-        "activations 12 GiB 95 % ████████████████████████",
+        "activations 12 GiB 95% ████████████████████████",
         "CUDA context, outside the limit: 520 MiB",
         "Growth: 300 MiB + 83.2 MiB per sample",
         "Minimum memory: 409.6 MiB + 80 MiB per sample",
         "Without allocator retries: 512 MiB + 93 MiB per sample",
-        "Activations take 100 % of the peak and grow with every sample",
+        "Activations take 100% of the peak and grow with every sample",
         "Batch sizes tried (4 more in the JSON output)",
         "156 854 12.64 GiB recommended",
         "158 854 12.81 GiB fails below the max",

@@ -53,11 +53,11 @@ def test_seconds(value: float | None, text: str) -> None:
     ("value", "text"),
     [
         (None, "–"),
-        (0.0, "0 %"),
-        (0.003, "0.3 %"),
-        (0.0449, "4.5 %"),
-        (0.812, "81 %"),
-        (1.0, "100 %"),
+        (0.0, "0%"),
+        (0.003, "0.3%"),
+        (0.0449, "4.5%"),
+        (0.812, "81%"),
+        (1.0, "100%"),
     ],
 )
 def test_shares(value: float | None, text: str) -> None:
@@ -93,7 +93,7 @@ def test_significant_digits(value: float, text: str) -> None:
         (2 << 30, "bytes", "2.00 GiB"),
         (2 << 20, "bytes/s", "2.00 MiB/s"),
         (120.0, "1/s", "120 /s"),
-        (0.5, "share", "50 %"),
+        (0.5, "share", "50%"),
         (3.0, "count", "3"),
         (0.002, "seconds", "2 ms"),
         (float("inf"), "cores", "–"),

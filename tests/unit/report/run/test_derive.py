@@ -67,7 +67,7 @@ def test_view_has_the_times_epochs_and_phases_of_the_run(folder: Path) -> None:
     assert (view.outcome, view.tone) == ("ok", "good")
     assert view.started == "2026-01-02 10:03:05 UTC"
     assert view.command == "python train.py --batch-size 128 --workers 2"
-    assert "0.6 % of a core" in view.overhead
+    assert "0.6% of one core" in view.overhead
     assert ("cpu › model", "Intel Xeon Platinum 8480+") in view.environment
 
 
@@ -180,4 +180,4 @@ def test_facts_are_flattened() -> None:
 
 def test_unmeasured_overhead_is_omitted() -> None:
     assert overhead_text({}, 10) == ""
-    assert overhead_text({"cores": 0.01}, 10) == "1.0 % of a core (0.10 s of CPU time)"
+    assert overhead_text({"cores": 0.01}, 10) == "1.0% of one core (0.10 s of CPU time)"

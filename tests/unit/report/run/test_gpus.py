@@ -111,7 +111,7 @@ def test_utilization_replaces_missing_performance_counters(before_hopper: RunVie
     assert labels(use) == ["utilization", "memory controller"]
     assert use.lines[0].style == "bold"
     assert headline(before_hopper)["GPU utilization"] == (
-        "83 %",
+        "83%",
         "time with any kernel or copy",
     )
     assert headline(before_hopper)["PCIe to GPU"][1].endswith("from GPU")
@@ -163,8 +163,8 @@ def test_cut_off_run_has_gpu_panels(tmp_path: Path) -> None:
 def test_gpu_tiles(one: RunView, several: RunView) -> None:
     found = headline(one)
     assert len(found) == 12
-    assert found["SM activity"] == ("62 %", "utilization 83 %")
-    assert found["Tensor core activity"] == ("26 %", "memory bandwidth 34 %")
+    assert found["SM activity"] == ("62%", "utilization 83%")
+    assert found["Tensor core activity"] == ("26%", "memory bandwidth 34%")
     assert found["Peak GPU memory"] == ("32.8 GiB", "of 140 GiB")
     assert found["Energy"] == ("27.4 kJ", "1.03 samples/J in epochs")
     assert headline(several)["Peak GPU memory"][1] == "of 140 GiB, highest of 2 GPUs"
@@ -187,10 +187,10 @@ def test_epochs_table_has_gpu_columns(one: RunView) -> None:
     assert [column.title for column in rest.columns][:3] == ["Epoch", "Start", "Time"]
     assert gpu_table.rows[1] == (
         "2",
-        "82 %",
-        "34 %",
-        "45 %",
-        "97 %",
+        "82%",
+        "34%",
+        "45%",
+        "97%",
         "30.5 GiB",
         "20.4 GiB",
         "1.42 GiB",
@@ -217,7 +217,7 @@ def test_gpu_table_has_a_row_per_used_gpu(several: RunView) -> None:
     first = dict(zip(titles, several.gpus.rows[0], strict=True))
     assert first["Peak memory"] == "32.8 GiB of 140 GiB"
     assert first["Uncorrected ECC errors"] == "0"
-    assert first["Thermal throttling"] == "0 %"
+    assert first["Thermal throttling"] == "0%"
 
 
 def test_means_and_sums_exclude_idle_gpus(one: RunView, tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_overview_of_several_gpus_has_means_and_sums(one: RunView, several: RunV
         label = BY_KEY[metric].label
         return label[0].upper() + label[1:]
 
-    assert ("SM activity", "62 %", "86 %", "91 %") in one.overview.rows
+    assert ("SM activity", "62%", "86%", "91%") in one.overview.rows
     first = [row[0] for row in several.overview.rows]
     assert first[-8:] == [
         *(f"{title(m)}, mean of 2" for m in ("gpu_sm", "gpu_tensor", "gpu_dram")),
@@ -342,7 +342,7 @@ def test_note_on_high_utilization_with_low_sm_activity() -> None:
     busy = {"gpu_utilization": [0.98] * 3}
     (note,) = notes_on(**busy, gpu_sm=[0.01] * 3)
     assert note == (
-        "GPU utilization is 98 %, but SM activity is only 1.0 %: the GPU mostly runs copies or "
+        "GPU utilization is 98%, but SM activity is only 1.0%: the GPU mostly runs copies or "
         "tiny kernels"
     )
     assert notes_on(**busy, gpu_sm=[0.5] * 3) == []
@@ -362,7 +362,7 @@ def test_note_on_allocator_retries() -> None:
 def test_note_on_different_energy_sources() -> None:
     assert notes_on(gpu_power=[100.0] * 3, gpu_energy=[103.0] * 3) == []
     (note,) = notes_on(gpu_power=[100.0] * 3, gpu_energy=[125.0] * 3)
-    assert note.startswith("Energy is taken from the energy counters, up to 25 % more than")
+    assert note.startswith("Energy is taken from the energy counters, up to 25% more than")
 
 
 def test_note_on_memory_errors_during_the_run() -> None:

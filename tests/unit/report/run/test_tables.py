@@ -50,7 +50,7 @@ def test_epochs_table_omits_empty_columns() -> None:
         "Steps": "50",
         "Samples": "6,400",
         "Samples/s": "640",
-        "Data wait": "40 %",
+        "Data wait": "40%",
         "Cores": "2.00",
         "Core-seconds": "20.0",
         "Disk reads": "1.50 GiB",
@@ -106,10 +106,10 @@ def test_headline_numbers() -> None:
         "Epochs": ("2", "from the DataLoader"),
         "Steps": ("100", "5.00 steps/s"),
         "Samples/s": ("640", "12,800 samples"),
-        "Cores used": ("2.00 of 4", "mean, 50 % of allowed cores"),
+        "Cores used": ("2.00 of 4", "mean, 50% of allowed cores"),
         "Peak memory": ("2.20 GiB", "mean 1.50 GiB"),
         "Disk reads": ("3.00 GiB", "1.00 MiB written"),
-        "Data wait": ("30 %", "of epoch time"),
+        "Data wait": ("30%", "of epoch time"),
     }
 
 

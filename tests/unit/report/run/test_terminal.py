@@ -63,7 +63,7 @@ def test_content(view: RunView) -> None:
         "18 more",
         "Phase     evaluation: 30 times",
         "Note      Tracking epochs and steps (PyTorch DataLoader and optimizer)",
-        "Overhead  0.6 % of a core",
+        "Overhead  0.6% of one core",
     ):
         assert part in text
     assert "Peak memory" in text.split("Epoch ")[1]

@@ -137,7 +137,7 @@ def test_effect_without_interval_has_no_whisker(tmp_path: Path) -> None:
 def test_flagged_blocks_are_crosses_with_reasons() -> None:
     drawn = reference_plot(blocks_of(20, {3, 7})).svg
     assert drawn.count('class="flagged"') == 2
-    assert "block 3: " in drawn and "79 % of its median throughput" in drawn
+    assert "block 3: " in drawn and "79% of its median throughput" in drawn
     many = reference_plot(blocks_of(5000, set(range(0, 5000, 2)))).svg
     assert many.count("<circle") <= MAX_POINTS and many.count("<path") <= MAX_POINTS + 1
 

@@ -47,20 +47,20 @@ def table(*rates: float) -> Callable[[int], float]:
 @pytest.mark.parametrize(
     ("rates", "text"),
     [
-        ((100, 200, 400, 400, 400), "knee at 4: 8 gains 0 % (+0 to +0 %, not significant)"),
-        ((100, 200, 400, 404, 412), "knee at 4: 16 gains 3 % (+3 to +3 %)"),
+        ((100, 200, 400, 400, 400), "knee at 4: 8 gains 0% (+0 to +0%, not significant)"),
+        ((100, 200, 400, 404, 412), "knee at 4: 16 gains 3% (+3 to +3%)"),
         (
             (100, 200, 300, 310, 273),
-            "knee at 4: 8 gains 3 % (+3 to +3 %); 16 loses 12 % (−12 to −12 %) compared with 8",
+            "knee at 4: 8 gains 3% (+3 to +3%); 16 loses 12% (−12 to −12%) compared with 8",
         ),
         (
             (100, 141, 200, 283, 400),
-            "no knee: 16 still gains 41 % (+41 to +41 %) compared with 8",
+            "no knee: 16 still gains 41% (+41 to +41%) compared with 8",
         ),
-        ((100, 101, 99, 100, 101), "no knee: all levels are within 2 %"),
-        ((100, 40, 102, 103, 102), "no gain above 5 % beyond 1: 8 gains 3 % (+3 to +3 %)"),
-        ((100, 103, 90, 80, 60), "more than 2 is slower: 16 loses 42 % (−42 to −42 %)"),
-        ((100, 90, 80, 70, 60), "more than 1 is slower: 16 loses 40 % (−40 to −40 %)"),
+        ((100, 101, 99, 100, 101), "no knee: all levels are within 2%"),
+        ((100, 40, 102, 103, 102), "no gain above 5% beyond 1: 8 gains 3% (+3 to +3%)"),
+        ((100, 103, 90, 80, 60), "more than 2 is slower: 16 loses 42% (−42 to −42%)"),
+        ((100, 90, 80, 70, 60), "more than 1 is slower: 16 loses 40% (−40 to −40%)"),
     ],
 )
 def test_curves(rates: tuple[float, ...], text: str) -> None:
@@ -70,22 +70,22 @@ def test_curves(rates: tuple[float, ...], text: str) -> None:
 def test_curve_that_is_not_significant() -> None:
     within_noise = NoKnee("not_significant", 16, 1, Estimate(1.03, 0.98, 1.08))
     text = curve_text(ScalingCurve("workers", {}, (), None, within_noise))
-    assert text == "not significant: 1 gains 3 % (−2 to +8 %) compared with 16"
+    assert text == "not significant: 1 gains 3% (−2 to +8%) compared with 16"
 
 
 def test_curve_with_a_gain_that_is_not_significant() -> None:
     unclear = NoKnee("unclear", 1, 16, Estimate(1.07, 0.99, 1.16))
     text = curve_text(ScalingCurve("workers", {}, (), None, unclear))
-    assert text == "no significant gain beyond 1: 16 gains 7 % (−1 to +16 %, not significant)"
+    assert text == "no significant gain beyond 1: 16 gains 7% (−1 to +16%, not significant)"
 
 
 def test_curves_without_repeats_and_with_two_levels() -> None:
     once = curve(lambda workers: min(100 * workers, 400), 1)
-    assert curve_text(once) == "knee at 4: 8 gains 0 % (significance unknown)"
+    assert curve_text(once) == "knee at 4: 8 gains 0% (significance unknown)"
     two = factors_of(workers=(1, 2))
     (short,) = curves(observed(grid(two), lambda workers: 100.0 * workers, 3), two)
     assert curve_text(short) == (
-        "no knee with two levels: 2 gains 100 % (+100 to +100 %) compared with 1"
+        "no knee with two levels: 2 gains 100% (+100 to +100%) compared with 1"
     )
 
 
@@ -182,7 +182,7 @@ def test_blocks() -> None:
     judged = judge_blocks(seen)
     assert block_reasons(judged[1]) == ()
     assert block_reasons(judged[3]) == (
-        "the reference trial ran at 71 % of its median throughput (2,310 samples/s)",
+        "the reference trial ran at 71% of its median throughput (2,310 samples/s)",
     )
     assert block_reasons(judged[6]) == (
         "the reference trial failed, but succeeded in other blocks",
@@ -198,8 +198,8 @@ def test_blocks() -> None:
             InterferenceReason("hypervisor", 0.5, 2.0),
             "the hypervisor gave 0.5 cores to other virtual machines",
         ),
-        (InterferenceReason("gpu", 0.4), "other processes used the GPU 40 % of the time"),
-        (InterferenceReason("heat", 0.5), "the GPU was thermally throttled 50 % of the time"),
+        (InterferenceReason("gpu", 0.4), "other processes used the GPU 40% of the time"),
+        (InterferenceReason("heat", 0.5), "the GPU was thermally throttled 50% of the time"),
         (InterferenceReason("other", text="others used 2 cores"), "others used 2 cores"),
     ],
 )
@@ -211,5 +211,5 @@ def test_trend() -> None:
     drift = trend([BlockSeen(number, 100 * 0.98**number) for number in range(1, 12)])
     assert drift is not None
     assert trend_text(drift).startswith(
-        "drift: the reference trial became 18 % slower (18 % to 18 %) from block 1 to block 11"
+        "drift: the reference trial became 18% slower (18% to 18%) from block 1 to block 11"
     )

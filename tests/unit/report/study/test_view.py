@@ -40,7 +40,7 @@ def test_headline(tmp_path: Path) -> None:
         "19 combinations skipped"
     )
     assert running.state == ("running", "neutral")
-    assert running.now == "vit, batch_size 32, workers 2, cpus 2 (training, 40 %)"
+    assert running.now == "vit, batch_size 32, workers 2, cpus 2 (training, 40%)"
 
 
 def test_headline_combines_host_and_gpu_memory(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_operators_of_a_gpu() -> None:
         "CPU ms, total": "3.80",
         "CUDA ms": "19.0",
         "CUDA ms, total": "22.8",
-        "Share": "50 %",
+        "Share": "50%",
     }
     rest = dict(zip(titles, table.rows[-1], strict=True))
     assert (rest["Operator"], rest["Calls"], rest["CUDA ms"]) == ("8 more", "16", "8.00")
@@ -154,7 +154,7 @@ def test_first_rank_is_shown() -> None:
     text = printed(profile_of({0: stored(0), 1: second}), 200)
     assert "over 5 steps of rank 0, 20.0 ms per step under the profiler; profile<rank>.json" in text
     (kernel,) = (line for line in text.splitlines() if line.startswith("gemm"))
-    assert kernel.split() == ["gemm", "8", "18.0", "50", "%"], "of the first rank only"
+    assert kernel.split() == ["gemm", "8", "18.0", "50%"], "of the first rank only"
     assert "elsewhere" not in text
     assert "over 5 steps of rank 1," in printed(profile_of({1: second}, {0: "no"}), 200)
 

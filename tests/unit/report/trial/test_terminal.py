@@ -55,12 +55,12 @@ def test_successful_trial(tmp_path: Path) -> None:
     for part in (
         "jpeg data (generated), Intel Xeon Platinum 8480+, fp32, torch 2.14.1",
         "Samples/s 64",
-        "± 17 % (53",
-        "90 % confidence)",
-        "Noise 8.0 % between processes (assumed: no repeats on this machine), ",
+        "± 17% (53",
+        "90% confidence)",
+        "Noise 8.0% between processes (assumed: no repeats on this machine), ",
         "Step 49.9 ms, p95 50.7 ms",
         "wait 9.98 ms, copy 2.49 ms, compute 37.4 ms",
-        "Data wait 20 % of the time",
+        "Data wait 20% of the time",
         "Warm-up 1 of 201 steps; the other steps are steady",
         "Epoch 1 min 34 s (estimated)",
         "Host memory 1.",
@@ -120,10 +120,10 @@ def test_measured_noise(tmp_path: Path) -> None:
 def test_noise_from_few_repeats_and_an_assumption(tmp_path: Path) -> None:
     folders = write_repeats(tmp_path, SHORT, [1, 1.5, 0.8])
     text = " ".join(printed([trial_view(folder) for folder in folders]).split())
-    assert "(from 3 repeats and an assumed 8.0 %)" in text
+    assert "(from 3 repeats and an assumed 8.0%)" in text
     noise = {"cv": 0.21, "dof": 6, "source": "assumed", "trials": 3}
     single = " ".join(one(tmp_path / "alone", replace(SHORT, noise=noise)).split())
-    assert "Noise 21 % between processes (from 3 repeats and an assumption)" in single
+    assert "Noise 21% between processes (from 3 repeats and an assumption)" in single
 
 
 def test_commands_are_not_wrapped_and_paths_are_not_cut(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_commands_are_not_wrapped_and_paths_are_not_cut(tmp_path: Path) -> None:
     view = trial_view(write_trial(tmp_path / "a", Trial(facts={"command": command})).folder)
     lines = printed([replace(view, failure_details=(f"no file {path}",))]).splitlines()
     assert lines[-2:] == [
-        "Repeat the trial for an interval of about ± 7.6 %:",
+        "Repeat the trial for an interval of about ± 7.6%:",
         " ".join([*command, "--repeat", "5"]),
     ]
     text = "".join(line.strip() for line in lines)

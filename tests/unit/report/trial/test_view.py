@@ -49,7 +49,7 @@ def test_successful_trial(view: TrialView) -> None:
     assert (view.record.samples_per_step, view.warmup_steps, view.failure_details) == (32, 1, ())
     assert view.measured.host_memory_peak and view.measured.overhead.total
     sentence, command = view.recommendation_text.splitlines()
-    assert sentence == "Repeat the trial for an interval of about ± 7.6 %:"
+    assert sentence == "Repeat the trial for an interval of about ± 7.6%:"
     assert command == "stepscope trial cnn --workers 2 --repeat 5"
 
 

@@ -138,7 +138,7 @@ def test_missing_permission_is_the_reason(tmp_path: Path) -> None:
     top.chmod(0o555)
     refused = make_group("x", 512 * MIB, None, own_v2(top, top))
     top.chmod(0o755)
-    assert refused == Refused("no permission to create a control group")
+    assert refused == Refused("no permission to create a cgroup")
 
 
 def test_v1_creates_a_group_per_controller(tmp_path: Path) -> None:

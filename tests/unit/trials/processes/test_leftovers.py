@@ -111,11 +111,11 @@ def test_files_in_use_by_other_processes_are_ignored(
 
 def test_unknown_files_are_reported_and_kept(shm: Path, token: str) -> None:
     before = Snapshot.take(shm)
-    (shm / "my data set").write_bytes(b"precious")
+    (shm / "my dataset").write_bytes(b"precious")
     (shm / f"torch_{os.getpid()}_123_0").write_bytes(b"of a running process")
     left = find_leftovers(before, token, (), shm)
     assert not left.describe() and left.removed == ()
-    assert names(left.unclaimed) == ["my data set", f"torch_{os.getpid()}_123_0"]
+    assert names(left.unclaimed) == ["my dataset", f"torch_{os.getpid()}_123_0"]
     assert len(list(shm.iterdir())) == 2
 
 
@@ -166,7 +166,7 @@ def test_leftover_processes_are_named(shm: Path, start: Start, token: str) -> No
     left = find_leftovers(Snapshot.take(shm), token, (), shm)
     assert left.describe()
     [text] = left.describe()
-    assert text.startswith("python") and f"(pid {process.pid}, state " in text
+    assert text.startswith("python") and f"(PID {process.pid}, state " in text
 
 
 @pytest.fixture
@@ -216,5 +216,5 @@ def test_stale_processes_are_ended_before_a_trial(
     own = start(SLEEPS, token=trial_processes.new_token())
     messages = check_clean()
     assert stale.wait(20) == -signal.SIGTERM
-    assert any(text.startswith("ended ") and f"pid {stale.pid}" in text for text in messages)
+    assert any(text.startswith("ended ") and f"PID {stale.pid}" in text for text in messages)
     assert own.poll() is None

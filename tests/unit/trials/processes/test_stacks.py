@@ -123,4 +123,4 @@ def test_unresponsive_process_does_not_block_for_long(path: Path, start: Start) 
     assert stacks.dump([stopped.pid, running.pid], path) == 1
     assert time.monotonic() - begun < 8, "less than the timeout for all processes"
     assert "no response: python" in path.read_text()
-    assert f"(pid {stopped.pid}, state T)" in path.read_text()
+    assert f"(PID {stopped.pid}, state T)" in path.read_text()

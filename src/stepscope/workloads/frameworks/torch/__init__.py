@@ -1,1 +1,1 @@
-"""PyTorch adapter: models, data sets, training loop, ranks and profiler."""
+"""PyTorch adapter: models, datasets, training loop, ranks and profiler."""

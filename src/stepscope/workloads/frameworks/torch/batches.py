@@ -23,7 +23,7 @@ from stepscope.workloads.spec import Workload
 _NO_BATCH = object()
 _KEPT_SAMPLES = 16
 _CHECKED_SAMPLES = 128
-"""Samples of a custom data set that are checked for their size, evenly distributed over it."""
+"""Samples of a custom dataset that are checked for their size, evenly distributed over it."""
 _CHECK_SECONDS = 3.0
 _SAME_SIZE = 1.001
 """Samples count as equally large up to this ratio."""
@@ -56,13 +56,13 @@ class LoaderFeed:
             batch = next(self._iterator, _NO_BATCH)
             if batch is _NO_BATCH and returned:
                 raise WorkloadError(
-                    f"The data set yielded {returned} batches in the first epoch and none in the "
+                    f"The dataset yielded {returned} batches in the first epoch and none in the "
                     "second",
                     "An IterableDataset must start from the beginning at each iter()",
                 )
             if batch is _NO_BATCH:
                 raise WorkloadError(
-                    "The data set yielded no full batch", "Use a smaller --batch-size"
+                    "The dataset yielded no full batch", "Use a smaller --batch-size"
                 )
         self._returned += 1
         return batch
@@ -192,7 +192,7 @@ class Samples:
     samples: Sequence[Any]
     collate: Callable[[list[Any]], Any]
     of: int | None
-    """Size of the data set, if it limits the batch size."""
+    """Size of the dataset, if it limits the batch size."""
     varies: bool = False
 
     @property
@@ -234,7 +234,7 @@ class Samples:
 
 
 def samples_for(workload: Workload, built: Built, shape: Shape | None) -> Samples:
-    """Random samples of the model's shape, or the largest samples of a custom data set."""
+    """Random samples of the model's shape, or the largest samples of a custom dataset."""
     if built.custom is None:
         assert shape is not None
         random = replace(workload, data="", data_path=None, samples=_KEPT_SAMPLES, fraction=1.0)
@@ -256,7 +256,7 @@ def samples_for(workload: Workload, built: Built, shape: Shape | None) -> Sample
         if time.monotonic() > deadline:
             break
     if not checked:
-        raise WorkloadError("The data set is empty", "Return data with at least one sample")
+        raise WorkloadError("The dataset is empty", "Return data with at least one sample")
     sizes = [bytes_in(sample) for sample in checked]
     largest = max(sizes)
     if largest > _SAME_SIZE * min(sizes):

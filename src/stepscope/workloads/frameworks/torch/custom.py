@@ -1,7 +1,7 @@
 """Custom workloads in PyTorch: import the file, call the function, use what it returns.
 
 The file is imported the way Python runs a script: its folder comes first in sys.path, and the
-module has the name of the file, so that spawned loader workers can unpickle the data set.
+module has the name of the file, so that spawned loader workers can unpickle the dataset.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""PyTorch data sets by name, with the usual decoding and augmentation of torchvision.
+"""PyTorch datasets by name, with the usual decoding and augmentation of torchvision.
 
     name        for           a sample is
     random      all models    a tensor in memory
@@ -7,7 +7,7 @@
     video       clips         a random window of a file, decoded by PyAV, cropped and flipped
     text        texts         random tokens in memory
 
-A part of a data set (`samples`, `fraction`) is the beginning of a permutation that depends only on
+A part of a dataset (`samples`, `fraction`) is the beginning of a permutation that depends only on
 the seed. A smaller part is thus a subset of a larger one, and all classes are represented.
 """
 
@@ -47,7 +47,7 @@ _DATA_FOR = {
     "clip": ("random", "video"),
     "tokens": ("text", "random"),
 }
-"""Data sets for each kind of input, the default first."""
+"""Datasets for each kind of input, the default first."""
 _KIND_NAMES = {"image": "images", "clip": "clips", "tokens": "texts"}
 _IN_MEMORY = ("random", "text")
 _COLD, _WARM = 0.01, 0.99
@@ -56,7 +56,7 @@ _COLD, _WARM = 0.01, 0.99
 
 @dataclass(frozen=True)
 class Data:
-    """A data set with its facts and the files that it reads."""
+    """A dataset with its facts and the files that it reads."""
 
     dataset: Dataset[Any]
     facts: dict[str, Any] = field(default_factory=dict)
@@ -168,7 +168,7 @@ def _in_memory(workload: Workload, shape: Shape, name: str) -> Data:
 
 
 Read = tuple[Dataset[Any], int]
-"""A data set that reads files, and its number of classes."""
+"""A dataset that reads files, and its number of classes."""
 
 
 def choose_part(count: int, of: int, workload: Workload) -> Sequence[int]:

@@ -1,4 +1,4 @@
-"""The training of a trial, the same for every model and data set."""
+"""The training of a trial, the same for every model and dataset."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _custom_data_facts(dataset: Dataset[Any], notes: tuple[str, ...]) -> dict[st
     if isinstance(dataset, IterableDataset):
         notes = (
             *notes,
-            "every worker and rank reads the whole data set unless it shards itself",
+            "every worker and rank reads the whole dataset unless it shards itself",
         )
     return {
         "name": "custom",

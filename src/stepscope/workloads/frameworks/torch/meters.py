@@ -152,7 +152,7 @@ class HostMemory:
     peak_bytes: int = 0
 
     def begin(self) -> None:
-        """Record the memory before the first step: the framework, the data set and the model."""
+        """Record the memory before the first step: the framework, the dataset and the model."""
         self.before_bytes = _resident()[0]
         procfs.reset_peak_memory()
 

@@ -310,7 +310,7 @@ def _data_and_collate(
     if workload.epochs is not None and length is None:
         raise WorkloadError(
             "`--epochs` needs data with a length",
-            "Use --steps or --seconds, or add a __len__ to the data set",
+            "Use --steps or --seconds, or add a __len__ to the dataset",
         )
     return data, collate
 
