@@ -121,7 +121,7 @@ def figures_of(trials: Sequence[Trial]) -> dict[str, Any]:
         "covered_naively": covered(trials, naive),
         "steady": sum(trial["steady"] for trial in trials),
         "warmup_steps": statistics.median(trial["warmup_steps"] for trial in trials),
-        "overhead_seconds": {
+        "outside_steps_seconds": {
             part: round(statistics.median(seconds), 3)
             for part, values in costs.items()
             if (seconds := [each for each in values if each is not None])
@@ -170,7 +170,7 @@ def show(figures: dict[str, Any]) -> None:
     )
     print("median seconds outside the measured steps")
     for name, each in figures["configurations"].items():
-        parts = ", ".join(f"{part} {s:.2f}" for part, s in each["overhead_seconds"].items())
+        parts = ", ".join(f"{part} {s:.2f}" for part, s in each["outside_steps_seconds"].items())
         print(f"{name:<18}{parts}")
 
 

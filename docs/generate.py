@@ -72,7 +72,7 @@ PLAIN_CODES = (
     ),
     (
         1,
-        "Any other error of stepscope, such as a report that cannot be written; `doctor`: a sensor "
+        "Any other error of stepscope, such as a report that cannot be written. `doctor`: a sensor "
         "is wrong",
     ),
     (
@@ -80,7 +80,7 @@ PLAIN_CODES = (
         "Invalid command line: an unknown or missing option or argument, or a value of the wrong "
         "type or range",
     ),
-    (130, "`doctor` or `study run` was interrupted"),
+    (130, "`doctor`, `fit` or `study run` was interrupted"),
 )
 CODES_OF_FIT = (
     (Outcome.GPU_OOM, "not even a batch of 1 fits the GPU"),
@@ -88,11 +88,11 @@ CODES_OF_FIT = (
     (Outcome.CRASHED, "memory leaks, so there is no result"),
 )
 CODES_OF_TRIAL = (
-    (4, "an invalid setting, or `--gpu-memory` without a GPU"),
+    (3, "`study.json` is damaged"),
     (
         5,
-        "an invalid size, time or interval, a limit above what the machine has, or a run folder "
-        "that cannot be written",
+        "A size, time or interval is invalid, a limit is above what the machine has, or the run "
+        "folder cannot be written",
     ),
 )
 
@@ -107,15 +107,19 @@ def metrics_of(scope: Scope) -> str:
 
 
 def derived_metrics() -> str:
-    """A row for every metric that is computed and not stored."""
-    return table(METRIC_HEAD, (_metric_row(metric, "none: computed") for metric in DERIVED))
+    """A row for every metric that no sensor reads."""
+
+    def source(metric: Metric) -> str:
+        return "import hook" if metric.key.startswith("gpu_") else "none: computed"
+
+    return table(METRIC_HEAD, (_metric_row(metric, source(metric)) for metric in DERIVED))
 
 
 def sensors() -> str:
     """A row for every sensor, those that read most often first."""
     found = sorted(sensor_classes(), key=lambda sensor: (sensor.period, sensor.name))
     return table(
-        ("sensor", "read", "at most", "what it reads"),
+        ("sensor", "read", "CPU limit", "what it reads"),
         (
             (
                 sensor.name,
@@ -145,7 +149,8 @@ def _leaves(group: Any, above: str = "") -> Iterator[tuple[str, Any]]:
 
 def exit_codes() -> str:
     """The codes that are not the command's own."""
-    kinds = [error for error in _all_below(StepscopeError) if error is not StepscopeError]
+    kinds = [error for error in _all_below(StepscopeError) if "exit_code" in vars(error)]
+    kinds.remove(StepscopeError)
     meanings: dict[int, list[str]] = {}
     for code, meaning in (
         *PLAIN_CODES,
@@ -157,14 +162,14 @@ def exit_codes() -> str:
         meanings.setdefault(code, []).append(meaning)
     return table(
         ("code", "meaning"),
-        ((str(code), "; ".join(texts)) for code, texts in sorted(meanings.items())),
+        ((str(code), ". ".join(texts)) for code, texts in sorted(meanings.items())),
     )
 
 
 def settings() -> str:
     """A row for every setting of a workload."""
     return table(
-        ("setting", "may be", "default", "meaning"),
+        ("setting", "values", "default", "meaning"),
         (
             (f"`{name}`", _values(name, setting), _default(setting_default(name)), setting.help)
             for name, setting in SETTINGS.items()
@@ -271,7 +276,7 @@ def fit_keys() -> str:
         {
             "": {
                 **dict([FORMAT_KEY]),
-                "batch_size": "Batch size to use: the recommended one, or else the max batch size",
+                "batch_size": "Batch size to use: `recommended_batch`, or `max_batch` otherwise",
                 **keys(fit.FitResult, environment="`gpu`: the GPU that probes ran on"),
             },
             "budget": keys(fit.MemoryBudget),
@@ -281,7 +286,7 @@ def fit_keys() -> str:
             "max_batch` and `recommended_batch": keys(
                 fit.Batch,
                 batch_above="the next larger batch size that failed; null if none did",
-                shortfall_bytes="bytes missing at that batch size, at least; null if unknown",
+                shortfall_bytes="lower bound of the bytes missing there; null if unknown",
                 failure_above="how that batch size failed, as text",
             ),
             "curve[]": keys(fit.ProbedBatch),
@@ -324,7 +329,7 @@ def profile_keys() -> str:
 def study_keys() -> str:
     records, renamed = study_records, study_json
     level_mean = {"mean": "samples_per_second", **renamed.INTERVAL}
-    configuration = record_keys(records.Configuration, renamed.INTERVAL)
+    configuration = record_keys(records.Configuration, {"name": "key", **renamed.INTERVAL})
     expand = {
         "_configuration_dict(each.configuration)": configuration,
         "_renamed(pair, **SIGNIFICANT)": record_keys(records.Interaction, renamed.SIGNIFICANT),
@@ -340,7 +345,9 @@ def study_keys() -> str:
             "effects[].main[].levels[]": record_keys(records.LevelMean),
             "effects[].interactions[].cells[]": record_keys(records.CellMean),
             "curves[]": literal_keys(study_json.curve_dict),
-            "curves[].points[]": record_keys(records.LevelMean, level_mean),
+            "curves[].points[]": record_keys(
+                records.LevelMean, level_mean, {"samples_per_second": "mean throughput"}
+            ),
             "curves[].knee": record_keys(records.Knee, renamed.KNEE),
             "configurations[]": record_keys(ConfigurationRow, renamed.CONFIGURATION),
             "blocks[]": record_keys(BlockLine, renamed.BLOCK),
@@ -487,18 +494,23 @@ def _option_help(option: Any) -> str:
         notes.append(f"default: {_default(option.default)}")
     if option.envvar:
         notes.append(f"environment variable: `{option.envvar}`")
-    return f"{option.help} ({'; '.join(notes)})" if notes else str(option.help)
+    text, note = str(option.help), "; ".join(notes)
+    if not notes:
+        return text
+    if not text.endswith(")"):
+        return f"{text} ({note})"
+    return f"{text[:-1]}; {note})" if text.count("(") == 1 else f"{text}; {note}"
 
 
 def _values(name: str, setting: Setting) -> str:
-    """What a setting may be, in words."""
+    """The valid values of a setting, in words."""
     if setting.choices:
         return ", ".join(f"`{choice}`" for choice in setting.choices)
     kind = setting_type(name)
     plain = next((k for k in typing.get_args(kind) if k is not types.NoneType), kind)
     words = {bool: "yes or no", int: "whole number", float: "number", str: "text"}
-    bounds = (("from", setting.least), ("above", setting.above), ("to", setting.most))
-    return " ".join([words[plain], *(f"{how} {at:g}" for how, at in bounds if at is not None)])
+    bounds = ((" from", setting.least), (" greater than", setting.above), (", up to", setting.most))
+    return words[plain] + "".join(f"{how} {at:g}" for how, at in bounds if at is not None)
 
 
 def _default(value: Any) -> str:

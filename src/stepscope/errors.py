@@ -3,6 +3,7 @@
     StepscopeError                 1    any other error
     ├── RunFolderError             3    the run folder does not exist or cannot be read
     ├── WorkloadError              4    the workload cannot be used
+    │   └── GpuUnavailable         5    a GPU is not available
     ├── TrialError                 5    the trial was not started
     ├── DesignError                6    the study design is invalid
     ├── StudyBusy                  7    another process is running the study
@@ -46,6 +47,12 @@ class WorkloadError(StepscopeError):
 
 class TooFewSamples(WorkloadError):
     """The dataset has fewer samples than one batch."""
+
+
+class GpuUnavailable(WorkloadError):
+    """The workload or a limit needs a GPU, GPU memory or several GPUs that are not available."""
+
+    exit_code = 5
 
 
 class TrialError(StepscopeError):

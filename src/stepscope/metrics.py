@@ -106,7 +106,7 @@ TABLE: tuple[Metric, ...] = (
     _host("net_sent", "bytes/s", "counter", "Network sent",
           "Bytes sent on all interfaces except loopback"),
     _host("loopback", "bytes/s", "counter", "Loopback",
-          "Bytes sent between processes of this machine"),
+          "Bytes sent between processes on this machine"),
     # Entity: "shm".
     _host("shm_used", "bytes", "gauge", "/dev/shm used", "Shared memory in use"),
     _host("shm_size", "bytes", "gauge", "/dev/shm size", "Capacity of /dev/shm"),
@@ -114,7 +114,7 @@ TABLE: tuple[Metric, ...] = (
     _host("monitor_cpu", "cores", "counter", "Monitor CPU", "CPU time per second of the monitor"),
     _host("monitor_rss", "bytes", "gauge", "Monitor memory", "Resident set size of the monitor"),
     _host("monitor_late", "seconds", "gauge", "Monitor delay",
-          "Longest delay of a sample behind its schedule"),
+          "Longest delay of a sample past its scheduled time"),
     # Entity: the UUID of a GPU or of a MIG slice.
     _gpu("gpu_utilization", "share", "gauge", "GPU utilization",
          "Fraction of time that at least one kernel or copy was running (NVML, averaged over 1/6 "
@@ -152,7 +152,8 @@ TABLE: tuple[Metric, ...] = (
     _gpu("gpu_nvlink_sent", "bytes/s", "counter", "NVLink from GPU",
          "NVLink traffic from the device, over all links"),
     _gpu("gpu_power", "W", "gauge", "GPU power", "Power draw at the time of the reading"),
-    _gpu("gpu_energy", "W", "counter", "GPU energy", "Mean power, from the energy counter"),
+    _gpu("gpu_energy", "W", "counter", "GPU power (energy counter)",
+         "Mean power, from the energy counter"),
     _gpu("gpu_temperature", "°C", "gauge", "GPU temperature", "Temperature of the GPU"),
     _gpu("gpu_sm_clock", "MHz", "gauge", "SM clock", "Clock of the streaming multiprocessors"),
     _gpu("gpu_memory_clock", "MHz", "gauge", "Memory clock", "Clock of the device memory"),
@@ -162,10 +163,10 @@ TABLE: tuple[Metric, ...] = (
          "Fraction of readings with clocks reduced by temperature"),
     _gpu("gpu_throttled_other", "share", "gauge", "Other throttling",
          "Fraction of readings with clocks reduced by hardware, sync boost or clock settings"),
-    _gpu("gpu_ecc_corrected", "count", "gauge", "ECC errors corrected",
-         "Corrected memory errors since the driver was loaded"),
-    _gpu("gpu_ecc_uncorrected", "count", "gauge", "ECC errors uncorrected",
-         "Uncorrected memory errors since the driver was loaded"),
+    _gpu("gpu_ecc_corrected", "count", "gauge", "Corrected ECC errors",
+         "Corrected ECC errors since the driver was loaded"),
+    _gpu("gpu_ecc_uncorrected", "count", "gauge", "Uncorrectable ECC errors",
+         "Uncorrectable ECC errors since the driver was loaded"),
 )  # fmt: skip
 
 DERIVED: tuple[Metric, ...] = (

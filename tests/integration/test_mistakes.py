@@ -542,13 +542,13 @@ TRIALS = [
     ),
     Mistake(
         "trial cnn --gpu-memory 8GiB",
-        4,
+        5,
         "`--gpu-memory` needs a GPU, and this trial does not use one. Remove it, or use --memory "
         "to limit host memory",
     ),
     Mistake(
         "trial cnn --device cuda",
-        4,
+        5,
         "PyTorch cannot use a GPU on this machine. Remove --device, or run `stepscope doctor` to "
         "see why",
     ),

@@ -41,6 +41,11 @@ PATTERNS = {
     "American spelling": r"\b(utilis|optimis|summaris|recognis|normalis|initialis)\w+"
     r"|\banalys(e|ed|ing)\b|\b(behaviour|colour|neighbour|labelled|grey|centre)s?\b",
     "sizes in GiB": r"(?<![\w(])\d[\d.,]* ?(kB|MB|GB|TB)(/s)?\b",
+    "one spelling": r"(?<=[\d}]) %(?!\w)|\bdata sets?\b|\b([Cc]lean|[Ss]tart)-up\b"
+    r"|\bcontrol groups?\b|\bof a core\b|\(pid \b",
+    "word order": r"\bfor another reason than\b|\bother \w+ than\b|\bin line (\d|\{)",
+    "processes stop": r"\b(process|probe|trial|worker)(es|s)? (is|are|was|were) ended\b",
+    "install hints that work without PyPI": r"stepscope\[",
 }
 """Patterns by what is wrong with a text that they match."""
 
@@ -85,10 +90,30 @@ def test_no_dialect(reason: str) -> None:
         ("bottleneck", "What holds it back"),
         ("monitor", "what watching costs"),
         ("sizes in GiB", "peak memory 1.5 GB"),
+        ("one spelling", "the GPU waits 66 % of the time"),
+        ("word order", "it failed for another reason than memory"),
+        ("processes stop", "a trial is ended"),
+        ("install hints that work without PyPI", "pip install stepscope[torch]"),
     ],
 )
 def test_the_guard_notices(reason: str, text: str) -> None:
     assert re.search(PATTERNS[reason], text)
+
+
+def test_the_page_of_messages_is_complete() -> None:
+    """Every string of the source with several words is on the page, found without the collector."""
+    page = (ROOT / "docs" / "messages.md").read_text("utf-8")
+    page = " ".join(re.sub(r"\{[^{}]*\}", "{}", page).split())
+    missing = []
+    for path in sorted(SOURCE.rglob("*.py")):
+        source = path.read_text("utf-8")
+        for statement in re.findall(r"raise \w+\(\s*f?(\"[^\"\n]*\")", source):
+            text = ast.literal_eval(statement)
+            for part in re.split(r"\{[^{}]*\}", text):
+                words = " ".join(part.split())
+                if words.count(" ") >= 2 and words not in page:
+                    missing.append(f"{path.name}: {words}")
+    assert missing == []
 
 
 def test_every_class_name_has_one_meaning() -> None:

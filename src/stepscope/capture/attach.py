@@ -110,7 +110,7 @@ def judge_exit(
         # The sender is unknown: any termination signal counts as a request to terminate.
         return judge(status, before, after, shm_share, os.WIFSIGNALED(status))
     if kills := after.cgroup_kills_since(before):
-        reason = f"exited with an unknown exit code; {oom_kills_text('its cgroup', kills)}"
+        reason = f"exited with an unknown exit code; {oom_kills_text('in its cgroup', kills)}"
         return ExitStatus(Outcome.HOST_OOM, reason, evidence={"cgroup_oom_kills": kills})
     return ExitStatus(
         Outcome.LOST,

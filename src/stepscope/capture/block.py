@@ -169,6 +169,6 @@ def _exit_status(message: bytes, oom_kills: int) -> ExitStatus:
         return ExitStatus(Outcome.CRASHED, f"the monitored block raised {mask_text(error)}")
     reason = "the process exited inside the monitored block"
     if oom_kills:
-        reason = f"{reason}; {oom_kills_text('its cgroup', oom_kills)}"
+        reason = f"{reason}; {oom_kills_text('in its cgroup', oom_kills)}"
         return ExitStatus(Outcome.HOST_OOM, reason)
     return ExitStatus(Outcome.CRASHED, reason)

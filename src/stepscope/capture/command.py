@@ -115,7 +115,7 @@ class Reaper:
             action(*arguments)
         except Exception as error:
             self._session.report_problem(
-                f"monitoring failed partially: {type(error).__name__}: {error}"
+                f"part of the monitoring failed: {type(error).__name__}: {error}"
             )
 
     def tick(self, late_s: float) -> None:

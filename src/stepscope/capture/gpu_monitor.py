@@ -24,7 +24,7 @@ class GpuMonitor:
         self.processes = MonitoredProcesses()
         """The monitored processes, set when the command has started."""
         self._environment = environment
-        self._reason, self._hint = "the NVIDIA driver did not answer", ""
+        self._reason, self._hint = "the NVIDIA driver did not respond", ""
         self._facts: list[Gpu] = []
         self._nvml: Nvml | None = None
         self._announced = False

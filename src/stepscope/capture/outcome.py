@@ -71,7 +71,7 @@ def judge(
         reason = f"{reason} while /dev/shm was {shm_share:.0%} full"
         return ExitStatus(Outcome.SHM_FULL, reason, exit_code, name, {"shm_share": shm_share})
     if name == "SIGKILL":
-        reason += "; no OOM kill was counted, so another process sent the signal"
+        reason += "; no OOM kill was recorded, so another process sent the signal"
     elif name in NATIVE_CRASH_SIGNALS:
         reason += ": a crash in native code"
     return ExitStatus(Outcome.CRASHED, reason, exit_code, name, counts)
@@ -89,17 +89,17 @@ _TERMINATION_CODES = (129, 130, 131, 143, 1)
 """Exit codes of shells and of Python's KeyboardInterrupt handlers after these signals."""
 
 
-def oom_kills_text(counted_by: str, kills: int) -> str:
-    return f"{counted_by} counted {kills} OOM kill{'' if kills == 1 else 's'}"
+def oom_kills_text(where: str, kills: int) -> str:
+    return f"{kills} OOM {'kill was' if kills == 1 else 'kills were'} recorded {where}"
 
 
 def _oom_kills(before: KernelEvidence, after: KernelEvidence) -> str | None:
     """Describe the OOM kills between two moments. The machine's count includes unrelated
     processes, so it is used only if the cgroup has no count."""
-    for counted_by, then, now in (
-        ("its cgroup", before.cgroup_kills, after.cgroup_kills),
-        ("the machine", before.machine_kills, after.machine_kills),
+    for where, then, now in (
+        ("in its cgroup", before.cgroup_kills, after.cgroup_kills),
+        ("on the machine", before.machine_kills, after.machine_kills),
     ):
         if then is not None and now is not None:
-            return oom_kills_text(counted_by, now - then) if now > then else None
+            return oom_kills_text(where, now - then) if now > then else None
     return None

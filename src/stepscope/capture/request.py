@@ -27,7 +27,8 @@ def _current_folder() -> Path:
         return Path.cwd()
     except FileNotFoundError:
         raise MonitorError(
-            "The current folder no longer exists", "Change to another folder, e.g. `cd ~`"
+            "The current folder no longer exists",
+            "Change to another folder, for example with `cd ~`",
         ) from None
 
 
@@ -64,8 +65,8 @@ class RunRequest:
             re.compile(self.epoch_pattern or "")
         except re.error as error:
             raise MonitorError(
-                f"Invalid regular expression in `--epoch-pattern` {self.epoch_pattern!r}: {error}",
-                r"Use for example --epoch-pattern 'Epoch (\d+)'",
+                f"Invalid regular expression {self.epoch_pattern!r} for `--epoch-pattern`: {error}",
+                r"For example: --epoch-pattern 'Epoch (\d+)'",
             ) from None
 
     def make_folder(self) -> RunPaths:

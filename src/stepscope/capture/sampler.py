@@ -166,7 +166,7 @@ def _pack_quietly(closed: Path) -> None:
 
 
 class MonitorSensor(Sensor):
-    """The overhead of monitoring: CPU, memory and lateness of the monitor."""
+    """The overhead of monitoring: CPU, memory and delay of the monitor."""
 
     name = "monitor"
     scope: Scope = "host"

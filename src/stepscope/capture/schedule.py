@@ -192,18 +192,20 @@ class BackgroundReader(threading.Thread):
         return self._answered
 
     def notes(self) -> list[str]:
-        """Return notes for the report if the driver did not answer for some time."""
+        """Return notes for the report if the driver did not respond for some time."""
         busy_since = self._busy_since
         waiting_s = 0.0 if busy_since is None else time.monotonic() - busy_since
         longest = max(self._longest_s, waiting_s)
         notes = []
         if self._opened.is_set() and longest > _LONG_S:
             notes.append(
-                f"{self._source} did not answer for {longest:.0f} s; samples of this time are "
-                "missing"
+                f"{self._source} did not respond for {longest:.0f} s; samples from that "
+                "period are missing"
             )
         if self._opened.is_set() and not self._answered:
-            notes.append(f"{self._source} did not answer at the end: the last readings are missing")
+            notes.append(
+                f"{self._source} did not respond at the end: the last readings are missing"
+            )
         return notes
 
     def run(self) -> None:

@@ -9,9 +9,9 @@ import sys
 from typing import Any
 
 import typer
-from typer.core import TyperGroup
 
 import stepscope
+from stepscope.cli.console import CommandGroup
 from stepscope.cli.doctor import doctor
 from stepscope.cli.explain import explain
 from stepscope.cli.fit import fit
@@ -24,7 +24,7 @@ from stepscope.cli.watch import watch
 from stepscope.errors import StepscopeError
 
 
-class _Commands(TyperGroup):
+class _Commands(CommandGroup):
     """The commands; the error for a program in place of a command names `stepscope run`."""
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:

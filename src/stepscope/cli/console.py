@@ -7,10 +7,12 @@ import os
 import signal
 import sys
 from collections.abc import Sequence
+from inspect import cleandoc
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from stepscope.records import Outcome
 from stepscope.records.codec import dumps
@@ -50,6 +52,29 @@ EXIT_CODES = {
     Outcome.INTERRUPTED: 130,
 }
 """Exit codes of `trial` and `fit`, so that scripts can distinguish the outcomes."""
+
+
+class CommandGroup(TyperGroup):
+    """Commands whose help fits any terminal, with flags that do not look as if they took values."""
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        command = super().get_command(ctx, cmd_name)
+        if command is not None:
+            # typer wraps a paragraph only if it has no line breaks.
+            paragraphs = cleandoc(command.help or "").split("\n\n")
+            command.help = "\n\n".join(" ".join(each.split()) for each in paragraphs)
+            _hide_flag_types(command.get_params(ctx))
+        return command
+
+    def get_params(self, ctx: Any) -> Any:
+        return _hide_flag_types(super().get_params(ctx))
+
+
+def _hide_flag_types(options: Sequence[Any]) -> Sequence[Any]:
+    for option in options:
+        if getattr(option, "is_flag", False):
+            option.metavar = ""  # instead of `<bool>`
+    return options
 
 
 def print_message(text: str) -> None:

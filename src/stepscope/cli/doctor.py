@@ -16,7 +16,7 @@ from stepscope.records.codec import to_json
 
 def doctor(
     quick: Annotated[
-        bool, typer.Option("--quick", help="Skip the self-test (takes about 3 s)")
+        bool, typer.Option("--quick", help="Skip the self-test; the rest takes about 3 s")
     ] = False,
     out: Annotated[
         Path | None,
@@ -58,8 +58,8 @@ def doctor(
             sensors = [{**to_json(each), "core_share": each.share} for each in report.sensors]
             write_json(
                 {
-                    "format": 1,  # version of these keys
-                    "ok": report.passed,  # whether no sensor is wrong
+                    "format": 1,  # schema version
+                    "ok": report.passed,  # true if all tested sensors are correct
                     "sensors": sensors,
                     "monitor_cores": report.monitor_cores,
                     "self_test": report.self_test,

@@ -15,7 +15,7 @@ def explain(
     as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON")] = False,
     in_full: Annotated[
         bool,
-        typer.Option("--all", help="Show the evidence of all findings, not only of the first"),
+        typer.Option("--all", help="Show the evidence for all findings, not just the first"),
     ] = False,
 ) -> None:
     """Find the bottleneck of a run: evidence, speed-up bound and recommendations."""

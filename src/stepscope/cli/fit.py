@@ -64,7 +64,9 @@ def fit(
     verify: Annotated[
         bool,
         _search(
-            "--verify", help="Train both batch sizes in three more fresh processes, 20 steps each"
+            "--verify",
+            help="Verify the max and the recommended batch size in three more processes, 20 steps "
+            "each",
         ),
     ] = False,
     estimate: Annotated[
@@ -72,7 +74,7 @@ def fit(
     ] = False,
     no_cache: Annotated[bool, _search("--no-cache", help="Ignore cached results")] = False,
     stall_timeout: Annotated[
-        float, _search(metavar="S", help="Seconds without progress before a probe is ended")
+        float, _search(metavar="S", help="Seconds without progress before a probe is stopped")
     ] = 300.0,
     quiet: Quiet = False,
     as_json: Annotated[
@@ -86,8 +88,8 @@ def fit(
     the largest without allocator retries and at full speed. Without a GPU, the budget is host
     memory. Probes run in disposable processes. Exit codes: 0 found, or memory sets no limit; 4
     unknown workload or setting, or a step fails for a reason other than memory; 5 limit not
-    available; 10 not even a batch of 1 fits GPU memory; 11 not even a batch of 1 fits host memory;
-    14 unknown, because memory leaks; 130 interrupted.
+    available; 10 not even a batch of 1 fits in GPU memory; 11 not even a batch of 1 fits in host
+    memory; 14 undetermined because of a memory leak; 130 interrupted.
     """
     from rich.console import Console
 

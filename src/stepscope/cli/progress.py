@@ -156,8 +156,8 @@ class StudyBar(ProgressBar):
         from stepscope.report.study.messages import block_reasons
 
         reasons = "; ".join(block_reasons(block))
-        action = "will be rerun" if self._design.reruns else "is not rerun"
-        self.notify(f"block {block.number} has interference and {action}: {reasons}")
+        action = "will be rerun" if self._design.reruns else "will not be rerun"
+        self.notify(f"block {block.number} was affected by interference and {action}: {reasons}")
 
     def trial_finished(self, result: Result, event: ProgressEvent) -> None:
         if self._quiet or self._bar is not None:

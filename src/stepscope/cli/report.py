@@ -55,7 +55,7 @@ def report(
         view = derive(opened)
     except OSError as error:
         raise StepscopeError(
-            f"Cannot write the report in {opened.path}: {error.strerror}",
+            f"Cannot write the report to {opened.path}: {error.strerror}",
             "Copy the run folder to a location where you have write permission",
         ) from None
     if output is not None:

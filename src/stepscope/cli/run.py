@@ -41,7 +41,7 @@ def run(
         typer.Option(
             metavar="RE",
             help="Regular expression that matches an epoch in the output; its first group is the "
-            "epoch number. Captures the output",
+            "epoch number. The output is then captured through a pseudo-terminal or pipe",
         ),
     ] = None,
     no_hook: Annotated[
@@ -61,10 +61,10 @@ def run(
 ) -> None:
     """Monitor a command and its process tree, then print a summary with the bottleneck.
 
-    The command runs as if without stepscope: it uses the same terminal, receives the same signals,
-    and its exit code is the exit code of stepscope. If the command was not started, the exit code
-    is 125 (monitoring could not start), 126 (the command cannot be executed) or 127 (the command
-    was not found).
+    The command runs as it would without stepscope: it uses the same terminal, receives the same
+    signals, and its exit code is the exit code of stepscope. If the command was not started, the
+    exit code is 125 (monitoring could not start), 126 (the command cannot be executed) or 127 (the
+    command was not found).
     """
     from stepscope.capture.request import RunRequest
     from stepscope.capture.signals import intercept_signals, restore_signals

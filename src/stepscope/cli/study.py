@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepscope.cli.console import (
+    CommandGroup,
     Interval,
     OpenReport,
     Quiet,
@@ -33,7 +34,9 @@ if TYPE_CHECKING:
 STUDIES_VARIABLE = "STEPSCOPE_STUDIES"
 
 app = typer.Typer(
-    no_args_is_help=True, help="Run many trials from one design and report which settings matter."
+    cls=CommandGroup,
+    no_args_is_help=True,
+    help="Run many trials from one design and report which settings matter.",
 )
 
 DesignFile = Annotated[Path, typer.Argument(metavar="FILE", help="Design of the study (YAML)")]
@@ -91,10 +94,11 @@ def run(
 ) -> None:
     """Run each trial of a design once; resume after an interruption.
 
-    Trials run one at a time, in random blocks that start with the reference
-    trial. Exit codes: 0 all trials were run or the budget is used up; 4 to 6
-    the study cannot run; 7 another process is running it; 130 interrupted
-    (run the same command to resume).
+    Trials run one at a time, in random order, in blocks that each start with
+    the reference trial. Exit codes: 0 all trials were run or the budget is
+    used up; 4 invalid workload; 5 trial not possible; 6 invalid design; 7
+    another process is running it; 130 interrupted (run the same command to
+    resume).
     """
     with _quick_reading():
         from stepscope.capture.request import check_interval
@@ -128,7 +132,7 @@ def run(
             _draw(view, full=False, stderr=True)
             if ran.stop_reason in _STOPPED:
                 print_message(_STOPPED[ran.stop_reason])
-            print_message(f"report: {study.paths.report.absolute().as_uri()}")
+            print_message(f"Report: {study.paths.report.absolute().as_uri()}")
     # Exit without the interpreter's teardown, which takes time: everything is on disk.
     os._exit(130 if ran.stop_reason == "interrupted" else 0)
 
@@ -161,7 +165,7 @@ def merge(
     ],
     out: Annotated[Path, typer.Option("--out", metavar="DIR", help="Folder of the merged study")],
 ) -> None:
-    """Merge studies of several machines into one, in which the machine is a factor."""
+    """Merge studies from several machines into one, with the machine as a factor."""
     from stepscope.studies.merge import merge_studies
 
     machines = merge_studies(folders, out)

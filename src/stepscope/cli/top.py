@@ -35,7 +35,9 @@ _READ_BYTES = 1024
 def top(
     run: Annotated[
         Path | None,
-        typer.Argument(help="Run folder (default: the latest run that is still running)"),
+        typer.Argument(
+            help="Run folder (default: the latest run, preferring one that is still running)"
+        ),
     ] = None,
     interval: Annotated[
         float, typer.Option(help="Seconds between frames", metavar="S", min=0.1, max=60)

@@ -53,8 +53,8 @@ def trial(
         float,
         _limit(
             metavar="S",
-            help="Seconds without progress before a trial is ended; the stacks of all threads are "
-            "saved",
+            help="Seconds without progress before a trial is stopped; the stacks of all threads "
+            "are saved",
         ),
     ] = 300.0,
     repeat: Annotated[
@@ -62,7 +62,9 @@ def trial(
     ] = 1,
     profile: Annotated[
         bool,
-        typer.Option("--profile", help="Add steps under the PyTorch profiler and save its trace"),
+        typer.Option(
+            "--profile", help="Run extra steps under the PyTorch profiler and save a trace"
+        ),
     ] = False,
     name: Name = None,
     interval: Interval = 0.1,
@@ -76,8 +78,8 @@ def trial(
     """Train a workload once in isolated, monitored processes and report its throughput.
 
     Exit codes: 0 ok, 4 invalid workload or setting, 5 not started, 10 gpu_oom, 11 host_oom, 12
-    shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, the exit code of the first
-    trial that is not ok.
+    shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, the exit code is
+    that of the first trial that is not ok.
     """
     end_on_request()
     from stepscope.api import run_trials

@@ -61,7 +61,7 @@ def watch(
     try:
         notify(f"monitoring {target.name} (PID {pid}); Ctrl-C ends monitoring, not the process")
         if target.owner:
-            hint = "" if os.geteuid() == 0 else ". Use sudo to read more"
+            hint = "" if os.geteuid() == 0 else ". Use sudo to read all metrics"
             notify(f"the process belongs to {target.owner}; some metrics cannot be read{hint}")
         # A process may have written all its arguments, including secrets, into its name.
         plain = target.command and " " not in target.command[0]

@@ -79,7 +79,7 @@ class MeasuredLoad:
         """Return a task that these metrics (with their places) cover; raises NotTested."""
         done = self.tasks.get(name)
         if done is None:
-            raise NotTested("the load did not reach this task")
+            raise NotTested("the self-test did not get to this task")
         if done.skipped is not None:
             raise NotTested(done.skipped)
         for metric, place in metrics:
@@ -92,7 +92,7 @@ class MeasuredLoad:
                 touches = (series.t >= done.begin_ns) & (begins <= done.end_ns)
                 longest = max(longest, float(series.window[touches].max(initial=0.0)))
             if longest > _COARSE_S:
-                raise NotTested(f"the sensor was read only every {longest:.0f} s")
+                raise NotTested(f"gaps of up to {longest:.0f} s between readings")
         return done
 
 
@@ -123,7 +123,7 @@ class AmountCheck:
         estimate = observed.estimated.get(self.metric)
         if estimate:
             correct = (measured or 0.0) > 2 * (stray or 0.0)
-            wrong = "" if correct else f"appears {self.there}"
+            wrong = "" if correct else f"was counted {self.there}"
             detail = wrong or f"estimated; only the direction is checked ({estimate})"
         else:
             detail = wrong = self._wrong(task, measured, stray or 0.0)
@@ -146,13 +146,13 @@ class AmountCheck:
         if measured is None:
             return f"no values and no reason recorded{where}"
         if stray > max(measured, task.amount / 2):
-            return f"appears {self.there}"
+            return f"was counted {self.there}"
         low = self.min_share * task.amount - self.slack
         high = self.max_share * task.amount + self.slack
         if not low <= measured <= high:
             return f"{share_text(measured / task.amount)} of expected{where}"
         if stray > _SMALL * task.amount + self.slack:
-            return f"too much appears {self.there}"
+            return f"too much was counted {self.there}"
         return ""
 
 
@@ -182,7 +182,7 @@ class RiseCheck:
             detail = f"{share_text(rise / task.amount)} of expected"
             return CheckResult(self.name, expected, measured, "wrong", detail)
         if remaining > _SMALL * task.amount:
-            detail = f"{bytes_text(remaining)} remain after the release"
+            detail = f"{bytes_text(remaining)} remains after the release"
             return CheckResult(self.name, expected, f"{measured}, not released", "wrong", detail)
         return CheckResult(self.name, expected, f"{measured}, then released", "ok")
 

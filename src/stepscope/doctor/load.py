@@ -158,7 +158,7 @@ def fill_shm() -> int:
 def write(file: BinaryIO | None) -> int:
     """Write to the disk and sync."""
     if file is None:
-        raise Skip("no writable folder is on a disk")
+        raise Skip("found no writable folder on a disk")
     try:
         _fill(file, _DISK)
         os.fsync(file.fileno())
@@ -170,7 +170,7 @@ def write(file: BinaryIO | None) -> int:
 def read_back(file: BinaryIO | None) -> int:
     """Drop the file from the page cache and read it from the disk."""
     if file is None:
-        raise Skip("no writable folder is on a disk")
+        raise Skip("found no writable folder on a disk")
     os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
     if _share_cached(file.fileno()) > 0.05:
         raise Skip("the file stays in the page cache")

@@ -210,7 +210,7 @@ def memory(environment: Environment, root: Path = Path("/")) -> Iterator[Machine
         yield MachineRemark("Memory", text, "note" if is_low else "ok")
     if total and swapped > 0.01 * total:
         text = f"{bytes_text(swapped)} in use: memory is or was short, and swapping in is slow"
-        hint = "Free some memory, then run: swapoff -a; swapon -a"
+        hint = "Free some memory, then run as root: swapoff -a; swapon -a"
         yield MachineRemark("Swap", text, "note", hint)
 
 
@@ -229,7 +229,7 @@ def shm_remark(size: int, free: int) -> MachineRemark:
         return MachineRemark("/dev/shm", "mounted without a size limit")
     text = f"{bytes_text(size)}, {bytes_text(free)} free"
     if size <= _DOCKER_SHM:
-        text += " (the default of containers); a few batches of images fill it"
+        text += " (the container default); a few batches of images can fill it"
         hint = "Use docker run --shm-size 8g, or --ipc host"
         return MachineRemark("/dev/shm", text, "problem", hint)
     if free < _GIB:
@@ -251,9 +251,9 @@ def limits(environment: Environment) -> MachineRemark:
     files, processes, locked = soft("nofile"), soft("nproc"), soft("memlock")
     hints = []
     if files is not None and files < _FEW_FILES:
-        hints.append("For many loader workers, raise the limit of open files: ulimit -n 65536")
+        hints.append("For many loader workers, raise the limit on open files: ulimit -n 65536")
     if processes is not None and processes < _FEW_PROCESSES:
-        hints.append("For many workers and threads, raise the limit of processes: ulimit -u 65536")
+        hints.append("For many workers and threads, raise the limit on processes: ulimit -u 65536")
     text = (
         f"open files {count(files)}, processes {count(processes)}, core dumps "
         f"{'off' if soft('core') == 0 else 'on'}, locked memory "
@@ -271,12 +271,12 @@ def disk(runs: Path) -> MachineRemark:
     except OSError as error:
         return MachineRemark("Disk", f"{folder}: {error.strerror}", "note")
     if not os.access(folder, os.W_OK):
-        hint = "Use --out DIR to choose another folder"
+        hint = "Choose another folder with --out DIR"
         return MachineRemark("Disk", f"{folder} is not writable", "problem", hint)
     free = status.f_bavail * status.f_frsize
     text = f"{bytes_text(free)} free in the folder for runs ({folder})"
     if free < _LOW_DISK:
-        hint = "Free some space or use --out DIR to choose another folder"
+        hint = "Free some space, or choose another folder with --out DIR"
         return MachineRemark("Disk", text, "problem", hint)
     return MachineRemark("Disk", text)
 

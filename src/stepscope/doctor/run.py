@@ -37,7 +37,7 @@ _BEGIN = (
     f"sys.path.insert(0, sys.argv.pop(1)); from {self_test.__name__} import main; main()"
 )
 """Ctrl-C ends it silently. It imports this package, not another one on the path of its Python."""
-_USE_OUT = "Use --out DIR to choose another folder"
+_USE_OUT = "Choose another folder with --out DIR"
 _IN_MEMORY = ("tmpfs", "ramfs", "devtmpfs")
 
 
@@ -47,9 +47,9 @@ class SensorState:
 
     name: str  # name of the sensor
     state: Literal["works", "partial", "missing"]  # `works`, `partial` or `missing`
-    missing: Mapping[str, str]  # reason by missing metric
+    missing: Mapping[str, str]  # missing metrics, each with its reason
     hints: tuple[str, ...]  # what makes the missing metrics available
-    estimated: Mapping[str, str]  # method by metric that is estimated
+    estimated: Mapping[str, str]  # estimated metrics, each with its method
     cost_s: float | None  # CPU seconds per reading
     period_s: float | None  # actual time between readings
 

@@ -109,7 +109,7 @@ class GpuSearch(BatchSearch):
         while pending:
             group, pending = pending[: self.parallel_probes], pending[self.parallel_probes :]
             self.listener.show(
-                f"batch {', '.join(f'{b:,}' for each in group for b in each.batches)}"
+                f"batch size {', '.join(f'{b:,}' for each in group for b in each.batches)}"
             )
             probed = self.probes.run(group)
             if len(group) > 1 and any(each.last.kind == "gpu_busy" for each in probed):
@@ -126,7 +126,7 @@ class GpuSearch(BatchSearch):
             for result in outcome.results:
                 if result.kind == "timeout":  # says nothing about memory: no answer is reliable
                     raise TrialError(
-                        f"The probe of batch {result.batch:,} stalled: {result.message}",
+                        f"The probe at batch size {result.batch:,} stalled: {result.message}",
                         "Allow more time with --stall-timeout SECONDS",
                     )
                 if result.is_ok and outcome.request.exclusive and result.samples_per_second:
@@ -279,8 +279,8 @@ def probe_small_batches(search: GpuSearch) -> SearchResult | None:
     if limit <= 0:
         raise TrialError(
             f"`--headroom {size_text(budget.headroom_bytes)}` leaves no memory: "
-            f"{size_text(free)} are free, and the CUDA context needs "
-            f"{size_text(search.context_bytes)} of them",
+            f"{size_text(free)} is free, and the CUDA context needs "
+            f"{size_text(search.context_bytes)} of it",
             "Pass a smaller headroom",
         )
     search.budget = replace(budget, limit_bytes=limit)
@@ -479,4 +479,6 @@ def _raise_unless_memory(result: ProbeResult) -> None:
     """Raise WorkloadError for a failure that has nothing to do with memory."""
     if not (result.is_ok or result.is_oom):
         where = f" in {result.phase}" if result.phase else ""
-        raise WorkloadError(f"Batch {result.batch:,} fails{where}: {result.message}", result.hint)
+        raise WorkloadError(
+            f"Batch size {result.batch:,} fails{where}: {result.message}", result.hint
+        )

@@ -57,11 +57,12 @@ class HostSearch(BatchSearch):
             result = outcome.last
             if result.kind == "timeout":
                 raise TrialError(
-                    f"The probe of batch {result.batch} stalled: {result.message}", result.hint
+                    f"The probe at batch size {result.batch} stalled: {result.message}", result.hint
                 )
             if not result.is_ok and not result.is_oom and len(self.tried) == 1:
                 raise WorkloadError(
-                    f"Batch {result.batch} fails for a reason other than memory: {result.message}",
+                    f"Batch size {result.batch} fails for a reason other than memory: "
+                    f"{result.message}",
                     result.hint or "Run `stepscope trial` to see the full output",
                 )
             if outcome.host.last_phase in _BEFORE_STEPS:

@@ -31,7 +31,7 @@ def fit_2019(
     search = BatchSearch(probes, budget, listener)
     small, large = BATCHES
     while True:
-        listener.show(f"batches {small} and {large}, {_ITERATIONS} iterations each")
+        listener.show(f"batch sizes {small} and {large}, {_ITERATIONS} iterations each")
         results = []
         for batch in (small, large):
             probe = ProbeRequest((batch,), cap, _ITERATIONS, cycle=False, layers=batch == small)
@@ -42,7 +42,7 @@ def fit_2019(
             break
         failed = next((each for each in results if not each.is_ok and not each.is_oom), None)
         if failed:
-            raise WorkloadError(f"Batch {failed.batch} fails: {failed.message}", failed.hint)
+            raise WorkloadError(f"Batch size {failed.batch} fails: {failed.message}", failed.hint)
         if large <= 2:
             return build_result(SearchResult(search, Verdict.DOES_NOT_FIT), request)
         small, large = max(1, small // 2), max(2, large // 2)

@@ -107,7 +107,8 @@ def budget_for(request: FitRequest, gpu: ChosenGpu | None) -> MemoryBudget:
     headroom = request.headroom or int(request.headroom_share * available)
     if headroom >= available:
         raise TrialError(
-            f"`--headroom {size_text(headroom)}` leaves none of the {size_text(available)}",
+            f"`--headroom {size_text(headroom)}` leaves none of the {size_text(available)} of "
+            "available memory",
             "Pass a smaller headroom",
         )
     others = gpu.other_processes if gpu else ()

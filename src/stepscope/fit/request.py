@@ -44,7 +44,7 @@ class FitRequest:
             raise TrialError("`--headroom` must not be negative", "Pass a size such as 1GiB")
         if self.workload.device == "cpu" and self.limits.gpus:
             raise TrialError(
-                f"`--device cpu` and `--gpus {','.join(self.limits.gpus)}` exclude each other",
+                f"`--device cpu` and `--gpus {','.join(self.limits.gpus)}` are mutually exclusive",
                 "Remove one of them",
             )
 
@@ -77,11 +77,13 @@ class FitRequest:
         notices = []
         if self.verify:
             notices.append(
-                "`--verify` has no effect on the host: its answers always pass in 3 fresh processes"
+                "`--verify` has no effect for host memory: results are always verified in 3 "
+                "processes"
             )
         if self.estimate:
             notices.append(
-                "`--estimate` has no effect on the host: batches are tried up to the limit"
+                "`--estimate` has no effect for host memory: batches are always tried up to the "
+                "limit"
             )
         return notices
 
@@ -103,10 +105,14 @@ def fit_workload(model: str, settings: Mapping[str, Any]) -> Workload:
             continue
         if name == "batch_size":
             raise WorkloadError(
-                "`fit` finds the batch size",
+                "`--batch-size` cannot be used with `fit`, which finds the batch size",
                 "Remove --batch-size, or use `stepscope trial` to train at a given batch size",
             )
-        raise WorkloadError("`fit` decides how long a probe trains", f"Remove {option_name(name)}")
+        option = option_name(name)
+        raise WorkloadError(
+            f"`{option}` cannot be used with `fit`, which sets the length of each probe",
+            f"Remove {option}",
+        )
     return workload_of(model, settings)
 
 

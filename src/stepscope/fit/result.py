@@ -38,7 +38,7 @@ class OtherProcess:
 class ChosenGpu:
     """The GPU that probes run on."""
 
-    uuid: str  # UUID of the driver
+    uuid: str  # GPU UUID, as reported by the driver
     name: str  # product name
     total_bytes: int  # memory of the GPU
     free_bytes: int  # free memory before the first probe
@@ -51,7 +51,7 @@ class MemoryBudget:
     """The memory that `fit` may use."""
 
     device: Device  # `gpu` or `host`
-    limit_bytes: int  # memory for batches; on a GPU for the allocator, without the CUDA context
+    limit_bytes: int  # memory for batches; on a GPU for the allocator, excluding the CUDA context
     total_bytes: int  # memory of the GPU or of the host
     free_bytes: int  # free memory before the first probe
     requested_bytes: int | None = None  # `--gpu-memory` or `--memory`; null if not set
@@ -88,7 +88,7 @@ class ProbedBatch:
     passed: bool  # whether every probe passed
     retried: bool  # whether the allocator had to retry
     samples_per_second: float | None  # throughput; null if not measured
-    reserved_peak_bytes: int  # most bytes held at once
+    reserved_peak_bytes: int  # peak bytes held
     retries: int = 0  # allocator retries
 
 
@@ -97,7 +97,7 @@ class GpuPrediction:
     """Both batch sizes on a GPU with another memory size, predicted from the same probes."""
 
     memory_bytes: int  # memory of the GPU, or a size of `--predict-for`
-    limit_bytes: int  # memory for batches: without CUDA context and headroom
+    limit_bytes: int  # memory for batches: excluding CUDA context and headroom
     max_batch: int  # predicted max batch size; 0: does not fit
     recommended_batch: int  # predicted recommended batch size; 0: does not fit
 
@@ -122,7 +122,7 @@ class Linear2019:
     per_sample_bytes: float  # slope of the line
     fixed_bytes: float  # intercept of the line
     max_batch_by_reserve: tuple[tuple[int, int], ...]  # pairs: bytes in reserve, max batch size
-    gpus: int = 1  # number of ranks
+    gpus: int = 1  # number of GPUs, one per rank
     layers: tuple[Layer, ...] = ()  # layers of the model in execution order
     max_batch_by_layers: int | None = None  # equation 4.1 with the sizes of all layers
 
@@ -135,7 +135,7 @@ class LoaderMemory:
     prefetch: int  # setting `prefetch`
     pinned: bool  # whether batches are pinned
     sample_bytes: int  # one sample of a batch
-    batches_in_flight: int  # most batches on the host at once
+    batches_in_flight: int  # maximum number of batches on the host at once
     memory_free_bytes: int  # free host memory
     shm_free_bytes: int | None  # free memory in /dev/shm; null if it is not mounted
     max_batch: int  # max batch size for the loader
@@ -155,7 +155,7 @@ class MemoryBreakdown:
     """What to reduce first. State: weights, gradients and optimizer state."""
     workspace_bytes: int = 0  # temporary memory of kernels at the peak
     fragmentation_bytes: int = 0  # held by the allocator but not in use at the peak
-    allocated_peak_bytes: int = 0  # most bytes in use at once
+    allocated_peak_bytes: int = 0  # peak bytes in use
     data_bytes: int = 0  # dataset in host memory
 
 
@@ -226,12 +226,14 @@ class FitResult:
     subject: Subject | None  # the workload that was probed; null if no probe passed
     cost: SearchCost  # what the search cost
     max_batch: Batch | None = None  # the largest batch that trains reliably
-    recommended_batch: Batch | None = None  # no retries, within 2% of the best throughput
+    recommended_batch: Batch | None = None
+    """The largest batch without retries and within 2% of the best throughput."""
     curve: tuple[ProbedBatch, ...] = ()  # all batch sizes that were tried
-    failures_below_max: tuple[tuple[int, int], ...] = ()  # such as [156, 162]: 156 fails, 162 fits
+    failures_below_max: tuple[tuple[int, int], ...] = ()
+    """Pairs of a failing batch size and a larger one that fits, such as [156, 162]."""
     memory_breakdown: MemoryBreakdown | None = None  # what the memory consists of
-    minimum_memory: MemoryLine | None = None  # memory that a batch needs at least
-    retry_free_memory: MemoryLine | None = None  # memory that a batch needs without retries
+    minimum_memory: MemoryLine | None = None  # minimum memory for a batch
+    retry_free_memory: MemoryLine | None = None  # memory for a batch without retries
     predictions: tuple[GpuPrediction, ...] = ()  # predictions for other GPU memory sizes
     what_ifs: tuple[WhatIf, ...] = ()  # estimates for other settings; not run
     loader: LoaderMemory | None = None  # host memory of the data loader

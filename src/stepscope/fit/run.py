@@ -68,7 +68,7 @@ def fit_on_gpu(
     with ForkedProbes(workload, environment, request.limits.stall_timeout_s) as probes:
         if not probes.subject.on_gpu:
             raise TrialError(
-                f"This {framework_name(workload.framework)} cannot use the GPU {gpu.name}",
+                f"The installed {framework_name(workload.framework)} cannot use the GPU {gpu.name}",
                 "Install a build for this GPU, or pass --device cpu",
             )
         probes.subject = replace(probes.subject, device_name=gpu.name)

@@ -137,7 +137,7 @@ class EpochRow:
     gpu_tensor: float | None = None  # tensor core activity, 0 to 1; mean over the GPUs of the run
     gpu_dram: float | None = None  # memory bandwidth use, 0 to 1; mean over the GPUs of the run
     gpu_utilization: float | None = None  # utilization, 0 to 1; mean over the GPUs of the run
-    gpu_memory_peak_bytes: float | None = None  # peak memory of the GPU that used most, in bytes
+    gpu_memory_peak_bytes: float | None = None  # largest peak memory of a GPU of the run, in bytes
     pcie_to_gpu_bytes: float | None = None  # bytes copied to all GPUs of the run over PCIe
     pcie_from_gpu_bytes: float | None = None  # bytes copied from all GPUs of the run over PCIe
     joules: float | None = None  # energy of all GPUs of the run, in joules

@@ -15,8 +15,9 @@ class ProfiledOperator:
     kind: Literal["operator", "runtime"]  # `operator` or `runtime`
     calls: int  # number of calls
     self_cpu_us: float
-    """CPU time without the operators that it calls, in microseconds. It adds up over all rows."""
-    cpu_us: float  # CPU time with the operators that it calls, in microseconds
+    """CPU time excluding the operators that it calls, in microseconds. Sums to the total over all
+    rows."""
+    cpu_us: float  # CPU time including the operators that it calls, in microseconds
     self_cuda_us: float | None = None
     """Time of the kernels and copies that it launched itself, in microseconds. Null without a
     device."""

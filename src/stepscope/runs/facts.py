@@ -22,6 +22,7 @@ from stepscope.sensors import procfs
 
 _SILENCE_S = 30.0
 """A monitor writes about every second. After this time without a write it is considered gone."""
+_DAMAGED_HINT = "The run folder is damaged: copy it again, or run the command again"
 
 
 def write_facts(paths: RunPaths, facts: RunFacts) -> None:
@@ -37,7 +38,7 @@ def read_run_json(folder: Path) -> dict[str, Any]:
     path = RunPaths(folder).run_json
     if not folder.is_dir():
         raise RunFolderError(
-            f"There is no run folder {folder}", "List the run folders with `ls runs/`"
+            f"No such run folder: {folder}", "List the run folders with `ls runs/`"
         )
     try:
         plain = json.loads(path.read_text(encoding="utf-8"))
@@ -49,10 +50,10 @@ def read_run_json(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise RunFolderError(
             f"{path} cannot be read: {error}",
-            "The run folder is damaged: copy it again, or run the command again",
+            _DAMAGED_HINT,
         ) from None
     if not isinstance(plain, dict) or not isinstance(plain.get("format"), int):
-        raise RunFolderError(f"{path} is not the run.json of a run", "The run folder is damaged")
+        raise RunFolderError(f"{path} is not a valid run.json", _DAMAGED_HINT)
     if plain["format"] > FORMAT:
         raise RunFolderError(
             f"{path} has format {plain['format']}, but this version of stepscope reads formats up "
@@ -63,7 +64,7 @@ def read_run_json(folder: Path) -> dict[str, Any]:
     missing = [key for key in required if not isinstance(plain.get(key), dict)]
     if missing:
         raise RunFolderError(
-            f"{path} has no {', '.join(f'`{key}`' for key in missing)}", "The run folder is damaged"
+            f"{path} is missing {', '.join(f'`{key}`' for key in missing)}", _DAMAGED_HINT
         )
     return plain
 
@@ -76,7 +77,7 @@ def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
     except ValueError as error:
         raise RunFolderError(
             f"{RunPaths(folder).run_json} is invalid: {error}",
-            "The run folder is damaged: copy it again, or run the command again",
+            _DAMAGED_HINT,
         ) from None
     return replace(
         facts,

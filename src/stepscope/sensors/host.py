@@ -61,7 +61,7 @@ class FileSensor(Sensor):
                 continue
             for metric in source.metrics:
                 if metric not in parsed:
-                    self.mark_missing(f"{source.path} does not contain it", metric)
+                    self.mark_missing(f"{source.path} does not contain this value", metric)
             values.update(parsed)
         return [Reading(self.entity, values)]
 

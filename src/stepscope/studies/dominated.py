@@ -49,7 +49,7 @@ class Dominance:
         outcome, least = dominating
         names = sorted({*least.settings, *spec.settings})
         differ = {name: least.get(name) for name in names if least.get(name) != spec.get(name)}
-        return f"{outcome.value} already with {levels_text(differ)}"
+        return f"already failed ({outcome.value}) with {levels_text(differ)}"
 
     def is_tested(self, spec: TrialSpec) -> bool:
         """Return whether a trial is in the share that is run in any case (deterministic)."""

@@ -288,8 +288,8 @@ class Engine:
             block.failed_references = 0 if result.is_ok else block.failed_references + 1
             if block.failed_references == 2:
                 self.listener.notify(
-                    f"the reference trial does not train ({result.outcome.value}): the study "
-                    "continues without one. Set a smaller one in the design with "
+                    f"the reference trial failed ({result.outcome.value}): the study continues "
+                    "without a reference trial. Choose a smaller one in the design with "
                     "`blocks: {reference: …}`"
                 )
         for number, judged in self.results.judged.items():
@@ -349,7 +349,7 @@ class Engine:
     def _raise_if_hopeless(self, result: Result, finished: FinishedTrial) -> None:
         if finished.leftovers:
             raise TrialError(
-                "The next trial was not started because of leftovers of the last one: "
+                "The next trial was not started because the last one left something behind: "
                 f"{'; '.join(finished.leftovers)}",
                 "Remove them, then run the study again to resume",
             )

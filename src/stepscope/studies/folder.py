@@ -119,11 +119,10 @@ def read_study_facts(paths: StudyPaths) -> StudyFacts:
     try:
         plain = json.loads(paths.study_json.read_bytes())
     except FileNotFoundError:
-        is_folder = paths.folder.is_dir()
-        reason = "is not a study: it has no study.json" if is_folder else "does not exist"
-        raise RunFolderError(
-            f"{paths.folder} {reason}", "Pass a design file, or the folder of a study"
-        ) from None
+        problem = f"No such study folder: {paths.folder}"
+        if paths.folder.is_dir():
+            problem = f"{paths.folder} is not a study: it has no study.json"
+        raise RunFolderError(problem, "Pass a design file, or the folder of a study") from None
     except (OSError, ValueError) as error:
         raise DamagedStudy(f"Cannot read {paths.study_json}: {error}", hint) from None
     try:
@@ -201,7 +200,7 @@ class Ledger:
                 file.write(line.encode())
         except OSError as error:
             raise TrialError(
-                f"Cannot write the ledger in {self._folder}: {error.strerror}",
+                f"Cannot write the list of results ({self._path}): {error.strerror}",
                 "Free some space, then run the study again to resume",
             ) from None
 
@@ -224,7 +223,7 @@ def exclusive_run(paths: StudyPaths) -> Iterator[None]:
                 since = time.strftime("%H:%M:%S", time.localtime(runner.at))
                 details = f" (process {runner.pid} on {runner.host}, since {since})"
             raise StudyBusy(
-                f"{paths.folder} is already running{details}",
+                f"The study in {paths.folder} is already running{details}",
                 f"Run `stepscope study show {paths.folder}` to see its progress",
             ) from None
         except OSError as error:

@@ -117,7 +117,7 @@ def _values(
         "gpu_reserved_peak": memory.reserved,
         "gpu_retries": memory.retries,
         "joules_per_sample": 1 / energy if energy else None,
-        "overhead_seconds": measured.overhead.total,
+        "outside_steps_seconds": measured.overhead.total,
         "noise_cv": measured.noise.cv if measured.noise else None,
         "noise_dof": measured.noise.dof if measured.noise else None,
     }

@@ -49,7 +49,7 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
     except OSError as error:
         raise StepscopeError(
             f"Cannot write the merged study to {out}: {error.strerror or error}",
-            "Choose another --out",
+            "Choose another folder with --out DIR",
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
@@ -70,17 +70,18 @@ def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
 
 def _check(studies: Sequence[Study], out: Path) -> None:
     if out.exists():
-        raise RunFolderError(f"{out} already exists", "Choose another --out, or remove it")
+        hint = "Remove it, or choose another folder with --out DIR"
+        raise RunFolderError(f"{out} already exists", hint)
     first, factors = studies[0].paths.folder, {each.name for each in studies[0].design.factors}
     for study in studies:
         folder = study.paths.folder
         if folder.resolve() in out.resolve().parents:
             raise RunFolderError(
-                f"{out} is inside {folder}", "Choose an --out outside of the studies"
+                f"{out} is inside {folder}", "Choose a folder outside the studies with --out DIR"
             )
         if runner_of(study.paths) is not None:
             raise RunFolderError(
-                f"{folder} is running", "Wait until it has finished, or interrupt it"
+                f"The study in {folder} is running", "Wait until it has finished, or interrupt it"
             )
         if factors.isdisjoint(factor.name for factor in study.design.factors):
             raise RunFolderError(

@@ -97,7 +97,8 @@ def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
     if not damaged:
         return results, []
     lines = "1 line" if damaged == 1 else f"{damaged} lines"
-    remark = f"{lines} of the ledger cannot be read: the run folders are read instead"
+    files = f"{folder.name}/*.jsonl"
+    remark = f"{lines} of the list of results ({files}) cannot be read: the run folders are used"
     return results, [remark]
 
 

@@ -163,7 +163,8 @@ def code_remarks(paths: StudyPaths) -> list[str]:
     """Return a remark for each custom workload whose file changed between trials."""
     return [
         f"{model.rpartition(':')[0]} changed between runs of the study: the trials use "
-        f"{len(versions)} versions of it. Delete the folders of the trials to rerun"
+        f"{len(versions)} versions of it. To rerun trials with the current version, delete their "
+        "folders"
         for model, versions in read_study_facts(paths).code.items()
         if len(versions) > 1
     ]

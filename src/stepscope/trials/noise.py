@@ -108,7 +108,7 @@ class NoiseStore:
                 replace_atomically(self.path, dumps(_NoiseFile(FORMAT, entries), indent=1) + "\n")
         except OSError as error:
             self._warn_once(
-                f"the noise of these repeats is not saved: {self.path}: {error.strerror}. "
+                f"the noise estimate could not be saved: {self.path}: {error.strerror}. "
                 f"Set {STATE_VARIABLE} to a writable folder"
             )
             entries = updated(self._read())
@@ -126,7 +126,7 @@ class NoiseStore:
         except FileNotFoundError:
             return {}
         except OSError as error:
-            self._warn_once(f"cannot read the noise of trials: {self.path}: {error.strerror}")
+            self._warn_once(f"the noise estimate could not be read: {self.path}: {error.strerror}")
         except ValueError:
             damaged = self.path.with_suffix(".damaged")
             if rename_damaged:

@@ -27,7 +27,14 @@ from stepscope.capture.request import RunRequest
 from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
 from stepscope.capture.spawn import allow_many_descriptors, environment_of, subreaper
-from stepscope.errors import MonitorError, StepscopeError, TooFewSamples, TrialError, WorkloadError
+from stepscope.errors import (
+    GpuUnavailable,
+    MonitorError,
+    StepscopeError,
+    TooFewSamples,
+    TrialError,
+    WorkloadError,
+)
 from stepscope.records import ExitStatus, Outcome
 from stepscope.records.codec import to_json
 from stepscope.records.facts import RunFacts
@@ -126,7 +133,7 @@ def run_repeats(
                 left = "; ".join(completed.leftovers)
                 raise TrialError(
                     f"The next trial was not started because this one left {left}",
-                    "End or remove it, then try again",
+                    "Stop or remove it, then try again",
                 )
 
 
@@ -218,7 +225,7 @@ def _make_folder(
     except OSError as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
         problem = f"Cannot write the run folder in {request.out}: {error.strerror}"
-        raise TrialError(problem, "Use --out DIR to choose another folder") from None
+        raise TrialError(problem, "Choose another folder with --out DIR") from None
     return paths
 
 
@@ -395,8 +402,8 @@ class _Trial:
         reaper.safely(session.end, exit_status, [])
         if invalid:  # an invalid workload is not a result: keep nothing
             shutil.rmtree(self.paths.folder, ignore_errors=True)
-            kind = TooFewSamples if invalid.type == TooFewSamples.__name__ else WorkloadError
-            raise kind(invalid.message, invalid.hint)
+            kinds = {kind.__name__: kind for kind in (TooFewSamples, GpuUnavailable)}
+            raise kinds.get(invalid.type, WorkloadError)(invalid.message, invalid.hint)
         return CompletedTrial(
             paths=self.paths,
             exit_status=exit_status,

@@ -42,7 +42,7 @@ _HINTS = {
     r"index out of range in self":
         "An index is out of range for an Embedding: increase num_embeddings, or check the tokens",
     r"attempted relative import":
-        "Name a file in a package as a module: package.module:workload",
+        "Refer to a file in a package by its module name: package.module:workload",
 }
 # fmt: on
 """Hints for frequent mistakes, by a pattern of PyTorch's or Python's error message."""

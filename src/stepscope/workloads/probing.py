@@ -88,15 +88,15 @@ class ProbeResult:
     batch: int  # batch size
     kind: Kind  # `ok`, or how it failed
     phase: str = ""  # where it failed, such as `step 1`, `evaluation` or `smaller batch`
-    allocated_peak_bytes: int = 0  # most bytes in use at once
-    reserved_peak_bytes: int = 0  # most bytes held by the allocator: in use, cached or fragmented
+    allocated_peak_bytes: int = 0  # peak bytes in use
+    reserved_peak_bytes: int = 0  # peak bytes held by the allocator: in use, cached or fragmented
     retries: int = 0  # allocator retries
     ooms: int = 0  # failed retries; cuDNN then selects an algorithm that needs less memory
     step_s: tuple[float, ...] = ()  # seconds of each training step, on the clock of the device
     allocated_bytes: tuple[int, ...] = ()  # bytes in use after each step; they grow with a leak
     reserved_bytes: tuple[int, ...] = ()  # bytes held by the allocator after each step
     requested_bytes: int | None = None  # size of the allocation that failed
-    shortfall_bytes: int | None = None  # bytes missing for that allocation
+    shortfall_bytes: int | None = None  # lower bound of the missing bytes
     parts: Parts = dataclasses.field(default_factory=Parts)  # what the memory consists of
     message: str = ""  # error message
     hint: str = ""  # what to do about the error
@@ -128,9 +128,9 @@ class Subject:
     parameters: int  # number of parameters
     sample_bytes: int  # one sample of a batch on the host; the largest that was seen
     samples: int | None  # size of the dataset; null if it is endless or generated
-    layers: int = 1  # number of layers without sublayers
+    layers: int = 1  # number of leaf layers
     variable_size: bool = False  # whether samples differ in size; the largest are probed
-    custom_optimizer: bool = False  # whether the workload brings its own optimizer
+    custom_optimizer: bool = False  # whether the workload supplies its own optimizer
     optimizer: str = ""  # setting `optimizer`
     versions: Mapping[str, str | None] = dataclasses.field(default_factory=dict)
     """Version by package."""

@@ -74,8 +74,8 @@ class Workload:
     data: str = _setting(
         "",
         "Dataset: random, jpeg, cifar100, video or text (default: one that suits the model). "
-        "resident keeps one batch on the device, loader-only skips the computation; both can name "
-        "a dataset: loader-only:jpeg",
+        "Special values: resident (one batch stays on the device) and loader-only (no "
+        "computation), also with a dataset: loader-only:jpeg",
     )
     data_path: str | None = _setting(
         None, "Folder with your own data: class folders of images or videos, or CIFAR-100"
@@ -328,10 +328,10 @@ def _checked(name: str, value: Any) -> Any:
     if not isinstance(value, plain) or isinstance(value, bool) != (plain is bool):
         raise WorkloadError(f"{option} must be {_TYPE_NAMES[plain]}, got {value!r}")
     if setting.choices and value not in setting.choices and not setting.also(value):
-        raise WorkloadError(
-            f"Unknown {name.replace('_', ' ')} {value!r}",
-            f"Valid values: {', '.join(sorted(setting.choices))}",
-        )
+        hint = f"Valid values: {', '.join(sorted(setting.choices))}"
+        if (name, value) == ("device", "gpu"):
+            hint = did_you_mean(["cuda"])
+        raise WorkloadError(f"Unknown {name.replace('_', ' ')} {value!r}", hint)
     if isinstance(value, float) and not math.isfinite(value):
         raise WorkloadError(f"{option} must be finite, got {value!r}")
     if setting.least is not None and value < setting.least:

@@ -162,3 +162,25 @@ def test_trial_ends_with_the_finding_of_its_last_successful_repeat(
     printed = capfd.readouterr()
     assert "Training waits" not in printed.err
     assert json.loads(printed.out)["diagnosis"] is None
+
+
+def test_a_command_that_failed_at_once_has_no_diagnosis(runs: Path) -> None:
+    script = "raise SystemExit(2)"
+    subprocess.run([*STEPSCOPE, "run", "-q", "--", sys.executable, "-c", script], check=False)
+
+    done = CliRunner().invoke(app, ["explain"])
+
+    text = "The command failed before it completed a step. Fix the error in its output first."
+    assert text in " ".join(done.stdout.split()) and "Train for" not in done.stdout
+    (run,) = runs.iterdir()
+    assert "too short" not in (run / "derived" / "report.html").read_text()
+
+
+def test_a_short_run_names_what_is_missing(runs: Path) -> None:
+    subprocess.run([*STEPSCOPE, "run", "-q", "--", "true"], check=True)
+
+    text = " ".join(CliRunner().invoke(app, ["explain"]).stdout.split())
+
+    assert "Train for at least 20 steps and 3 s after the warm-up" in text
+    assert "below 3.0 s (min_seconds)" in text
+    assert "Confidence" not in text and "min_steps" not in text

@@ -64,7 +64,7 @@ def _threads_waiting(case: Case) -> Evidence | None:
     runnable, used = case.cores.runnable, case.cores.used
     if runnable is None or used is None:
         return None
-    return measured("threads_waiting", runnable - used, "cores", source="/proc")
+    return measured("threads_waiting", runnable - used, "count", source="/proc")
 
 
 def _allowed_cores_used(case: Case) -> Evidence | None:

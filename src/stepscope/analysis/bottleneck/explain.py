@@ -169,14 +169,16 @@ def _is_limiting(finding: Finding) -> bool:
 
 
 def _too_short(case: Case, steps: int) -> Finding:
-    seconds = case.window.seconds
+    seconds, min_steps, min_seconds = case.window.seconds, limit("min_steps"), limit("min_seconds")
+    few, brief = 0 < steps < min_steps, seconds < min_seconds
     return finding(
         "too_short",
         "high",
         None,
+        values={"min_steps": min_steps, "min_seconds": min_seconds},
         evidence=[
-            measured("steps", steps, "count", "min_steps", "steps"),
-            measured("seconds", seconds, "s", "min_seconds", "steps"),
+            measured("steps", steps, "count", "min_steps", "steps") if few else None,
+            measured("seconds", seconds, "s", "min_seconds", "steps") if brief else None,
         ],
         recommendations=["train_longer"],
     )

@@ -145,6 +145,7 @@ def _preparation(case: Case, breakdown: StepBreakdown, batches: Batches) -> Find
         "input.preparation",
         confidence,
         _speedup_without_preparation(case, breakdown),
+        variant="few" if batches.workers else "none",
         values={
             "workers": batches.workers,
             "step_without_wait": breakdown.step_without_wait,

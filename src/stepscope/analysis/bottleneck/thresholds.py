@@ -18,7 +18,7 @@ class Threshold:
 # fmt: off
 _TABLE = (
     Threshold("min_steps", 20, "count",
-        "With fewer steps, neither the warm-up nor a share is statistically reliable."),
+        "With fewer steps, warm-up detection and percentages are not statistically reliable."),
     Threshold("min_seconds", 3.0, "s",
         "Below this there are too few readings: GPU counters are means over 0.2 s, and memory is "
         "read once per second."),
@@ -29,7 +29,7 @@ _TABLE = (
     Threshold("min_speedup", 1.1, "times",
         "Below this, fixing a finding gains less than the noise between identical processes."),
     Threshold("long_step", 2.0, "times",
-        "Above this multiple of the median, a step includes other work than training."),
+        "Above this multiple of the median, a step includes work other than training."),
     Threshold("majority", 0.5, "share", "Above this, a part dominates the whole."),
     Threshold("cores_saturated", 0.85, "share",
         "Above this share of the allowed cores, threads queue for cores; the monitor, the kernel "
@@ -53,8 +53,9 @@ _TABLE = (
         "Below this share of the machine's cores a core is almost always free, so other processes "
         "do not slow the run down."),
     Threshold("steal", 0.05, "share",
-        "Below this share of the machine's cores, steal time is housekeeping of the hypervisor."),
-    Threshold("other_gpu_use", 0.1, "share", "A display or a monitoring tool uses less of a GPU."),
+        "Below this share of the machine's cores, steal time is hypervisor housekeeping."),
+    Threshold("other_gpu_use", 0.1, "share",
+        "A display or a monitoring tool uses less of a GPU than this."),
     Threshold("host_ahead", 0.5, "share",
         "Above this share of steps that the host queues completely before the GPU starts them, "
         "the GPU does not wait for launches."),
@@ -67,8 +68,8 @@ _TABLE = (
         "Below this share of the training thread's time, removing logging gains nothing "
         "measurable."),
     Threshold("idle_explained", 0.4, "share",
-        "An activity that takes at least this share of the GPU's idle time in the training thread "
-        "explains the idle time."),
+        "An activity explains the GPU's idle time if the training thread spends at least this "
+        "share of that time on it."),
     Threshold("loop_share", 0.1, "share",
         "Below this, the time for evaluation and checkpoints is not noticeable."),
     Threshold("gpu_busy", 0.85, "share",
@@ -99,8 +100,8 @@ _TABLE = (
     Threshold("fp32_matmul", 0.78, "share",
         "Utilization of the float32 units in a product of float32 matrices on an H200."),
     Threshold("tf32_speedup", 7.0, "times",
-        "Peak throughput of TF32 over float32: 495 to 67 TFLOP/s on H100 and H200, a ratio of 7 "
-        "to 8 since Ampere."),
+        "Peak throughput of TF32 over float32: 495 versus 67 TFLOP/s on H100 and H200; the "
+        "ratio has been 7 to 8 since Ampere."),
     Threshold("launch_overhead", 0.05, "share",
         "A separately launched kernel keeps the GPU busy for about 1 µs beyond its work, and "
         "Python launches about 50,000 per second."),
@@ -111,7 +112,7 @@ _TABLE = (
         "more; a single batch size does not show what an even larger batch gains."),
     Threshold("small_batch_cpu", 2, "count",
         "Above this, the samples of a batch keep a CPU busy."),
-    Threshold("batch_growth_cpu", 8, "times", "As `batch_growth`, but a CPU is full sooner."),
+    Threshold("batch_growth_cpu", 8, "times", "Like `batch_growth`, but a CPU saturates sooner."),
     Threshold("straggler", 0.1, "share",
         "Below this share of the step, the wait for the slowest rank is not noticeable."),
     Threshold("communication", 0.15, "share",
@@ -128,9 +129,9 @@ _TABLE = (
     Threshold("growth_bytes", float(96 << 20), "bytes",
         "Caches, allocator arenas and copy-on-write pages grow by up to this much."),
     Threshold("leak_horizon", 7 * 86400.0, "s",
-        "Memory that lasts for another week does not end the run."),
+        "A leak that takes longer than a week is unlikely to crash the run."),
     Threshold("memory_full", 0.95, "share",
-        "Above this, a larger batch, an evaluation or another process can end the run."),
+        "Above this, a larger batch, an evaluation or another process can crash the run."),
     Threshold("retries", 0.05, "count",
         "Allocator retries per step. Each one frees the cache and waits for the device."),
     Threshold("clock_throttled", 0.3, "share",

@@ -134,7 +134,8 @@ class MainEffect:
     levels: tuple[LevelMean, ...]  # mean of each observed level, in the order of the design
     highest_level: Level  # the level with the highest mean
     lowest_level: Level  # the level with the lowest mean
-    size: Estimate  # highest mean divided by the lowest, or minus it, depending on the scale
+    size: Estimate
+    """Ratio or difference of the highest and the lowest mean, depending on the scale."""
     is_significant: bool  # whether the interval of the size excludes "no effect"
 
 
@@ -159,7 +160,7 @@ class Interaction:
     second: str  # name of the second factor
     cells: tuple[CellMean, ...]  # mean at each pair of levels
     size: Estimate
-    """Effect of the first factor at `stronger_at` divided by that at `weaker_at`, or minus it,
+    """Ratio or difference of the effects of the first factor at `stronger_at` and at `weaker_at`,
     depending on the scale."""
     is_significant: bool  # whether the interval of the size excludes "no interaction"
     from_level: Level  # level of the first factor before the change
@@ -204,12 +205,14 @@ class Fall:
 
 @dataclass(frozen=True)
 class Knee:
-    """The level beyond which more of a factor gains less than 5%."""
+    """The smallest level beyond which no level has a significant gain of more than 5%."""
 
     level: float  # level of the knee
     best: Level  # the best level beyond the knee
     gain: Estimate  # throughput at the best level beyond the knee divided by that at the knee
-    is_certain: bool  # whether the intervals confirm it: less is slower, more gains below 10%
+    is_certain: bool
+    """Whether the intervals confirm it: lower levels are slower, and higher levels gain less than
+    10%."""
     fall: Fall | None = None
 
 

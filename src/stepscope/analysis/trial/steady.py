@@ -113,13 +113,15 @@ def _clipped(values: Floats, reference: Floats) -> Floats:
 
 
 def trend(means: Floats) -> tuple[float, float]:
-    """Return the Mann-Kendall z score (absolute) and Sen's slope as a relative change from the
-    first to the last value."""
+    """Return the Mann-Kendall z score (absolute) and Sen's slope of the logarithms as a relative
+    change from the first to the last value; it is 0 if a value is not positive."""
     count = len(means)
     first, later = np.triu_indices(count, 1)
     change = means[later] - means[first]
     statistic = abs(float(np.sign(change).sum()))
     deviation = math.sqrt(count * (count - 1) * (2 * count + 5) / 18)
-    slope = float(np.median(change / (later - first)))
-    median = float(np.median(means))
-    return max(0.0, statistic - 1) / deviation, slope * (count - 1) / median if median else 0.0
+    drift = 0.0
+    if means.min() > 0:
+        growth = np.log(means[later] / means[first]) / (later - first)
+        drift = math.expm1(float(np.median(growth)) * (count - 1))
+    return max(0.0, statistic - 1) / deviation, drift

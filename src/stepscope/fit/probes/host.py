@@ -75,7 +75,7 @@ class TrialProbes:
         trial = TrialRequest(workload, limits, interval=_INTERVAL_S, out=self._folder, cycle=True)
 
         def show(number: int, progress: Progress) -> None:
-            self._show(f"batch {batch:,}: {progress.phase}")
+            self._show(f"batch size {batch:,}: {progress.phase}")
 
         with machine_turn(self._notify, machine_lock(), "fit"):
             (completed,) = run_repeats(trial, self._notify, show)
@@ -84,8 +84,8 @@ class TrialProbes:
         if completed.leftovers:
             leftovers = "; ".join(completed.leftovers)
             raise TrialError(
-                f"Processes of the probe of batch {batch:,} are still running: {leftovers}",
-                "End them, then run `stepscope fit` again",
+                f"Processes of the probe at batch size {batch:,} are still running: {leftovers}",
+                "Stop them, then run `stepscope fit` again",
             )
         outcome, subject = read_trial_probe(completed, workload, request)
         if outcome.last.is_ok and not self.subject.parameters:

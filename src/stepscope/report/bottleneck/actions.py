@@ -37,7 +37,7 @@ def _compile(reason: str, arguments: str = "model") -> ActionText:
 
 
 _FILL_GPU = (
-    "Up to {times}× as many samples in the time of a step, and possibly more until the GPU is "
+    "Up to {times}× as many samples in the same step time, and possibly more until the GPU is "
     "full. Check the learning rate, and that the batch fits into memory."
 )
 _SMALLER_BATCH = "With a slightly smaller batch, the allocator does not need to free its cache."
@@ -83,10 +83,11 @@ ACTIONS: dict[str, ActionText] = {
         "--persistent"),
     # CPU cores
     "find_processes": ActionText(
-        "Run `ps -eo pid,pcpu,user,args --sort=-pcpu | head`",
-        "It lists the other processes. Stop them, or move them or this run to another machine."),
+        "Stop the other processes, or move them or this run to another machine",
+        "List them with `ps -eo pid,pcpu,user,args --sort=-pcpu | head`."),
     "exclusive_cores": ActionText(
-        "Request exclusive cores: --exclusive (Slurm), docker --cpuset-cpus for both containers",
+        "Request exclusive cores: --exclusive (Slurm), docker --cpuset-cpus with separate cores "
+        "for each container",
         "Setting your own affinity does not keep other processes off these cores."),
     "raise_quota": ActionText(
         "Raise the CPU quota of the container (docker --cpus, resources.limits.cpu in Kubernetes)",
@@ -113,8 +114,8 @@ ACTIONS: dict[str, ActionText] = {
         "One of them may restrict the run to these cores."),
     "bf16_on_cpu": _bf16(
         "cpu",
-        "On CPUs with AMX or AVX512-BF16, matrix products take half the time. Nothing else limits "
-        "the training."),
+        "On CPUs with AMX or AVX512-BF16, matrix products can take half the time. Nothing else "
+        "limits the training."),
     # Batch size
     "larger_batch": _batch(_FILL_GPU),
     "batch_times_larger": ActionText("Make the batch {times}× as large", _FILL_GPU),
@@ -131,7 +132,7 @@ ACTIONS: dict[str, ActionText] = {
         "The copy then overlaps with the computation."),
     "copy_fewer_bytes": ActionText(
         "Copy uint8 or bfloat16 and convert on the GPU",
-        "A quarter or half of the bytes of float32."),
+        "This copies a quarter or half of the bytes that float32 takes."),
     "read_back_less_often": ActionText(
         "Accumulate on the GPU (total += loss.detach()) and read the result every 100 steps",
         "Each .item(), .cpu() or print of a tensor waits until the GPU has finished all its work."),
@@ -142,13 +143,14 @@ ACTIONS: dict[str, ActionText] = {
         "Use torch.cuda.make_graphed_callables(model, sample_args)",
         "This requires constant shapes."),
     "fused_optimizer": ActionText(
-        "Pass fused=True to the optimizer", "One kernel launch replaces one per parameter."),
+        "Pass fused=True to the optimizer",
+        "One launch updates all parameters instead of one each."),
     "compile": _compile(
-        "The remaining gain is inside the kernels: fused kernels move less memory."),
+        "The remaining gain is inside the kernels: fused kernels move less data."),
     "compile_for_larger_kernels": _compile("This makes fewer and larger kernels."),
     "compile_for_bandwidth": _compile(
         "Fused kernels read and write memory once instead of once per operation."),
-    "bf16_for_bandwidth": _bf16("cuda", "This halves the bytes."),
+    "bf16_for_bandwidth": _bf16("cuda", "This halves the bytes moved."),
     "bf16": _bf16("cuda", "Twice the throughput of TF32 and half the memory."),
     "tf32": ActionText(
         'Call torch.set_float32_matmul_precision("high")',
@@ -156,26 +158,27 @@ ACTIONS: dict[str, ActionText] = {
         'precision is "{precision}"].',
         "--precision {value}"),
     "find_gpu_processes": ActionText(
-        "Run `nvidia-smi --query-compute-apps=pid,name,used_memory --format=csv`",
-        "It lists the other process. Stop it, or set CUDA_VISIBLE_DEVICES to another GPU."),
+        "Stop the other process, or set CUDA_VISIBLE_DEVICES to another GPU",
+        "List all processes with `nvidia-smi --query-compute-apps=pid,name,used_memory "
+        "--format=csv`."),
     "exclusive_gpu": ActionText(
         "Run `nvidia-smi -c EXCLUSIVE_PROCESS`", "It allows one process at a time on the GPU."),
     "show_power_limit": ActionText(
-        "Run `nvidia-smi -q -d POWER`",
-        "It shows the power limit. Some GPUs allow a higher one (`nvidia-smi -pl`)."),
+        "Raise the power limit if the GPU allows it (`nvidia-smi -pl`)",
+        "`nvidia-smi -q -d POWER` shows the current limit."),
     "better_cooling": ActionText(
-        "Improve the cooling: fans, air flow, other devices in the chassis",
+        "Improve the cooling: fans, airflow, other devices in the chassis",
         "`nvidia-smi -q -d TEMPERATURE` shows the temperature limits."),
     # Ranks
     "balance_ranks": ActionText(
-        "Check what only rank {rank} does here",
+        "Check what rank {rank} alone does here",
         "Distribute the work equally, or let the ranks take turns with it."),
     "accumulate_gradients": ActionText(
         "Run all but the last of N micro-batches under model.no_sync()",
         "Gradients are then exchanged once per N micro-batches."),
     "compress_gradients": ActionText(
         "Call model.register_comm_hook(None, default_hooks.bf16_compress_hook)",
-        "This halves the bytes."),
+        "This halves the bytes moved."),
     "larger_batch_per_rank": ActionText(
         "Use a larger batch per rank", "The same traffic then serves more samples."),
     # Training loop
@@ -184,10 +187,10 @@ ACTIONS: dict[str, ActionText] = {
         "Evaluating a tenth as often takes a tenth of the time."),
     "larger_validation_batch": ActionText(
         "Use a larger batch_size for the validation loader, and torch.inference_mode()",
-        "Nothing is kept for a backward pass."),
+        "Without a backward pass no activations are kept, so a larger batch fits."),
     "save_less_often": ActionText(
         "Save less often: every N minutes instead of every N steps",
-        "A checkpoint only needs to limit the training time that a failure can cost."),
+        "Save only as often as needed to limit the work lost in a failure."),
     "save_in_background": ActionText(
         "Use torch.distributed.checkpoint.async_save, or copy the state to the host and write it "
         "in a thread",
@@ -231,8 +234,7 @@ ACTIONS: dict[str, ActionText] = {
         'Call stepscope.mark("step") at the end of each step',
         "stepscope can then distinguish data waits from kernel launches."),
     "train_longer": ActionText(
-        "Train for at least 30 s and 100 steps after the warm-up"),
-    "open_report": ActionText(
-        "Check the panels of the report", "They show the resource usage over time."),
+        "Train for at least {min_steps:.0f} steps and {min_seconds:.0f} s after the warm-up"),
+    "open_report": ActionText("Look for the busiest resource in the charts of the report"),
 }
 # fmt: on

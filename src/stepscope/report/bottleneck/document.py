@@ -61,6 +61,9 @@ def explained_document(
     """Return the output of `stepscope explain`: the first finding in full, the other findings
     short or in full."""
     state, tone = OUTCOMES[exit_status.outcome]
+    if not view.applies_to(exit_status.outcome):
+        text = "The command failed before it completed a step. Fix the error in its output first."
+        return Document(name, state, tone, (Paragraph(text),), reason=exit_status.reason)
     blocks: list[Block] = [
         *_finding(view.first.heading, view.first),
         Paragraph(view.next, label=_NEXT),
@@ -85,7 +88,7 @@ def closing_section(view: DiagnosisView, run: Path | None = None) -> Section:
     For a run, it includes the next bottleneck and the command that shows the details.
     """
     first = view.first
-    confidence = f"Confidence: {first.confidence}"
+    confidence = f"Confidence: {first.confidence}" if first.is_decided else ""
     gain = f"{first.gain_text}. {confidence}" if first.gain_text else confidence
     changes = tuple(Item(_short(each)) for each in first.recommendations[: 2 if run else 1])
     command = "" if run is None else shlex.join(["stepscope", "explain", str(run)])
@@ -105,8 +108,8 @@ def brief_rows(view: DiagnosisView) -> Iterator[tuple[str, str]]:
     """Yield the first finding as labeled lines: what it is, what it costs and what to change."""
     first = view.first
     yield ("Bottleneck" if first.is_bottleneck else "Finding"), first.summary
-    if first.gain_text:
-        yield "Gain", f"{first.bound or first.gain_text} ({first.confidence} confidence)"
+    if first.gain:
+        yield "Gain", f"{first.gain} ({first.confidence} confidence)"
     for change in first.recommendations[:1]:
         yield "Action", _short(change)
 

@@ -16,12 +16,12 @@ FORMAT = 1
 _BOUND = "Upper bound of the speed-up if it is fixed, such as 2.1; null if unknown"
 
 KEYS: tuple[tuple[str, str], ...] = (
-    ("format", "Version of these keys"),
+    ("format", "Schema version"),
     ("run", "Name of the run"),
-    ("outcome", "Outcome of the run, such as ok or gpu_oom"),
+    ("outcome", "Outcome of the run, such as `ok` or `gpu_oom`"),
     ("cause", "Cause of the first finding; docs/explain.md lists all causes"),
     ("summary", "First finding in a sentence"),
-    ("confidence", "Confidence of the first finding: high, medium or low"),
+    ("confidence", "Confidence of the first finding: `high`, `medium` or `low`"),
     ("speedup_bound", _BOUND),
     ("healthy", "Whether the hardware is the limit and nothing needs to be fixed"),
     ("findings", "All findings, the most important first, each with the keys of the next table"),
@@ -34,19 +34,19 @@ FINDING_KEYS: tuple[tuple[str, str, str], ...] = (
     ("cause", "cause", "Cause"),
     ("title", "title", "Title of the cause"),
     ("summary", "summary", "Finding in a sentence with its numbers"),
-    ("confidence", "confidence", "Confidence: high, medium or low"),
+    ("confidence", "confidence", "Confidence: `high`, `medium` or `low`"),
     ("confidence_reason", "reason", "Reason for the confidence"),
     ("speedup_bound", "speedup_bound", _BOUND),
     ("healthy", "healthy", "Whether nothing needs to be fixed"),
     (
         "evidence",
         "evidence",
-        "Measurements, each with name, value, unit, threshold, limit and source",
+        "Measurements, each with `name`, `value`, `unit`, `threshold`, `limit` and `source`",
     ),
     (
         "recommendations",
         "recommendations",
-        "Changes to make, each with change, reason, location and code",
+        "Changes to make, each with `change`, `reason`, `location` and `code`",
     ),
 )
 """Keys, attributes of FindingView, and descriptions."""

@@ -37,6 +37,7 @@ class CauseText:
 
 _WAITS = "Training waits for data {data_wait:pct} of the time"
 _BLOCKED = _WAITS + ": {batch_blocked:pct} of the time to prepare a batch is spent waiting for "
+_PREPARATION = _WAITS + ": preparing a batch takes {batch_cpu:time} of CPU time, and "
 _COUNTERS = "the GPU's counters"
 _COUNTERS_AND_EVENTS = f"{_COUNTERS}, and CUDA events around steps"
 _HOST_BEHIND = "the host does not queue work ahead of the GPU"
@@ -55,9 +56,10 @@ CAUSE_TEXTS: dict[str, CauseText] = {
                          "idle]."}),
     "input.preparation": CauseText(
         "CPU-bound data preparation",
-        "Preparing batches keeps all cores busy, and training still waits for data.",
-        {"": _WAITS + ": preparing a batch takes {batch_cpu:time} of CPU time, and "
-             "{workers:workers} cannot keep up.",
+        "Preparing batches uses all cores available to the run, and training still waits for "
+        "data.",
+        {"none": _PREPARATION + "the training process prepares each batch itself.",
+         "few": _PREPARATION + "{workers:workers} cannot keep up.",
          "unobserved": _WAITS + ". How the batches are prepared was not observed.",
          "resources": "The GPU is idle {kernel_time:rest} of the time while {cores_used:.1f} of "
                       "{allowed:cores} are busy: it probably waits for data."},
@@ -88,8 +90,8 @@ CAUSE_TEXTS: dict[str, CauseText] = {
     "cpu.quota": CauseText(
         "CPU quota throttling",
         "The CPU quota of the cgroup stops threads that are ready to run.",
-        "A CPU quota of {allowed:cores} stops the threads of the run for {throttled:.1f} s per "
-        "second.",
+        "A CPU quota of {allowed:cores} throttles the run: its threads wait {throttled:.1f} s per "
+        "second, summed over CPUs.",
         "the kernel counts the time that threads are stopped"),
     "cpu.cores": CauseText(
         "Too few CPU cores",
@@ -189,7 +191,7 @@ CAUSE_TEXTS: dict[str, CauseText] = {
         "Straggler rank",
         "In every step, all ranks wait for the slowest one.",
         "Rank {rank} is slower than the other ranks and keeps {others:ranks} waiting: its own work "
-        "takes {straggler_wait:pct} more of each step ({kind}[, mostly at {location}]).",
+        "takes up an extra {straggler_wait:pct} of each step ({kind}[, mostly at {location}]).",
         "stack samples of all ranks over the same steps"),
     "ranks.communication": CauseText(
         "Communication between ranks",
@@ -234,17 +236,17 @@ CAUSE_TEXTS: dict[str, CauseText] = {
         "Shared memory nearly full",
         "/dev/shm is nearly full.",
         "/dev/shm is {in_use:pct} full: loader workers pass batches through it, and the next batch "
-        "may end the run.",
+        "may crash the run.",
         "/dev/shm is read once per second"),
     "leak.host": CauseText(
         "Host memory leak",
         "Host memory grows until it is exhausted.",
-        "Host memory grows by {growth:growth}[ in {process:process}] {seconds_left:until}.",
+        "Host memory grows by {growth:growth}[ in {process:process}]{seconds_left:until}.",
         "memory grew throughout the run, in the second half as in the first"),
     "leak.gpu": CauseText(
         "GPU memory leak",
         "GPU memory grows until it is exhausted.",
-        "Memory of {gpu} grows by {growth:growth} {seconds_left:until}.",
+        "Memory in use on {gpu} grows by {growth:growth}{seconds_left:until}.",
         "the tensors that are allocated at the end of a step grew throughout the run"),
     "loop.slowdown": CauseText(
         "Increasing step time",
@@ -256,12 +258,12 @@ CAUSE_TEXTS: dict[str, CauseText] = {
         "Power throttling",
         "The power limit lowers the GPU clock.",
         "The power limit lowers the GPU clock to {clock:whole} MHz ({power:whole} W).",
-        "the driver reports it; how much a higher clock gains depends on the model"),
+        "reported by the driver; the benefit of a higher clock depends on the model"),
     "throttle.thermal": CauseText(
         "Thermal throttling",
         "The GPU lowers its clock because it is too hot.",
-        "The temperature lowers the GPU clock to {clock:whole} MHz.",
-        "the driver reports it"),
+        "High temperature lowers the GPU clock to {clock:whole} MHz.",
+        "reported by the driver"),
     "interference.cpu": CauseText(
         "CPU used by other processes",
         "Processes outside the run use cores that it needs.",
@@ -286,7 +288,7 @@ CAUSE_TEXTS: dict[str, CauseText] = {
     "too_short": CauseText(
         "Run too short",
         "There are too few steps for a diagnosis.",
-        "The run is too short for a diagnosis: {steps:.0f} steps in {seconds:.1f} s after the "
+        "The run is too short for a diagnosis: [{steps:,.0f} steps in ]{seconds:.1f} s after the "
         "warm-up.",
         "fewer steps or seconds than a diagnosis needs"),
     "unknown": CauseText(
@@ -297,26 +299,26 @@ CAUSE_TEXTS: dict[str, CauseText] = {
 }
 
 REASONS = {
-    "wait_measured": "the wait for each batch was measured over {steps} steps",
+    "wait_measured": "the wait for each batch was measured over {steps:,.0f} steps",
     "wait_is_small": "the wait was measured, but is a small part of the step",
     "source_unknown": "disk and network traffic do not show what it waits for",
     "transfer_not_measured": "the transfer itself was not measured",
-    "no_steps": "no steps were observed, based on resource usage only",
+    "no_steps": "no steps were observed; based on resource usage only",
 }
 
 EVIDENCE = {
     "allowed_cores_used": "Allowed cores in use",
-    "batch_blocked": "Batch preparation time spent blocked",
+    "batch_blocked": "Batch preparation spent blocked",
     "batch_collation": "Collation time per batch",
     "batch_cpu": "CPU time per batch",
-    "batch_cpu_share": "Batch preparation time on the CPU",
+    "batch_cpu_share": "Batch preparation spent on the CPU",
     "batch_preparation": "Preparation time per batch",
-    "batch_samples": "Loading time of the samples per batch",
+    "batch_samples": "Sample loading time per batch",
     "batch_size": "Batch size",
     "checkpointing": "Time saving checkpoints",
     "clock": "GPU clock",
     "clock_throttled": "Readings with a throttled clock",
-    "collation_share": "Batch preparation time in collation",
+    "collation_share": "Batch preparation spent in collation",
     "communication": "Time exchanging gradients",
     "copying": "Time in host-to-device copies",
     "cores_allowed": "Cores allowed",
@@ -375,7 +377,7 @@ EVIDENCE = {
     "threads_waiting": "Threads waiting for a core",
     "throttled": "Time stopped by the quota",
     "total_growth": "Total memory growth",
-    "workers_busy": "Loader workers busy",
+    "workers_busy": "Time preparing batches",
 }
 # fmt: on
 
@@ -407,11 +409,11 @@ def duration_text(seconds: float, digits: int = 3) -> str:
 
 def _until(seconds: float | None) -> str:
     if seconds is None:
-        return "and keeps growing"
+        return " and keeps growing"
     for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * length:
-            return f"and is exhausted in about {seconds / length:.0f} {unit}"
-    return f"and is exhausted in about {seconds:.0f} s"
+            return f", and memory will run out in about {seconds / length:.0f} {unit}"
+    return f", and memory will run out in about {seconds:.0f} s"
 
 
 def _growth(rate: float) -> str:
@@ -425,11 +427,6 @@ def _period(seconds: float) -> str:
 
 def _counted(noun: str, several: str = "") -> Callable[[float], str]:
     return lambda count: f"{count:g} {plural(count, noun, several)}"
-
-
-def _workers(count: int) -> str:
-    """Name the processes that load the data."""
-    return f"{count} {plural(count, 'loader worker')}" if count else "the training process"
 
 
 _PROCESSES = {"worker": "the loader workers", "main": "the training process"}
@@ -446,7 +443,7 @@ FORMATS: dict[str, Callable[[Any], str]] = {
     "ranks": _counted("rank"),
     "threads": _counted("thread"),
     "processes": _counted("process", "processes"),
-    "workers": _workers,
+    "workers": _counted("loader worker"),
     "process": lambda role: _PROCESSES.get(role, role),
 }
 _ACCEPTS_NONE = {"pct", "whole", "bytes", "until"}

@@ -16,6 +16,7 @@ from stepscope.records import (
     Diagnosis,
     Finding,
     FindingValue,
+    Outcome,
     Recommendation,
 )
 from stepscope.report.bottleneck.actions import ACTIONS
@@ -35,7 +36,7 @@ from stepscope.report.kit.format import (
     significant,
     value_text,
 )
-from stepscope.report.kit.outcomes import Tone
+from stepscope.report.kit.outcomes import OUTCOMES, Tone
 from stepscope.runs.tracking import reason_text
 
 _MIN_GAIN = 1.05
@@ -107,11 +108,11 @@ class FindingView:
     @property
     def is_bottleneck(self) -> bool:
         """Whether it limits throughput; a leak or an unknown cause does not."""
-        return self.tone != "neutral" and not self.ends_run
+        return self.is_decided and not self.ends_run
 
     @property
     def ends_run(self) -> bool:
-        """Whether it may end the run, such as a memory leak, but does not slow it down."""
+        """Whether it may crash the run, such as a memory leak, but does not slow it down."""
         return self.cause.startswith(("leak.", "memory.")) and not self.bound
 
     @property
@@ -123,27 +124,37 @@ class FindingView:
         return f"at most {bound:.2f}×" if bound < 1.2 else f"at most {significant(bound, 2)}×"
 
     @property
-    def gain_text(self) -> str:
+    def gain(self) -> str:
         """What fixing the finding gains; empty if unknown or if there is nothing to fix."""
-        if self.bound:
-            return f"Fixing this gains {self.bound}"
-        if self.healthy or not is_known(self.speedup_bound):
-            return ""
+        if self.bound or self.healthy or not is_known(self.speedup_bound):
+            return self.bound
         if self.ends_run:
             return "Fixing this does not make training faster, but prevents a failure"
-        return f"Fixing this gains at most {_MIN_GAIN}×"
+        return f"at most {_MIN_GAIN}×"
+
+    @property
+    def gain_text(self) -> str:
+        """The gain as a sentence."""
+        return f"Potential speed-up: {self.gain}" if self.gain and not self.ends_run else self.gain
 
     @property
     def badge(self) -> str:
         """The speed-up bound or the state in short."""
         if self.bound:
             return f"Speed-up: {self.bound}"
-        return "Healthy" if self.healthy else "May end the run" if self.ends_run else ""
+        return "Healthy" if self.healthy else "May crash the run" if self.ends_run else ""
 
     @property
     def confidence_text(self) -> str:
+        """Empty without a diagnosis."""
+        if not self.is_decided:
+            return ""
         confidence = f"Confidence: {self.confidence}"
         return f"{confidence} ({self.reason})" if self.reason else confidence
+
+    @property
+    def is_decided(self) -> bool:
+        return self.tone != "neutral"
 
     @property
     def short_text(self) -> str:
@@ -173,7 +184,11 @@ class DiagnosisView:
 
     @property
     def is_decided(self) -> bool:
-        return CAUSES[self.first.cause].kind != "undecided"
+        return self.first.is_decided
+
+    def applies_to(self, outcome: Outcome) -> bool:
+        """Whether there is something to explain: not if the command failed at once."""
+        return self.is_decided or not self.without_steps or OUTCOMES[outcome][1] != "bad"
 
     @property
     def warning(self) -> str:
@@ -281,9 +296,9 @@ def _basis(basis: Basis) -> str:
         reason = f" ({text})" if text else ""
         return f"the whole run, {basis.seconds:.0f} s; no steps were observed{reason}"
     ranks = f" on each of {basis.ranks} ranks" if basis.ranks > 1 else ""
-    warmup = f"{basis.warmup} warm-up {plural(basis.warmup, 'step')}"
+    warmup = f"{basis.warmup:,} warm-up {plural(basis.warmup, 'step')}"
     after = f", after {warmup}" if basis.warmup else ""
-    return f"{basis.steps} {plural(basis.steps, 'step')}{ranks} in {basis.seconds:.1f} s{after}"
+    return f"{basis.steps:,} {plural(basis.steps, 'step')}{ranks} in {basis.seconds:.1f} s{after}"
 
 
 def quantity_text(value: float | None, unit: str) -> str:

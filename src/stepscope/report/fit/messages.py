@@ -44,22 +44,23 @@ _PHASES = {
 }
 _NOTES = {
     NoteKind.REPORTED: "{text}",
-    NoteKind.BATCH_FAILED: "batch {batch:,} fails for a reason other than memory: {text}",
+    NoteKind.BATCH_FAILED: "batch size {batch:,} fails for a reason other than memory: {text}",
     NoteKind.EDGE_UNSTABLE: "the limit is unstable: batches that passed once failed later",
     NoteKind.SOFT_LIMIT: (
         "no cgroup is available, so the memory limit was enforced by polling, which reacts late; "
         "the answer may be too large"
     ),
     NoteKind.PEAKS_DIFFER: (
-        "batch {batch:,} used between {low} and {high} in identical processes, because malloc "
-        "keeps a varying amount of freed memory, so there is no sharp limit. Set "
-        "MALLOC_MMAP_THRESHOLD_=1048576 for both the training and the fit to get one"
+        "at batch size {batch:,}, identical processes used between {low} and {high}, because "
+        "malloc keeps a varying amount of freed memory. Set MALLOC_MMAP_THRESHOLD_=1048576 for "
+        "both training and `stepscope fit` to get a sharp limit"
     ),
 }
 _RECOMMENDATIONS = {
     ("gpu", "state"): (
-        "Weights, gradients and optimizer state take {share} of the peak at any batch size. An "
-        "optimizer with less state, or sharding over several GPUs, saves the most."
+        "Weights, gradients and optimizer state take {share} of this peak and do not shrink with "
+        "the batch size. An optimizer with less state, or sharding over several GPUs, saves the "
+        "most."
     ),
     ("gpu", "workspace"): (
         "Kernel workspace takes {share} of the peak. channels_last or another precision makes "
@@ -70,8 +71,8 @@ _RECOMMENDATIONS = {
         "checkpointing saves the most."
     ),
     ("host", "data"): (
-        "The dataset takes {data} of {limit}. Fewer --samples leave more memory for batches, "
-        "which need {per_sample} per sample."
+        "The dataset takes {data} of {limit}. A smaller --samples leaves more memory for "
+        "batches, which need {per_sample} per sample."
     ),
     ("host", "state"): (
         "Of the parts that you can change, weights, gradients and optimizer state take the most. "
@@ -83,7 +84,7 @@ _RECOMMENDATIONS = {
     ),
 }
 _REASONS = {
-    "precision": "activations about halve; weights stay fp32",
+    "precision": "roughly halves the activations; weights stay in fp32",
     "checkpointing": "keeps about 2/√{layers} of the activations for a third more compute",
     "optimizer": "different optimizer state per weight",
 }
@@ -148,15 +149,15 @@ def failure_text(failure: ProbeResult) -> str:
 def tried_text(result: ProbeResult) -> str:
     """Return the progress line of a probe on the host."""
     if not result.is_ok:
-        return f"batch {result.batch:,}: {failure_text(result)}"
+        return f"batch size {result.batch:,}: {failure_text(result)}"
     peak = result.reserved_peak_bytes
-    return f"batch {result.batch:,}: peak {size_text(peak) if peak else 'at the limit'}"
+    return f"batch size {result.batch:,}: peak {size_text(peak) if peak else 'at the limit'}"
 
 
 def free_text(batch: Batch, total: str = "") -> str:
     if not batch.free_bytes:
         return "no memory stays free"
-    return f"{memory_text(batch.free_bytes)}{total} stay free"
+    return f"{memory_text(batch.free_bytes)}{total} stays free"
 
 
 def next_batch_text(batch: Batch) -> str:
@@ -185,8 +186,8 @@ def summary(fit: FitResult) -> str:
     return (
         f"The 2019 method estimates a max batch size of {linear.max_batch_by_reserve[0][1]:,} in "
         f"{limit} without a reserve: {size_text(int(linear.fixed_bytes))} + "
-        f"{size_text(int(linear.per_sample_bytes))} per sample. It is a line through two small "
-        "batches; no larger batch was run."
+        f"{size_text(int(linear.per_sample_bytes))} per sample. This is a linear extrapolation "
+        "from two small batches; no larger batch was run."
     )
 
 
@@ -194,18 +195,18 @@ def _gpu_summary(fit: FitResult) -> str:
     within = f"{size_text(fit.budget.limit_bytes)} of GPU memory"
     if fit.leak:
         return (
-            f"Memory leaks: {size_text(int(fit.leak.bytes_per_step))} more stay allocated after "
-            f"every step. Batch {fit.leak.batch:,} would run out of memory after about "
-            f"{fit.leak.steps_left:,} steps, and any other batch sooner or later. A common cause "
-            "is a list of losses without .item() or .detach()."
+            f"Memory leak: {size_text(int(fit.leak.bytes_per_step))} more stays allocated after "
+            f"every step. Batch size {fit.leak.batch:,} would run out of memory after about "
+            f"{fit.leak.steps_left:,} steps, and any other batch size sooner or later. A common "
+            "cause is a list of losses without .item() or .detach()."
         )
     if fit.max_batch is None or fit.recommended_batch is None:
         return _gpu_failure(fit, within)
     max_batch, recommended = fit.max_batch, fit.recommended_batch
     if fit.verdict == Verdict.NO_LIMIT:
         return (
-            f"Memory does not limit the batch size: batch {max_batch.size:,} was trained within "
-            f"{within}, and memory hardly grows with the batch."
+            f"Memory does not limit the batch size: batch size {max_batch.size:,} was trained "
+            f"within {within}, and memory hardly grows with the batch."
         )
     if not max_batch.passes:
         return (
@@ -232,10 +233,10 @@ def _gpu_failure(fit: FitResult, within: str) -> str:
     if failure is None:
         return text
     if failure.shortfall_bytes:
-        text += f" At least {size_text(failure.shortfall_bytes)} more are needed."
+        text += f" At least {size_text(failure.shortfall_bytes)} more is needed."
     smallest = failure.smallest
     if smallest and not smallest.is_ok:
-        text += f" Batch {smallest.batch} {_failed(smallest, 'GPU')}."
+        text += f" Batch size {smallest.batch} {_failed(smallest, 'GPU')}."
     if smallest and smallest.parts.state_bytes:
         text += (
             " Weights, gradients and optimizer state take "
@@ -244,7 +245,7 @@ def _gpu_failure(fit: FitResult, within: str) -> str:
         )
     elif fit.subject and fit.subject.parameters:
         weights = size_text(4 * fit.subject.parameters)
-        text += f" The weights take {weights}, and their gradients the same again."
+        text += f" The weights take {weights}, and their gradients take as much again."
     return text
 
 
@@ -259,8 +260,8 @@ def _host_summary(fit: FitResult) -> str:
     limit = size_text(fit.budget.limit_bytes)
     if fit.leak:
         return (
-            f"Memory leaks: {size_text(int(fit.leak.bytes_per_step))} more stay in use after every "
-            f"step of batch {fit.leak.batch}. The limit of {limit} is reached after about "
+            f"Memory leak: {size_text(int(fit.leak.bytes_per_step))} more stays in use after every "
+            f"step at batch size {fit.leak.batch}. The limit of {limit} is reached after about "
             f"{fit.leak.steps_left:,} more steps, and sooner with a larger batch. Common causes "
             "are a list of losses (store loss.item() instead) and a dataset that caches "
             "everything it reads."
@@ -274,7 +275,7 @@ def _host_summary(fit: FitResult) -> str:
         if max_batch.size == fit.data_set_limit:
             why = _data_set_text(fit.data_set_limit)
         return (
-            f"Memory does not limit the batch size: batch {max_batch.size:,} uses "
+            f"Memory does not limit the batch size: batch size {max_batch.size:,} uses "
             f"{memory_text(next(peaks, None))} of {limit}, and {why}."
         )
     passes = max_batch.passes
@@ -297,11 +298,11 @@ def _host_failure(fit: FitResult) -> str:
     failure = fit.failure
     if failure is None or failure.smallest is None:
         return "no batch was tried."
-    batch, result = f"batch {failure.smallest.batch}", failure.larger_limit_result
+    batch, result = f"batch size {failure.smallest.batch}", failure.larger_limit_result
     if result is None or not result.is_ok:
         text = f"{batch} {_failed(failure.smallest, 'host')}."
         if result and result.is_oom:
-            text += f" {size_text(failure.larger_limit_bytes)} are not enough either."
+            text += f" {size_text(failure.larger_limit_bytes)} is not enough either."
         return text
     shortfall, data = failure.shortfall_bytes, failure.data_bytes
     text = f"{batch} needs {size_text(result.reserved_peak_bytes or failure.larger_limit_bytes)}"
@@ -311,7 +312,9 @@ def _host_failure(fit: FitResult) -> str:
     text += f", the dataset {size_text(data)}" if data else ""
     state = size_text(result.parts.state_bytes)
     text += f", the model with its gradients and optimizer state {state}."
-    return f"{text} Fewer --samples are enough to make it fit." if data > shortfall > 0 else text
+    if data > shortfall > 0:
+        text += " A smaller --samples is enough to make it fit."
+    return text
 
 
 def linear_note(linear: Linear2019) -> str:
@@ -320,7 +323,7 @@ def linear_note(linear: Linear2019) -> str:
     if (linear.small_batch, linear.large_batch) == BATCHES:
         return ""
     return (
-        f"batches {linear.small_batch} and {linear.large_batch} replaced {BATCHES[0]} and "
+        f"batch sizes {linear.small_batch} and {linear.large_batch} replaced {BATCHES[0]} and "
         f"{BATCHES[1]}, which did not fit"
     )
 
@@ -351,7 +354,7 @@ def notes(fit: FitResult) -> list[str]:
     if budget.available_bytes is not None and budget.available_bytes != budget.requested_bytes:
         texts.append(
             f"`--gpu-memory {memory_text(budget.requested_bytes)}` is not available: the fit used "
-            f"the {memory_text(budget.available_bytes)} that are free for {framework_of(fit)}"
+            f"the {memory_text(budget.available_bytes)} that is free for {framework_of(fit)}"
         )
     return list(dict.fromkeys(map(upper_first, texts)))
 

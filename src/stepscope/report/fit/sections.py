@@ -27,7 +27,7 @@ def sections(fit: FitResult) -> Iterator[Section]:
     yield _section("Verification in fresh processes", None, _verification(fit))
     predictions = (
         (Column("GPU memory"), lambda each: memory_text(each.memory_bytes)),
-        (Column("For batches"), lambda each: memory_text(each.limit_bytes)),
+        (Column("Available for batches"), lambda each: memory_text(each.limit_bytes)),
         (Column("Recommended"), lambda each: _batch_text(each.recommended_batch)),
         (Column("Max"), lambda each: _batch_text(each.max_batch)),
     )
@@ -103,7 +103,7 @@ def _memory(fit: FitResult) -> Section:
         context = memory_text(breakdown.parts.context_bytes)
         lines.append(f"CUDA context, outside the limit: {context}")
     lines.append(messages.recommendation(breakdown, fit.budget))
-    title = f"Memory breakdown at batch {breakdown.batch:,}"
+    title = f"Memory breakdown at batch size {breakdown.batch:,}"
     title += f" ({memory_text(total)})" if parts else ""
     return _section(title, Table.of(parts.items(), columns), lines)
 
@@ -187,8 +187,9 @@ def _loader(loader: LoaderMemory) -> Iterator[str]:
 def _linear(linear: Linear2019) -> Iterator[Section]:
     line = MemoryLine(linear.fixed_bytes, linear.per_sample_bytes)
     lines = [
-        f"Batch {linear.small_batch:,} used {memory_text(linear.small_batch_bytes)}, batch "
-        f"{linear.large_batch:,} used {memory_text(linear.large_batch_bytes)}: {_line_text(line)}"
+        f"Batch size {linear.small_batch:,} used {memory_text(linear.small_batch_bytes)}, batch "
+        f"size {linear.large_batch:,} used {memory_text(linear.large_batch_bytes)}: "
+        f"{_line_text(line)}"
     ]
     for reserve, batch in linear.max_batch_by_reserve:
         kept = f"{memory_text(reserve)} in reserve" if reserve else "no reserve"
@@ -196,7 +197,7 @@ def _linear(linear: Linear2019) -> Iterator[Section]:
         lines.append(f"Max batch size with {kept}: {batch:,}{total}")
     if linear.max_batch_by_layers is not None:
         lines.append(
-            "Max batch size from the sizes of all layers (equation 4.1): "
+            "Max batch size from the sizes of all layers (equation 4.1 of Tripathi 2019): "
             f"{linear.max_batch_by_layers:,}"
         )
     if note := messages.linear_note(linear):

@@ -41,7 +41,7 @@ def fit_document(fit: FitResult) -> Document:
             "fewer --workers, a smaller --prefetch, or a smaller batch"
         )
     if any(not result.is_ok for result in fit.verification):
-        warnings.append("Some processes of --verify failed. Use a smaller batch")
+        warnings.append("Some processes of `--verify` failed. Use a smaller batch")
     return Document(
         name=_heading(fit),
         state=fit.verdict.replace("_", " "),
@@ -148,7 +148,7 @@ def _facts(fit: FitResult) -> Iterator[tuple[str, str]]:
     text = f"{cost.probes} {plural(cost.probes, 'probe')} in {seconds_text(cost.seconds)}"
     if cost.ooms:
         text += f", {cost.ooms} of which ran out of memory"
-    yield "Cost", f"{text}. Probes are disposable processes and do not affect yours"
+    yield "Cost", f"{text}. Probes are disposable processes and do not affect your training"
 
 
 def _command(fit: FitResult) -> str:

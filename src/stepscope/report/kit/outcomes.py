@@ -11,7 +11,7 @@ Tone = Literal["good", "bad", "warning", "neutral"]
 OUTCOMES: dict[Outcome, tuple[str, Tone]] = {
     Outcome.OK: ("ok", "good"),
     Outcome.GPU_OOM: ("out of GPU memory", "bad"),
-    Outcome.HOST_OOM: ("out of memory", "bad"),
+    Outcome.HOST_OOM: ("out of host memory", "bad"),
     Outcome.SHM_FULL: ("shared memory full", "bad"),
     Outcome.TIMEOUT: ("timed out", "warning"),
     Outcome.CRASHED: ("crashed", "bad"),

@@ -100,7 +100,7 @@ def frame_dict(frame: Frame) -> dict[str, Any]:
     readings = [(t.metric, t.entity, t.now, t.full_scale) for row in rows for t in row.traces]
     readings += [(*key, last(series), None) for key, series in frame.allocators.items()]
     return {
-        "format": 1,  # version of these keys
+        "format": 1,  # schema version
         "name": frame.name,  # name of the run
         "command": frame.command,  # the monitored command
         "outcome": frame.exit_status.outcome.value,

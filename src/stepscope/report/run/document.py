@@ -76,10 +76,11 @@ def brief_of(view: RunView, folder: Path) -> Document:
     summary, finding = view.summary, view.finding
     rows = [("Duration", seconds_text(summary.seconds))]
     command, cores = "", summary.monitor.get("cores")
+    wait_is_shown = finding is not None and finding.first.cause.startswith("input.")
     if summary.steps or view.exit_status.outcome is Outcome.OK:  # else it failed at once
         rows = [
             *(brief_rows(finding) if finding and (summary.steps or finding.is_decided) else ()),
-            ("Training", ", ".join(training_facts(summary))),
+            ("Training", ", ".join(training_facts(summary, wait_is_shown))),
             ("Resources", ", ".join(resource_facts(summary, view.gpu_use))),
             *(("Warning", text) for text in view.warnings[:_MAX_WARNINGS]),
             ("Overhead", f"{share_text(cores)} of one core" if is_known(cores) else ""),
@@ -94,7 +95,10 @@ def brief_of(view: RunView, folder: Path) -> Document:
 def summary_of(view: RunView, folder: Path) -> Document:
     """Return the tables of a run for one terminal screen."""
     remarks = [
-        *(("Phase", f"{name}: {n} times, {s} total") for name, n, s in view.phase_totals.rows),
+        *(
+            ("Phase", f"{name}: {'once' if n == '1' else f'{n} times'}, {s} total")
+            for name, n, s in view.phase_totals.rows
+        ),
         *(("Note", note) for note in view.notes),
         *([("Overhead", view.overhead)] if view.overhead else []),
     ]

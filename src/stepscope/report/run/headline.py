@@ -39,15 +39,18 @@ def headline_of(
     return (*tiles, *_gpus(summary, gpus)) if gpus and gpus.used else tiles
 
 
-def training_facts(summary: Summary) -> Iterator[str]:
-    """Yield throughput, epochs, steps and data wait, as far as they are known."""
+def training_facts(summary: Summary, wait_is_shown: bool) -> Iterator[str]:
+    """Yield throughput, epochs, steps and data wait, as far as they are known.
+
+    The data wait is left out if a finding already shows it, for its own part of the run.
+    """
     epochs = summary.epochs
     if throughput := samples_per_second(epochs):
         yield f"{rate_text(throughput)} samples/s"
     for count, noun in ((len(epochs), "epoch"), (summary.steps, "step")):
         if count:
             yield f"{count_text(count)} {plural(count, noun)}"
-    if (share := data_wait_share(epochs)) is not None:
+    if not wait_is_shown and (share := data_wait_share(epochs)) is not None:
         yield f"data wait {share_text(share)}"
 
 

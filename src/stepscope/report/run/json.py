@@ -42,7 +42,7 @@ def summary_dict(view: RunView) -> dict[str, Any]:
     ]
     plain: dict[str, Any] = to_json(
         {
-            "format": FORMAT,  # version of these keys
+            "format": FORMAT,  # schema version
             "name": view.name,  # name of the run
             "command": view.command,  # the monitored command
             "started": view.started,  # start time, ISO 8601

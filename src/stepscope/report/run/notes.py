@@ -67,8 +67,8 @@ def _omitted(recorded: RunData, seconds: float) -> Iterator[str]:
     if any(len(series) > MAX_POINTS for series in recorded.series.values()):
         width = seconds_text(bucket_seconds(seconds))
         yield (
-            f"Each point of a long line is the mean of {width}, in a band from the lowest to the "
-            "highest value; the tables use all samples"
+            f"In long charts, each point is the mean over {width}, and the band spans the lowest "
+            "to the highest value; the tables use all samples"
         )
     roles, drawn = roles_in_order(recorded), drawn_roles(recorded)
     if drawn and len(drawn) < len(roles):
@@ -104,14 +104,14 @@ def gpu_notes(recorded: RunData, trains: bool) -> Iterator[str]:
     difference = max((gpu.counter_over_readings - 1 for gpu in used), key=abs, default=0.0)
     if abs(difference) > _ENERGY_TOLERANCE:
         yield (
-            f"Energy is taken from the energy counters, up to {share_text(abs(difference))} "
-            f"{'more' if difference > 0 else 'less'} than the power readings add up to"
+            f"Energy comes from the energy counters and is up to {share_text(abs(difference))} "
+            f"{'higher' if difference > 0 else 'lower'} than the sum of the power readings"
         )
     for each in used:
         values = each.of("gpu_ecc_uncorrected").value
         count = values[-1] - values[0] if len(values) else 0
         if count > 0:
-            errors = f"{count_text(count)} uncorrectable memory {plural(count, 'error')}"
+            errors = f"{count_text(count)} uncorrectable ECC {plural(count, 'error')}"
             yield f"{errors} occurred on {each.gpu.label} during the run"
 
 

@@ -53,7 +53,7 @@ _EPOCH_COLUMNS: tuple[tuple[Column, Callable[[EpochRow], str]], ...] = (
     (Column("Disk writes", page_only=True), lambda row: bytes_text(row.written_bytes)),
     (_PEAK_MEMORY, lambda row: bytes_text(row.memory_peak_bytes)),
     (_SM, lambda row: share_text(row.gpu_sm)),
-    (Column("Tensor", drop=1, gpu=True), lambda row: share_text(row.gpu_tensor)),
+    (Column("Tensor cores", drop=1, gpu=True), lambda row: share_text(row.gpu_tensor)),
     (Column("Memory bandwidth", page_only=True, gpu=True), lambda row: share_text(row.gpu_dram)),
     (_UTILIZATION, lambda row: share_text(row.gpu_utilization)),
     (Column("Peak GPU memory", drop=3, gpu=True), lambda r: bytes_text(r.gpu_memory_peak_bytes)),
@@ -67,7 +67,7 @@ _GPU_COLUMNS: tuple[tuple[Column, Callable[[GpuRow], str]], ...] = (
     (Column("GPU", number=False), lambda row: row.gpu.label),
     (Column("Model", number=False, page_only=True), lambda row: row.gpu.model or MISSING),
     (Column("SM"), lambda row: share_text(row.figures.gpu_sm)),
-    (Column("Tensor"), lambda row: share_text(row.figures.gpu_tensor)),
+    (Column("Tensor cores"), lambda row: share_text(row.figures.gpu_tensor)),
     (Column("Memory bandwidth", page_only=True), lambda row: share_text(row.figures.gpu_dram)),
     (Column("Utilization", drop=2), lambda row: share_text(row.figures.gpu_utilization)),
     (Column("Peak memory"), _peak_of_size),
@@ -77,7 +77,10 @@ _GPU_COLUMNS: tuple[tuple[Column, Callable[[GpuRow], str]], ...] = (
     (Column("PCIe from GPU", drop=5), lambda row: bytes_text(row.figures.pcie_from_gpu_bytes)),
     (Column("Power throttling", page_only=True), lambda row: share_text(row.throttled_power)),
     (Column("Thermal throttling", page_only=True), lambda row: share_text(row.throttled_thermal)),
-    (Column("Uncorrected ECC errors", page_only=True), lambda row: count_text(row.ecc_uncorrected)),
+    (
+        Column("Uncorrectable ECC errors", page_only=True),
+        lambda row: count_text(row.ecc_uncorrected),
+    ),
 )
 _COMBINED_GPU_METRICS: tuple[tuple[str, Combine, str], ...] = (
     ("gpu_sm", np.nanmean, "mean of"),

@@ -72,6 +72,8 @@ def run_view(run: Run, data: RunData | None = None, trial: TrialView | None = No
     seconds = max((max(ends) - recorded.begin_ns) / 1e9, 1e-3)
     label, tone = OUTCOMES[run.exit_status.outcome]
     finding, problem = explained(recorded)
+    if finding and not finding.applies_to(run.exit_status.outcome):
+        finding = None
     wall_ns = run.facts.clock.wall_ns
     started = ""
     if wall_ns is not None:

@@ -89,7 +89,7 @@ def _document(view: StudyView, blocks: tuple[Block, ...], footer: str = "") -> D
 def _best(best: Best) -> Section:
     shown = best.equivalent[:_MAX_EQUIVALENT]
     rest = _more(best.equivalent, shown)
-    equivalent = "Equivalent (the difference is not significant):" if shown else ""
+    equivalent = "Not significantly different from the best:" if shown else ""
     return Section(
         "",
         (

@@ -326,7 +326,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
     ]
     exported: dict[str, Any] = to_json(
         {
-            "format": FORMAT,  # version of these keys
+            "format": FORMAT,  # schema version
             "name": view.name,  # name of the study
             "folder": view.folder,  # folder of the study
             "machine": view.machine,  # machine that the study ran on
@@ -343,7 +343,8 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 "outcomes": dict(sorted(outcomes.items())),  # number of trials by outcome
             },
             "elapsed_seconds": view.elapsed_s,  # total duration of all finished trials
-            "remaining_seconds": _sum(view.remaining_s, view.reruns_s),  # null if unknown
+            # estimated remaining time, in seconds; null if unknown
+            "remaining_seconds": _sum(view.remaining_s, view.reruns_s),
             "running": running,  # the running trial; null if none
             "confidence_level": CONFIDENCE,  # confidence level of all intervals
             "fixed": view.design.fixed,  # settings and limits with one value
@@ -360,7 +361,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
             ],
             # effects on each response
             "effects": [effects_dict(each) for each in analysis.effects],
-            # throughput over each numeric factor
+            # throughput by level of each numeric factor
             "curves": [curve_dict(each) for each in analysis.curves],
             "fronts": [  # Pareto fronts
                 {
@@ -402,7 +403,7 @@ def _renamed(record: Any, **names: str) -> dict[str, Any]:
 
 
 def _configuration_dict(each: Configuration) -> dict[str, Any]:
-    return {**_renamed(each, **INTERVAL), "values": _with_units(each.values)}
+    return {**_renamed(each, name="key", **INTERVAL), "values": _with_units(each.values)}
 
 
 def _sum(one: float | None, other: float | None) -> float | None:

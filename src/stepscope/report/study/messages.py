@@ -69,13 +69,15 @@ _REMARKS = {
     "too_many_interactions": "there are too many levels to estimate all interactions",
 }
 _NO_KNEE = {
-    "two_levels": "no knee with two levels: {other} {gain} compared with {level}",
-    "not_significant": "not significant: {other} {gain} compared with {level}",
+    "two_levels": "no knee with two levels: {other} is {faster} than {level}{interval}",
+    "not_significant": "not significant: {other} is {faster} than {level}{interval}",
     "flat": "no knee: all levels are within {change}",
-    "gaining": "no knee: {other} still {gain} compared with {level}",
-    "slower": "more than {level} is slower: {other} {gain}",
-    "unclear": "no significant gain beyond {level}: {other} {gain}",
-    "small_gain": f"no gain above {MIN_GAIN * 100:.0f}% beyond {{level}}: {{other}} {{gain}}",
+    "gaining": "no knee: {other} is still {faster} than {level}{interval}",
+    "slower": "more than {level} is slower: {other} is {faster}{interval}",
+    "unclear": "no significant gain beyond {level}: {other} is {faster}{interval}",
+    "small_gain": (
+        f"no gain above {MIN_GAIN * 100:.0f}% beyond {{level}}: {{other}} is {{faster}}{{interval}}"
+    ),
 }
 _INTERFERENCE = {
     "cpu": "other processes used {value:.1f} of {cores:g} cores",
@@ -195,9 +197,11 @@ def curve_text(curve: ScalingCurve) -> str:
         return level_text(curve.factor, value)
 
     if knee is not None:
-        text = f"knee at {level(knee.level)}: {level(knee.best)} {_gain(knee.gain)}"
+        faster = f"{_faster(knee.gain)}{_interval(knee.gain)}"
+        text = f"knee at {level(knee.level)}: {level(knee.best)} is {faster}"
         if fall := knee.fall:
-            text += f"; {level(fall.worst)} {_gain(fall.loss)} compared with {level(fall.peak)}"
+            slower = f"{_faster(fall.loss)} than {level(fall.peak)}{_interval(fall.loss)}"
+            text += f"; {level(fall.worst)} is {slower}"
         return text
     if none is None:
         return ""
@@ -205,7 +209,8 @@ def curve_text(curve: ScalingCurve) -> str:
         level=level(none.level),
         other=level(none.other),
         change=_percent(abs(none.gain.value - 1)),
-        gain=_gain(none.gain, with_significance=none.kind != "not_significant"),
+        faster=_faster(none.gain),
+        interval=_interval(none.gain, with_significance=none.kind != "not_significant"),
     )
 
 
@@ -253,7 +258,7 @@ def trend_text(trend: Trend) -> str:
     return (
         f"drift: the reference trial became {_percent(abs(change.value - 1))} {direction}"
         f" ({_percent(least)} to {_percent(most)}) from block {trend.first} to block {trend.last};"
-        " possible causes are a rising temperature or a disk that fills up"
+        " possible causes are a rising temperature or a disk that is filling up"
     )
 
 
@@ -272,21 +277,25 @@ def _effect(value: float, response: Response) -> str:
     return f"{value:+.3g} {response.unit}".rstrip().replace("-", "−")
 
 
-def _gain(gain: Estimate, with_significance: bool = True) -> str:
-    """`gains 2% (−3 to +7%, not significant)`."""
-    low, value, high = (
-        round((each - 1) * 100) if math.isfinite(each) else each
-        for each in (gain.low, gain.value, gain.high)
-    )
-    text = f"{'loses' if value < 0 else 'gains'} {abs(value)}%"
-    notes = [f"{_signed(low)} to {_signed(high)}%"] if math.isfinite(high) else []
+def _faster(gain: Estimate) -> str:
+    """`2% faster`."""
+    percents = round((gain.value - 1) * 100)
+    return f"{abs(percents)}% {'slower' if percents < 0 else 'faster'}"
+
+
+def _interval(gain: Estimate, with_significance: bool = True) -> str:
+    """` (−3 to +7%, not significant)`; empty if there is nothing to say."""
+    notes = []
+    if math.isfinite(gain.low) and math.isfinite(gain.high):
+        notes.append(f"{_signed(gain.low)} to {_signed(gain.high)}%")
     if with_significance:
         notes.append(significance_text(gain, RESPONSES[THROUGHPUT]))
     notes = list(filter(None, notes))
-    return f"{text} ({', '.join(notes)})" if notes else text
+    return f" ({', '.join(notes)})" if notes else ""
 
 
-def _signed(percents: float) -> str:
+def _signed(ratio: float) -> str:
+    percents = round((ratio - 1) * 100)
     return f"−{-percents}" if percents < 0 else f"+{percents}"
 
 

@@ -46,7 +46,7 @@ class BlockLine:
     """A block of trials with the result of its reference trial."""
 
     number: int  # block number, from 1
-    trials: int  # number of trials, without the reference trial
+    trials: int  # number of trials, excluding the reference trial
     reference_throughput: float | None  # throughput of the reference trial
     flagged: bool  # whether drift or interference was detected
     reasons: Sequence[str] = ()  # why it is flagged
@@ -156,9 +156,9 @@ class StudyView:
         if self.with_interference < _MUCH_INTERFERENCE * max(1, len(self.counted)):
             return ""
         return (
-            f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} had interference "
-            "and have no better result: do not trust these results. Increase `reruns` under "
-            "`blocks` in the design, and run the study again while the machine is idle"
+            f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} were affected by "
+            "interference and have no clean rerun: do not trust their results. Increase `reruns` "
+            "under `blocks` in the design, and run the study again while the machine is idle"
         )
 
     @property

@@ -29,7 +29,7 @@ from stepscope.trials.limits.spec import size_text
 
 Rows = Iterator[tuple[str, str]]
 
-_OVERHEAD_NAMES = {
+_PART_NAMES = {
     "imports": "import",
     "build": "model",
     "first_step": "first step",
@@ -37,8 +37,8 @@ _OVERHEAD_NAMES = {
     "closing": "shutdown",
     "cleanup": "cleanup",
 }
-"""Names of parts of the overhead that differ from the field names."""
-_MIN_SHOWN_S = 0.05  # shorter parts of the overhead are omitted
+"""Names of parts outside the measured steps that differ from the field names."""
+_MIN_SHOWN_S = 0.05  # shorter parts are omitted
 
 
 def trials_document(views: Sequence[TrialView]) -> Document:
@@ -131,7 +131,7 @@ def _repeats_table(views: Sequence[TrialView]) -> Table:
             (Column("Steady", drop=1, number=False), steady),
             (Column("Host memory"), lambda v: bytes_text(v.measured.host_memory_peak)),
             (Column("GPU memory", gpu=True), lambda v: bytes_text(v.measured.device_memory.peak)),
-            (Column("Overhead", drop=2), lambda v: seconds_text(v.measured.overhead.total)),
+            (Column("Outside steps", drop=2), lambda v: seconds_text(v.measured.overhead.total)),
         ),
     )
     return Table(table.columns, table.rows, tuple(view.tone for view in views))
@@ -181,7 +181,8 @@ def _measured_rows(view: TrialView) -> Rows:
         source = "measured" if measured.epoch_measured else "estimated"
         yield "Epoch", f"{seconds_text(measured.epoch_seconds)} ({source})"
     if measured.imbalance is not None:
-        yield "Ranks", f"the slowest rank takes {measured.imbalance:.2f}× the fastest rank's step"
+        slower = f"{measured.imbalance:.2f}×"
+        yield "Ranks", f"a step takes {slower} as long on the slowest rank as on the fastest"
     if (peak := measured.host_memory_peak) is not None:
         limit = view.record.limits.memory
         # The kernel charges a page that several cgroups share to only one of them.
@@ -203,14 +204,14 @@ def _measured_rows(view: TrialView) -> Rows:
         yield "Energy", f"{joules} over the measured steps, {per_joule} samples/J"
     seconds = asdict(measured.overhead)
     total = seconds.pop("total")
-    overhead = ", ".join(
-        f"{_OVERHEAD_NAMES.get(name, name)} {seconds_text(part)}"
+    outside = ", ".join(
+        f"{_PART_NAMES.get(name, name)} {seconds_text(part)}"
         for name, part in seconds.items()
         if part and part >= _MIN_SHOWN_S
     )
     if total is not None:
-        overhead = f"{seconds_text(total)} outside the measured steps ({overhead})"
-    yield "Overhead", overhead
+        outside = f"{seconds_text(total)} ({outside})"
+    yield "Outside steps", outside
 
 
 def _setting_rows(view: TrialView) -> Rows:

@@ -67,13 +67,12 @@ def _memory_details(exit_status: ExitStatus, record: TrialRecord) -> str:
         if isinstance(largest, Mapping) and largest:
             texts.append(f"the largest process used {size_text(max(largest.values()))}")
     elif exit_status.signal != "SIGKILL":  # otherwise the reason includes the OOM kills
-        for prefix, owner in (("cgroup", "the cgroup"), ("machine", "the machine")):
+        for prefix, where in (("cgroup", "in the cgroup"), ("machine", "on the machine")):
             before, after = (evidence.get(f"{prefix}_oom_kills_{w}") for w in ("before", "after"))
             kills = 0 if before is None or after is None else after - before
             if kills > 0:
-                texts.append(
-                    f"{owner} counted {kills} {plural(kills, 'OOM kill')} during the trial"
-                )
+                recorded = f"{plural(kills, 'was', 'were')} recorded {where} during the trial"
+                texts.append(f"{kills} {plural(kills, 'OOM kill')} {recorded}")
     return ", ".join(filter(None, texts))
 
 

@@ -40,7 +40,7 @@ class RecommendationKind(Enum):
     TIME = "Increase --timeout, or reduce the workload"
     TIME_WITH_STACKS = "Increase --timeout, or reduce the workload. Stacks at the timeout:"
     STALLED = (
-        "A sample, a lock or another rank blocks the training. If it is only slow, increase "
+        "Training may be blocked by a sample, a lock or another rank. If it is only slow, increase "
         "--stall-timeout. Stacks at the timeout:"
     )
     DISK = "Free disk space, or choose another folder with --out DIR"

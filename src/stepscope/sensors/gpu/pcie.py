@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from stepscope.sensors.gpu.nvml import NvmlGpu, Unreadable
 from stepscope.sensors.gpu.sensors import GpuSensor, MonitoredGpu, Values
 
-_ESTIMATED_PCIE = "extrapolated from one sample of 20 ms per direction and second"
+_ESTIMATED_PCIE = "extrapolated from one 20 ms sample per direction per second"
 _PAUSE_S = 1.0
 
 

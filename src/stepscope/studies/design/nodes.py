@@ -129,7 +129,7 @@ def _read_text(path: Path) -> str:
         hint = f"The current folder is {Path.cwd()}"
         if close:
             hint = did_you_mean([other for other in others if Path(other).stem in close])
-        raise DesignError(f"{path} does not exist", hint) from None
+        raise DesignError(f"No such file: {path}", hint) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise DesignError(f"Cannot read {path}: {reason}") from None
@@ -168,7 +168,7 @@ def entries(
             problems.at(key, f"Invalid key in {what}: expected a name")
         elif name in seen:
             if (key, value) in own:
-                problems.at(key, f"Duplicate key {name!r}, first set in line {seen[name]}")
+                problems.at(key, f"Duplicate key {name!r}, first set on line {seen[name]}")
         elif known is not None and name not in known:
             problems.at(key, f"Unknown key {name!r} in {what}", nearest(name, known))
         else:

@@ -56,7 +56,7 @@ def points_of(design: Design) -> DesignPoints:
     for rule in design.rules:
         skipped = ({**design.fixed, **point.levels} for point in checked.skipped)
         if rule not in checked.rules and not any(map(rule.skips, skipped)):
-            remarks.append(f"the rule `{rule.plain}` in line {rule.line} skips nothing")
+            remarks.append(f"the rule `{rule.plain}` on line {rule.line} skips nothing")
     if checked.duplicates == 1:
         remarks.append("1 combination is the same trial as another one and is not run again")
     elif checked.duplicates:
@@ -81,9 +81,8 @@ def _points_of_many(design: Design, total: int) -> DesignPoints:
     """Draw combinations at random until enough of them can be run: there are too many to check."""
     if design.sample is None or design.sample > MAX_COMBINATIONS:
         raise DesignError(
-            f"{_place(design)}{total:,} combinations are too many",
-            f"Use fewer levels (at most {MAX_COMBINATIONS:,} combinations), or "
-            "`choose: {random: 100}`",
+            f"{_place(design)}{total:,} combinations exceed the maximum of {MAX_COMBINATIONS:,}",
+            "Use fewer levels, or `choose: {random: 100}`",
         )
     checked, seen, generator = _Checked(), set(), random.Random(design.seed)
     for _ in range(_MAX_DRAWS_EACH * design.sample + 1000):
@@ -195,14 +194,14 @@ def default_reference(
             continue
         problem = unavailable_reason(spec)
         if rule := next((rule for rule in design.rules if rule.skips(settings)), None):
-            problem = f"the rule `{rule.plain}` in line {rule.line} skips it"
+            problem = f"the rule `{rule.plain}` on line {rule.line} skips it"
         if not problem:
             return spec
         why = why or problem
     settings_text = f" ({levels_text(own)})" if own else ""
     raise DesignError(
         f"{_place(design)}The reference trial{settings_text} cannot be run: {why}",
-        "Set other settings in `blocks: {reference: ...}`, or use `reference: none`",
+        "Choose other settings in `blocks: {reference: ...}`, or use `reference: none`",
     )
 
 

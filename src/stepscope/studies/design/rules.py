@@ -286,7 +286,8 @@ class _Reader:
                 "Remove the quotes" if is_quoted_number else "",
             )
         if in_order and kinds != {"number"}:
-            raise self._error(second.node, "Only numbers can be ordered", "Use == or !=")
+            problem = "Only numbers can be compared with <, <=, > or >="
+            raise self._error(second.node, problem, "Use == or !=")
         for named, other in ((first, second), (second, first)):
             setting, text = SETTINGS.get(named.name), other.text
             if setting is None or not setting.choices or text is None:

@@ -40,7 +40,10 @@ _REASONS = {
     errno.EACCES: "no permission to create a cgroup",
     errno.EPERM: "no permission to create a cgroup",
     errno.EROFS: "the cgroup file system is read-only",
-    errno.EBUSY: "cgroup v2 does not allow limits below a group with processes, such as our own",
+    errno.EBUSY: (
+        "cgroup v2 does not allow limits below a group with processes, such as the one stepscope "
+        "runs in"
+    ),
     errno.ENOENT: "the controller is not available",
 }
 

@@ -22,6 +22,8 @@ _SIZE = re.compile(r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)\s*([kmgt]?)(i?)(b?)", re.IGN
 _SIZE_HINT = (
     "Use bytes or a number with a unit: KiB, MiB, GiB, kB, MB, GB (k, m, g mean KiB, MiB, GiB)"
 )
+_ROUNDED_UP = 1023.5 / 1024
+"""From here, a size is shown in this unit: in the smaller one it is rounded to 1024."""
 _GPU = re.compile(r"[0-9]+|(GPU|MIG)-[0-9A-Za-z/-]+")
 
 
@@ -94,12 +96,12 @@ def check_limits(limits: Limits, available: MachineResources) -> None:
             hint = f"A size without a unit is in bytes. Did you mean {value:g}GiB?"
             raise TrialError(f"{given} must be at least {text(low)}", hint if in_bytes else "")
         if value > high:
-            unit = " CPUs" if option == "--cpus" else ""
-            raise TrialError(f"{given} exceeds the available {text(high)}{unit}")
+            most = f"{text(high)} CPUs" if option == "--cpus" else text(high)
+            raise TrialError(f"{given} is more than stepscope may use on this machine ({most})")
     for name in limits.gpus or ():
         if not _GPU.fullmatch(name):
             hint = "Use indices or UUIDs as listed by nvidia-smi -L"
-            raise TrialError(f"Invalid GPU '{name}' in --gpus", hint)
+            raise TrialError(f"Invalid GPU '{name}' in `--gpus`", hint)
     for option, seconds in (
         ("--timeout", limits.timeout_s),
         ("--stall-timeout", limits.stall_timeout_s),
@@ -131,6 +133,8 @@ def size_text(size: float, like: float | None = None) -> str:
     """Format a size such as 1.5 GiB, which `parse_size` accepts; `like` selects the unit of another
     size, for example 0.98 GiB."""
     for prefix, bits in (("T", 40), ("G", 30), ("M", 20), ("K", 10)):
-        if (size if like is None else like) >= 1 << bits:
-            return f"{size / (1 << bits):.{4 if like is None else 3}g} {prefix}iB"
+        number = size / (1 << bits)
+        if (number if like is None else like / (1 << bits)) >= _ROUNDED_UP:
+            digits = 4 if like is None and number >= 1 else 3
+            return f"{number:.{digits}g} {prefix}iB"
     return f"{size:g} B"

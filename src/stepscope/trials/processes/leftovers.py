@@ -114,14 +114,14 @@ def check_clean() -> list[str]:
     if remaining:
         hint = "Wait, or reboot the machine: a process in state D is stuck in the kernel"
         names = ", ".join(map(str, remaining))
-        raise TrialError(f"Cannot end the processes of an earlier trial: {names}", hint)
+        raise TrialError(f"Cannot stop the processes of an earlier trial: {names}", hint)
     if groups := remove_stale():
         raise TrialError(
             f"Cannot remove the cgroups of an earlier trial: {', '.join(groups)}",
             f"List their processes with: cat {groups[0]}/cgroup.procs",
         )
     return [
-        f"ended {each}, a leftover process of a trial whose runner was killed" for each in stale
+        f"stopped {each}, a leftover process of a trial whose runner was killed" for each in stale
     ]
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from stepscope.errors import WorkloadError
+from stepscope.errors import GpuUnavailable, WorkloadError
 from stepscope.workloads.reporting import RankPlacement
 from stepscope.workloads.spec import LOADER_ONLY, Workload
 
@@ -31,7 +31,7 @@ def choose_device(workload: Workload, placement: RankPlacement) -> torch.device:
         return torch.device("cpu")
     if placement.ranks > count:
         available = "1 is" if count == 1 else f"{count} are"
-        raise WorkloadError(
+        raise GpuUnavailable(
             f"`--ranks {placement.ranks}` needs {placement.ranks} GPUs, but only {available} "
             "available",
             f"Use --ranks {count} or --device cpu",
@@ -45,7 +45,7 @@ def gpu_count(workload: Workload) -> int:
     """Number of GPUs that the workload may use. Asks NVML and does not initialize CUDA."""
     count = torch.cuda.device_count() if workload.device != "cpu" else 0
     if workload.device == "cuda" and count == 0:
-        raise WorkloadError(
+        raise GpuUnavailable(
             "PyTorch cannot use a GPU on this machine",
             "Remove --device, or run `stepscope doctor` to see why",
         )
@@ -57,13 +57,13 @@ def cap_memory(device: torch.device, limit: int | None) -> None:
     if limit is None:
         return
     if device.type != "cuda":
-        raise WorkloadError(
+        raise GpuUnavailable(
             "`--gpu-memory` needs a GPU, and this trial does not use one",
             "Remove it, or use --memory to limit host memory",
         )
     total = torch.cuda.get_device_properties(device).total_memory
     if limit > total:
-        raise WorkloadError(
+        raise GpuUnavailable(
             f"`--gpu-memory` is {limit / 2**30:.1f} GiB, but the GPU has {total / 2**30:.1f} GiB",
             "Use a smaller limit: a larger GPU cannot be emulated",
         )

@@ -73,10 +73,15 @@ def _train(
         count = feed.batches_per_epoch
         per_epoch = count // workload.accumulate if count else None
         report.update(**_plan_facts(workload, per_epoch, pin, built, shape))
+        if workload.epochs is not None and per_epoch is None:
+            raise WorkloadError(
+                "`--epochs` needs data with a length", "Use --steps or --seconds instead"
+            )
         if workload.epochs is not None and not per_epoch:
             raise WorkloadError(
-                "The data has no length, or less than one step per epoch",
-                "Use --steps or --seconds instead of --epochs, or a smaller --batch-size",
+                f"`--accumulate {workload.accumulate}` needs {workload.accumulate} batches per step"
+                f", but an epoch has only {count}",
+                "Use a smaller --accumulate or --batch-size, or --steps instead of --epochs",
             )
         duration = Duration(
             workload, per_epoch, lambda number: devices.broadcast(number, placement.ranks, device)

@@ -237,8 +237,8 @@ def _torchvision(model: str) -> ModuleType:
     except Exception as error:
         raise WorkloadError(
             f"{model!r} needs torchvision, which cannot be imported: {error}",
-            f"Install the torchvision for PyTorch {torch.__version__}, for example with "
-            "pip install torch torchvision. Models without torchvision: "
+            f"Install the torchvision version that matches PyTorch {torch.__version__}, for "
+            "example with pip install torch torchvision. Models without torchvision: "
             f"{', '.join(BUILT_IN)}",
         ) from None
     module: ModuleType = models

@@ -187,7 +187,7 @@ def _loss_of_pairs(loss: Callable[[Any, Any], Any]) -> LossOf:
         nonlocal moved
         if not isinstance(batch, (list, tuple)) or len(batch) != 2:
             raise WorkloadError(
-                f"'loss' needs batches (x, y), but a batch is {_kind(batch)}",
+                f"'loss' needs batches of the form (x, y), but a batch is {_kind(batch)}",
                 "Return a 'step' instead: a function of model and batch that returns the loss",
             )
         inputs, target = batch
@@ -203,9 +203,9 @@ def _loss_of_pairs(loss: Callable[[Any, Any], Any]) -> LossOf:
 def _loss_of_labels(model: nn.Module, batch: Any) -> torch.Tensor:
     if not isinstance(batch, Mapping):
         raise WorkloadError(
-            "The function of the workload returned no 'loss' and no 'step', and a batch is "
+            "The workload function returned no 'loss' and no 'step', and a batch is "
             f"{_kind(batch)} instead of a dict",
-            "Return a 'loss' for batches (x, y), or a 'step'",
+            "Return a 'loss' for batches of the form (x, y), or a 'step'",
         )
     return _scalar(
         model(**batch),
@@ -274,9 +274,9 @@ def _lightning_optimizer(module: Any) -> tuple[MakeOptimizer | None, list[str]]:
     try:
         count = len(optimizers_in(module.configure_optimizers()))
     except Exception as error:
-        return None, [f"configure_optimizers needs a Trainer ({error}): --optimizer is used"]
+        return None, [f"configure_optimizers needs a Trainer ({error}): `--optimizer` is used"]
     if count == 0:
-        return None, ["configure_optimizers returns no optimizer: --optimizer is used"]
+        return None, ["configure_optimizers returns no optimizer: `--optimizer` is used"]
     several = f"configure_optimizers returns {count} optimizers: only the first is used"
     return lambda _: optimizers_in(module.configure_optimizers())[0], [several] if count > 1 else []
 
