@@ -118,7 +118,7 @@ def tree_part(folder: Path, seconds: float) -> dict[str, Any]:
 
 
 def monitor_tree(folder: Path, seconds: float, busy: bool, interval: float) -> dict[str, Any]:
-    """Measure the monitor of nine processes: its share of one core, and the gaps between samples."""
+    """Measure the monitor of nine processes: share of one core, and gaps between samples."""
     script = folder / "tree.py"
     script.write_text(TREE)
     runs = folder / f"runs{time.monotonic_ns()}"

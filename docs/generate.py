@@ -62,7 +62,7 @@ from stepscope.workloads.spec import SETTINGS, Setting, setting_default, setting
 DOCS = Path(__file__).parent
 PAGES = sorted(page for page in DOCS.glob("*.md") if "<!-- generated: " in page.read_text("utf-8"))
 
-FORMAT_KEY = ("format", "Version of these keys")
+FORMAT_KEY = ("format", "Schema version")
 METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
 PLAIN_CODES = (
     (
@@ -83,9 +83,9 @@ PLAIN_CODES = (
     (130, "`doctor`, `fit` or `study run` was interrupted"),
 )
 CODES_OF_FIT = (
-    (Outcome.GPU_OOM, "not even a batch of 1 fits the GPU"),
-    (Outcome.HOST_OOM, "not even a batch of 1 fits host memory"),
-    (Outcome.CRASHED, "memory leaks, so there is no result"),
+    (Outcome.GPU_OOM, "not even a batch of 1 fits in GPU memory"),
+    (Outcome.HOST_OOM, "not even a batch of 1 fits in host memory"),
+    (Outcome.CRASHED, "no result, because memory leaks"),
 )
 CODES_OF_TRIAL = (
     (3, "`study.json` is damaged"),

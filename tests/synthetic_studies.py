@@ -167,7 +167,7 @@ def usual_study(
     results[7] = replace(results[7], attempt=2)
     skipped = [SkippedPoint(levels, "workers > cpus (line 9)") for levels in too_many_workers()]
     too_large: dict[str, Level] = {"model": "vit", "batch_size": 512, "workers": 4, "cpus": 4.0}
-    reason = "gpu_oom already with vit, batch_size 512, workers 2"
+    reason = "already failed (gpu_oom) with vit, batch_size 512, workers 2"
     skipped.append(SkippedPoint(too_large, reason))
     now = StudyProgress(
         4711, STARTED, "vit, batch_size 32, workers 2, cpus 2", phase="training", share=0.4
@@ -182,7 +182,7 @@ def usual_study(
         skipped=skipped,
         blocks=blocks_of(len(results) // 8 + 1, flagged={5}),
         running=now if running else None,
-        remarks=("1 line of the ledger was not readable and was restored",),
+        remarks=("1 line of the list of results was not readable and was restored",),
     )
 
 

@@ -58,7 +58,7 @@ def trial(
         gpu_memory: GPU memory limit, in bytes or as text such as "16GiB".
         gpus: GPUs to use, for example "0,1" or [0, 1].
         timeout: Maximum duration in seconds.
-        stall_timeout: Seconds without progress after which the trial is ended.
+        stall_timeout: Seconds without progress after which the trial is stopped.
         repeat: Number of trials, each in fresh processes.
         profile: Whether to run additional steps under the PyTorch profiler.
         name: Name of the run (default: the model).
@@ -168,7 +168,7 @@ def fit(
         verify: Whether to train both batch sizes in three more fresh processes.
         estimate: Whether to predict from small batches only and probe nothing near the limit.
         no_cache: Whether to ignore cached results.
-        stall_timeout: Seconds without progress after which a probe is ended.
+        stall_timeout: Seconds without progress after which a probe is stopped.
         notify: Called with each message for the user.
         show: Called with the current progress as text.
         settings: Settings of the workload, such as `workers`, `data` and `precision`.

@@ -93,7 +93,7 @@ def test_sections_are_visible_and_texts_do_not_overlap(browser: Browser, tmp_pat
             assert plot["close"] == 0, plot["label"]
         reference = "Throughput of the reference trial in 20 blocks"
         assert page.get_by_role("img", name=reference).is_visible()
-        assert page.locator("td.bad", has_text="out of memory").count() == 2
+        assert page.locator("td.bad", has_text="out of host memory").count() == 2
 
 
 @pytest.mark.parametrize(

@@ -172,12 +172,12 @@ def test_linear2019(workloads: Path, tmp_path: Path) -> None:
 
 def test_a_limit_below_the_size_of_the_model(workloads: Path, tmp_path: Path) -> None:
     result = fit(tmp_path, f"{workloads}:large", "--gpu-memory", "3GiB", code=10)
-    assert result["verdict"] == "does_not_fit" and "more are needed" in result["summary"]
+    assert result["verdict"] == "does_not_fit" and "more is needed" in result["summary"]
 
 
 def test_a_leak_is_reported(workloads: Path, tmp_path: Path) -> None:
     result = fit(tmp_path, f"{workloads}:leaks", "--gpu-memory", "4GiB", code=14)
-    assert result["verdict"] == "unknown" and "32 MiB more stay allocated" in result["summary"]
+    assert result["verdict"] == "unknown" and "32 MiB more stays allocated" in result["summary"]
 
 
 def test_memory_that_does_not_grow(workloads: Path, tmp_path: Path) -> None:

@@ -60,8 +60,8 @@ def test_a_model_that_does_not_fit_reports_the_shortfall(tmp_path: Path, own: Ow
     assert result["budget"]["headroom_bytes"] == 32 << 20
     printed = " ".join(done.stderr.split())
     assert "does not fit in 96 MiB" in printed
-    assert "stepscope: `--verify` has no effect on the host" in printed
-    assert "Probes are disposable processes and do not affect yours" in printed
+    assert "stepscope: `--verify` has no effect for host memory" in printed
+    assert "Probes are disposable processes and do not affect your training" in printed
 
 
 def test_termination_leaves_no_processes(tmp_path: Path, own: Own) -> None:

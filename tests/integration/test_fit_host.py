@@ -152,7 +152,7 @@ def _tried(model: str, out: Path) -> CompletedTrial:
 def test_a_limit_below_the_memory_before_the_first_step(few: Callable[..., str]) -> None:
     found = fit(few(), "100MiB")
     assert found.verdict == "does_not_fit" and found.max_batch is None
-    assert "does not fit in 100 MiB: batch 8 needs" in summary(found)
+    assert "does not fit in 100 MiB: batch size 8 needs" in summary(found)
     assert "PyTorch and its libraries take" in summary(found) and "more." in summary(found)
 
 
@@ -173,7 +173,7 @@ def test_a_step_that_leaks_memory(few: Callable[..., str]) -> None:
     leaks = "step.kept = [*getattr(step, 'kept', ()), torch.ones(3_000_000)]"
     found = fit(few(step=leaks), "1GiB")
     assert found.verdict == "unknown" and found.cost.probes == 1
-    assert "Memory leaks: 11.4" in summary(found)
+    assert "Memory leak: 11.4" in summary(found)
     assert "The limit of 1 GiB is reached after about" in summary(found)
 
 

@@ -110,7 +110,7 @@ def test_hanging_driver_does_not_block_the_run(
     done = watch(sys.executable, "-c", "import time; time.sleep(3); exit(7)", env=machine(hangs))
     assert (done.code, time.monotonic() - begun < 60) == (7, True)
     (remark,) = done.run.json["sensors"]["notes"]
-    assert remark == "the NVIDIA driver did not answer at the end: the last readings are missing"
+    assert remark == "the NVIDIA driver did not respond at the end: the last readings are missing"
     times = done.run.data.of("rss").t
     assert len(times) > 10 and max(b - a for a, b in pairwise(times)) < 1.5e9
 
@@ -121,7 +121,7 @@ def test_driver_that_never_opens_does_not_block_the_run(watch: Callable[..., Fin
     done = watch(sys.executable, *SLEEP, env=machine(asleep))
     assert (done.code, time.monotonic() - begun < 60) == (0, True)
     missing = done.run.json["sensors"]["missing"]
-    assert all("did not answer" in missing[key] for key in ALL)
+    assert all("did not respond" in missing[key] for key in ALL)
 
 
 def test_only_visible_gpus_are_monitored(watch: Callable[..., Finished]) -> None:

@@ -250,7 +250,7 @@ def test_exited_process_can_be_placed(build: Build) -> None:
 
 
 def test_limit_above_the_available_resources_is_an_error() -> None:
-    with pytest.raises(TrialError, match="`--cpus 10000` exceeds the available"):
+    with pytest.raises(TrialError, match="`--cpus 10000` is more than stepscope may use"):
         EnforcedLimits(Limits(cpus=10_000), trial_processes.new_token())
 
 

@@ -158,9 +158,9 @@ COMMAND_LINE = [
     Mistake("explain", 3, NO_RUNS),
     Mistake("top", 3, NO_RUNS),
     Mistake("report", 3, NO_RUNS),
-    Mistake("report nowhere", 3, "There is no run folder nowhere. List the run folders with …"),
-    Mistake("explain nowhere", 3, "There is no run folder nowhere. List the run folders with …"),
-    Mistake("top nowhere", 3, "There is no run folder nowhere. List the run folders with `ls ru…"),
+    Mistake("report nowhere", 3, "No such run folder: nowhere. List the run folders with …"),
+    Mistake("explain nowhere", 3, "No such run folder: nowhere. List the run folders with …"),
+    Mistake("top nowhere", 3, "No such run folder: nowhere. List the run folders with `ls ru…"),
     Mistake(
         "report empty",
         3,
@@ -180,7 +180,7 @@ COMMAND_LINE = [
     Mistake(
         "report no_run",
         3,
-        "no_run/run.json is not the run.json of a run. The run folder is damaged",
+        "no_run/run.json is not a valid run.json. The run folder is damaged: copy it again, …",
     ),
     Mistake(
         "report future",
@@ -191,7 +191,7 @@ COMMAND_LINE = [
     Mistake(
         "report partial",
         3,
-        "partial/run.json has no `clock`, `monitor`, `exit_status`. The run folder is damaged",
+        "partial/run.json is missing `clock`, `monitor`, `exit_status`. The run folder is damaged…",
     ),
     Mistake("report invalid", 3, "invalid/run.json is invalid: …"),
     Mistake("report damaged_samples", 3, "damaged_samples/host.0000.parquet cannot be read: …"),
@@ -235,7 +235,7 @@ COMMAND_LINE = [
         "--data-path DIR",
     ),
     Mistake("trial cnn --data jepg", 4, "Unknown data 'jepg'. Did you mean 'jpeg'?"),
-    Mistake("trial cnn --device gpu", 4, "Unknown device 'gpu'. Valid values: auto, cpu, cuda"),
+    Mistake("trial cnn --device gpu", 4, "Unknown device 'gpu'. Did you mean 'cuda'?"),
     Mistake(
         "trial cnn --precision fp61",
         4,
@@ -263,14 +263,26 @@ COMMAND_LINE = [
     Mistake("trial cnn --memory -1GiB", 5, f"Invalid size '-1GiB'. {SIZES}"),
     Mistake("trial cnn --memory lots", 5, f"Invalid size 'lots'. {SIZES}"),
     Mistake("trial cnn --memory 1MiB", 5, "`--memory 1MiB` must be at least 64 MiB"),
-    Mistake("trial cnn --memory 900TiB", 5, "`--memory 900TiB` exceeds the available …"),
-    Mistake("trial cnn --memory 900TB", 5, "`--memory 818.5TiB` exceeds the available …"),
+    Mistake(
+        "trial cnn --memory 900TiB",
+        5,
+        "`--memory 900TiB` is more than stepscope may use …",
+    ),
+    Mistake(
+        "trial cnn --memory 900TB",
+        5,
+        "`--memory 818.5TiB` is more than stepscope may use …",
+    ),
     Mistake("trial cnn --cpus 0", 5, "`--cpus 0` must be at least 0.01"),
-    Mistake("trial cnn --cpus 5000", 5, "`--cpus 5000` exceeds the available …"),
+    Mistake(
+        "trial cnn --cpus 5000",
+        5,
+        "`--cpus 5000` is more than stepscope may use …",
+    ),
     Mistake(
         "trial cnn --gpus two",
         5,
-        "Invalid GPU 'two' in --gpus. Use indices or UUIDs as listed by nvidia-smi -L",
+        "Invalid GPU 'two' in `--gpus`. Use indices or UUIDs as listed by nvidia-smi -L",
     ),
     Mistake("trial cnn --timeout 0", 5, "`--timeout 0` must be greater than 0 (seconds)"),
     Mistake("trial cnn --interval 100", 5, f"The sampling interval 100.0 s {INTERVAL}"),
@@ -280,10 +292,14 @@ COMMAND_LINE = [
     Mistake(
         "fit cnn --batch-size 8",
         4,
-        "`fit` finds the batch size. Remove --batch-size, or use `stepscope trial` to train at a "
-        "given batch size",
+        "`--batch-size` cannot be used with `fit`, which finds the batch size. Remove "
+        "--batch-size, or use `stepscope trial` to train at a given batch size",
     ),
-    Mistake("fit cnn --steps 3", 4, "`fit` decides how long a probe trains. Remove --steps"),
+    Mistake(
+        "fit cnn --steps 3",
+        4,
+        "`--steps` cannot be used with `fit`, which sets the length of each probe. Remove --steps",
+    ),
     Mistake(
         "fit cnn --headroom 100%", 5, "`--headroom 100%` leaves no memory. Pass less than 100%"
     ),
@@ -307,16 +323,16 @@ COMMAND_LINE = [
         "`stepscope doctor` to see why",
     ),
     # Studies
-    Mistake("study run nowhere.yaml", 6, "nowhere.yaml does not exist. The current folder is DIR"),
-    Mistake("study plan desing.yaml", 6, "desing.yaml does not exist. Did you mean 'design.yaml'?"),
-    Mistake("study show design", 6, "design does not exist. Did you mean 'design.yaml'?"),
+    Mistake("study run nowhere.yaml", 6, "No such file: nowhere.yaml. The current folder is DIR"),
+    Mistake("study plan desing.yaml", 6, "No such file: desing.yaml. Did you mean 'design.yaml'?"),
+    Mistake("study show design", 6, "No such file: design. Did you mean 'design.yaml'?"),
     Mistake(
         "study show design.yaml",
         3,
         "design.yaml has not been run yet: there is no study in DIR/studies/design. "
         "Run `stepscope study run design.yaml`",
     ),
-    Mistake("study show nowhere", 6, "nowhere does not exist. The current folder is DIR"),
+    Mistake("study show nowhere", 6, "No such file: nowhere. The current folder is DIR"),
     Mistake(
         "study show empty",
         3,
@@ -334,7 +350,7 @@ COMMAND_LINE = [
     Mistake(
         "study merge nowhere empty --out m",
         3,
-        "DIR/nowhere does not exist. Pass a design file, or the folder of a study",
+        "No such study folder: DIR/nowhere. Pass a design file, or the folder of a study",
     ),
     Mistake("study run design.yaml --interval 0", 5, f"The sampling interval 0.0 s {INTERVAL}"),
 ]
@@ -399,7 +415,7 @@ DESIGNS = [
         "`factors: {batch_size: [32, 128]}` …",
     ),
     (f"{START}factors:\n  workers: []\n", "3: `workers` has no levels. Add levels, or remove …"),
-    (f"{START}{TWO}  workers: [2]\n", "4: Duplicate key 'workers', first set in line 3 …"),
+    (f"{START}{TWO}  workers: [2]\n", "4: Duplicate key 'workers', first set on line 3 …"),
     (
         f"{START}{TWO}skip: workers > cpsu\n",
         "4: Unknown setting or limit 'cpsu'. Did you mean 'cpus'? skip: workers > cpsu ^",
@@ -418,7 +434,7 @@ RUNS = [
         "There is no process 999999999. List your processes with `ps -u $USER -o pid,etime,args`",
     ),
     Mistake("watch 1 --interval 0", 125, f"The sampling interval 0.0 s {INTERVAL}"),
-    Mistake("doctor --out ok.py", 125, "ok.py is not a folder. Use --out DIR to choose another …"),
+    Mistake("doctor --out ok.py", 125, "ok.py is not a folder. Choose another folder with --out …"),
     Mistake("run -- pyhton ok.py", 127, "Command not found: `pyhton`. Check the name and PATH"),
     Mistake(
         "run -- ok.py",
@@ -462,8 +478,8 @@ RUNS = [
     Mistake(
         "run --epoch-pattern 'epoch (' -- true",
         125,
-        "Invalid regular expression in `--epoch-pattern` 'epoch (': missing ), unterminated "
-        "subpattern at position 6. Use for example --epoch-pattern 'Epoch (\\d+)'",
+        "Invalid regular expression 'epoch (' for `--epoch-pattern`: missing ), unterminated "
+        "subpattern at position 6. For example: --epoch-pattern 'Epoch (\\d+)'",
     ),
 ]
 
@@ -483,8 +499,8 @@ TRIALS = [
     Mistake(
         "trial train.py:returns_pair",
         4,
-        "The function of the workload returned no 'loss' and no 'step', and a batch is a list "
-        "instead of a dict. Return a 'loss' for batches (x, y), or a 'step'",
+        "The workload function returned no 'loss' and no 'step', and a batch is a list "
+        "instead of a dict. Return a 'loss' for batches of the form (x, y), or a 'step'",
     ),
     Mistake(
         "trial train.py:without_data",
@@ -508,6 +524,11 @@ TRIALS = [
         4,
         "The data has 4 samples, fewer than one batch of 32. Use a --batch-size of at most 4, or "
         "more data",
+    ),
+    Mistake(
+        "trial cnn --device cpu --samples 64 --epochs 1 --accumulate 4",
+        4,
+        "An epoch has fewer batches than `--accumulate 4` needs for a step. Use a smaller …",
     ),
     Mistake("trial train.py:raises", 4, "train.py:33 in raises: KeyError: 'path'"),
     Mistake(
@@ -570,16 +591,32 @@ PYTHON = [
     ("trial('cnn', interval='x')", 5, "The sampling interval must be a number, got 'x'"),
     ("trial('cnn', memory=8)", 5, "`--memory 8B` must be at least 64 MiB. A size without a unit…"),
     ("fit('cnn', gpu_memroy='8GiB')", 4, "Unknown setting 'gpu_memroy'. Did you mean 'gpu_memor…"),
-    ("fit('cnn', batch_size=8)", 4, "`fit` finds the batch size. Remove --batch-size, or use …"),
-    ("fit('cnn', seconds=8.0)", 4, "`fit` decides how long a probe trains. Remove --seconds"),
-    ("fit('cnn', memory='900TiB')", 5, "`--memory 900TiB` exceeds the available …"),
+    (
+        "fit('cnn', batch_size=8)",
+        4,
+        "`--batch-size` cannot be used with `fit`, which finds the batch size. Remove …",
+    ),
+    (
+        "fit('cnn', seconds=8.0)",
+        4,
+        "`--seconds` cannot be used with `fit`, which sets the length of each probe. Remove …",
+    ),
+    (
+        "fit('cnn', memory='900TiB')",
+        5,
+        "`--memory 900TiB` is more than stepscope may use …",
+    ),
     ("fit('cnn', predict_for=['big'])", 5, f"Invalid size 'big'. {SIZES}"),
     ("fit('cnn', predict_for=['11GiB'])", 5, "`--predict-for` needs a GPU, but no usable GPU was…"),
-    ("fit('cnn', gpus=['none'])", 5, "Invalid GPU 'none' in --gpus. Use indices or UUIDs as lis…"),
+    (
+        "fit('cnn', gpus=['none'])",
+        5,
+        "Invalid GPU 'none' in `--gpus`. Use indices or UUIDs as lis…",
+    ),
     (
         "fit('cnn', device='cpu', gpus=[0])",
         5,
-        "`--device cpu` and `--gpus 0` exclude each other. Remove one of them",
+        "`--device cpu` and `--gpus 0` are mutually exclusive. Remove one of them",
     ),
     (
         "fit('cnn', device='cpu', gpu_memory='1GiB')",
@@ -606,10 +643,10 @@ PYTHON = [
     (
         "open_run('nowhere')",
         3,
-        "There is no run folder nowhere. List the run folders with `ls run…",
+        "No such run folder: nowhere. List the run folders with `ls run…",
     ),
-    ("open_study('nowhere')", 6, "nowhere does not exist. The current folder is DIR"),
-    ("study('nowhere.yaml')", 6, "nowhere.yaml does not exist. The current folder is DIR"),
+    ("open_study('nowhere')", 6, "No such file: nowhere. The current folder is DIR"),
+    ("study('nowhere.yaml')", 6, "No such file: nowhere.yaml. The current folder is DIR"),
     ("study('design.yaml', interval=0)", 5, f"The sampling interval 0 s {INTERVAL}"),
 ]
 
@@ -767,9 +804,9 @@ def test_step_with_wrong_shapes() -> None:
     assert done.returncode == 4 and done.stdout == ""
     failure = f"{error.format(8)} ({where.format(8)})"
     assert done.stderr.splitlines() == [
-        f"stepscope: batch 8: failed in step 1: {failure}",
-        f"stepscope: Batch 8 fails for a reason other than memory: {failure}. Run `stepscope "
-        "trial` to see the full output",
+        f"stepscope: batch size 8: failed in step 1: {failure}",
+        f"stepscope: Batch size 8 fails for a reason other than memory: {failure}. Run "
+        "`stepscope trial` to see the full output",
     ]
 
 

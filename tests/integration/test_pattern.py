@@ -31,7 +31,7 @@ for epoch in range(1, 4):
     assert done.code == 0
     text = done.out if stream == "stdout" else done.err
     assert text.count("loss=0.5\n") == 3, "the output is forwarded"
-    assert "they come from marks or --epoch-pattern" in done.err
+    assert "they come from marks or `--epoch-pattern`" in done.err
     run = done.run
     assert (run.path / f"{stream}.log").read_text().count("loss=0.5\n") == 3
     summary = run.summary()

@@ -118,7 +118,7 @@ def test_from_the_design_to_the_report(tmp_path: Path) -> None:
     assert not planned["remaining_seconds_measured"]
 
     messages = here.run(text)
-    assert "[14/14]" in messages and "report:" in messages
+    assert "[14/14]" in messages and "Report:" in messages
     assert here.started == 16, "two blocks start with the reference trial"
     assert sorted(here.outcomes().values()) == [1] * 14
     planned = json.loads(here.command("plan", file, "--json").stdout)
@@ -245,11 +245,11 @@ def test_an_oom_is_a_result_and_larger_trials_are_skipped(tmp_path: Path) -> Non
     assert ran_out + len(skipped) == 11
     run = {each["levels"]["batch_size"] for each in results["configurations"]}
     least = min(batch for batch in run if batch > 16)
-    assert all(reason.startswith("gpu_oom already with") for reason in skipped.values())
+    assert all(reason.startswith("already failed (gpu_oom) with") for reason in skipped.values())
     assert min(skipped) > least
     assert max(run) > min(skipped), "a share is run in any case"
     rows = (here.study / "derived" / "skipped.csv").read_text()
-    assert rows.count("gpu_oom already with") == len(skipped)
+    assert rows.count("already failed (gpu_oom) with") == len(skipped)
     started = here.started
     assert "all" in here.run(text) and here.started == started, "skipped trials stay skipped"
 

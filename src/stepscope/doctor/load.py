@@ -74,7 +74,7 @@ def main() -> None:
         ]
         for name, act, pause_s in plan:
             _do(name, act, pause_s)
-    done, reason = len(plan), "disabled by --no-gpu"
+    done, reason = len(plan), "disabled by `--no-gpu`"
     if spec["gpu"]:
         from stepscope.doctor.gpu_load import GpuLoad, GpuUntestable
 

@@ -18,7 +18,7 @@ class _Reason(NamedTuple):
 _REASONS = {
     "disabled": _Reason("the import hook is disabled", ""),
     "already_running": _Reason("the process was running before monitoring started", ""),
-    "reported": _Reason("they come from marks or --epoch-pattern", ""),
+    "reported": _Reason("they come from marks or `--epoch-pattern`", ""),
     "no_python": _Reason("the command started no Python process"),
     "ignores_environment": _Reason(
         "Python was started with -I or -E, which ignores PYTHONPATH",

@@ -98,8 +98,8 @@ def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
         return results, []
     lines = "1 line" if damaged == 1 else f"{damaged} lines"
     files = f"{folder.name}/*.jsonl"
-    remark = f"{lines} of the list of results ({files}) cannot be read: the run folders are used"
-    return results, [remark]
+    remark = f"{lines} of the list of results ({files}) cannot be read"
+    return results, [f"{remark}: the run folders are read instead"]
 
 
 def _recover(

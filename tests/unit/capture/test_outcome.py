@@ -29,7 +29,7 @@ def status(code: int = 0, by: int = 0) -> int:
             0.0,
             False,
             "host_oom",
-            "OOM killer (its cgroup counted 1 OOM kill)",
+            "OOM killer (1 OOM kill was recorded in its cgroup)",
         ),
         # A killed loader worker ends the main process with an exit code.
         (status(1), KernelEvidence(2, 2), 0.0, False, "host_oom", "2 OOM kills"),
@@ -53,4 +53,4 @@ def test_judge(
 def test_machine_count_is_used_without_a_cgroup() -> None:
     exit_status = judge(status(by=9), KernelEvidence(None, 4), KernelEvidence(None, 5), None, False)
     assert exit_status.outcome == "host_oom"
-    assert "the machine counted 1 OOM kill" in exit_status.reason
+    assert "1 OOM kill was recorded on the machine" in exit_status.reason

@@ -31,13 +31,28 @@ def test_settings_that_fit_determines_are_hidden() -> None:
     [
         (
             ["--batch-size", "32"],
-            "`fit` finds the batch size. Remove --batch-size, or use `stepscope trial` to train at "
-            "a given batch size",
+            "`--batch-size` cannot be used with `fit`, which finds the batch size. Remove "
+            "--batch-size, or use `stepscope trial` to train at a given batch size",
         ),
-        (["--batch-size", "many"], "`fit` finds the batch size."),
-        (["--epochs", "2"], "`fit` decides how long a probe trains. Remove --epochs"),
-        (["--steps", "2"], "`fit` decides how long a probe trains. Remove --steps"),
-        (["--seconds", "2"], "`fit` decides how long a probe trains. Remove --seconds"),
+        (
+            ["--batch-size", "many"],
+            "`--batch-size` cannot be used with `fit`, which finds the batch size.",
+        ),
+        (
+            ["--epochs", "2"],
+            "`--epochs` cannot be used with `fit`, which sets the length of each probe. "
+            "Remove --epochs",
+        ),
+        (
+            ["--steps", "2"],
+            "`--steps` cannot be used with `fit`, which sets the length of each probe. "
+            "Remove --steps",
+        ),
+        (
+            ["--seconds", "2"],
+            "`--seconds` cannot be used with `fit`, which sets the length of each probe. "
+            "Remove --seconds",
+        ),
     ],
 )
 def test_settings_that_fit_determines_are_explained(words: list[str], message: str) -> None:

@@ -181,7 +181,7 @@ def test_swapped_directions_are_wrong() -> None:
     swapped = with_series(observed, gpu_pcie_received=sent, gpu_pcie_sent=received)
     for name in ("PCIe to GPU", "PCIe from GPU"):
         found = result(swapped, name)
-        assert (found.state, found.detail) == ("wrong", "appears in the other direction")
+        assert (found.state, found.detail) == ("wrong", "was counted in the other direction")
 
 
 def test_worker_cpu_in_main_is_wrong() -> None:
@@ -192,7 +192,7 @@ def test_worker_cpu_in_main_is_wrong() -> None:
         observed, series={**observed.series, ("cpu", "main"): both, ("cpu", "worker"): nowhere}
     )
     found = result(wrong, "Worker CPU")
-    assert (found.state, found.detail) == ("wrong", "appears in main")
+    assert (found.state, found.detail) == ("wrong", "was counted in main")
     assert result(wrong, "CPU").state == "ok"
 
 
@@ -200,7 +200,7 @@ def test_cpu_counted_twice_is_wrong() -> None:
     observed = correct()
     both = counted(0.1, of_task(tasks.BURN), (tasks.WORKER, 0.7))
     wrong = replace(observed, series={**observed.series, ("cpu", "main"): both})
-    assert result(wrong, "Worker CPU").detail == "too much appears in main"
+    assert result(wrong, "Worker CPU").detail == "too much was counted in main"
 
 
 def test_delayed_counter_is_correct() -> None:
@@ -230,7 +230,7 @@ def test_memory_must_be_released() -> None:
     begin = int(WHEN[tasks.MEMORY][0] * 1e9)
     stays = replace(series, value=np.where(series.t > begin, 20e6 + 256 * MIB, 20e6))
     found = result(with_series(correct(), memory=stays), "Memory")
-    assert (found.state, found.detail) == ("wrong", "256 MiB remain after the release")
+    assert (found.state, found.detail) == ("wrong", "256 MiB remains after the release")
 
 
 @pytest.mark.parametrize(
@@ -278,7 +278,7 @@ def test_sensor_with_a_long_period_is_not_tested() -> None:
     to_gpu = (tasks.GPU_COPY_IN, 1.04 * AMOUNTS[tasks.GPU_COPY_IN])
     rarely = with_series(correct(), gpu_pcie_received=counted(8.0, to_gpu, (tasks.GPU_IDLE, 9e11)))
     found = result(rarely, "PCIe to GPU")
-    assert found.state == "not tested" and "only every 8 s" in found.detail
+    assert found.state == "not tested" and "gaps of up to 8 s" in found.detail
 
 
 def test_missing_gpu_is_not_an_error() -> None:

@@ -68,7 +68,7 @@ def test_the_summary_names_both_batches_with_evidence(retry_free: FitResult) -> 
     assert recommended.size == max_batch.size == retry_free.batch_size
     match = re.fullmatch(
         r"The recommended and max batch size is (\d+) \(1,000 samples/s, no allocator retries\): "
-        r"[\d.]+ MiB of 4 GiB of GPU memory stay free; "
+        r"[\d.]+ MiB of 4 GiB of GPU memory stays free; "
         r"(\d+) needs at least [\d.]+ MiB more \(out of memory in step 1\)\.",
         summary(retry_free),
     )
@@ -102,7 +102,7 @@ def test_the_curve_is_in_order_and_has_both_answers(retrying: FitResult) -> None
 def test_a_failure_for_another_reason_is_reported() -> None:
     fit = fitted(SimulatedGpu(Net(), error_at=100))
     assert summary(fit).endswith("; 100 failed in step 1: shapes do not match.")
-    assert "Batch 100 fails for a reason other than memory: shapes do not match" in notes(fit)
+    assert "Batch size 100 fails for a reason other than memory: shapes do not match" in notes(fit)
     assert (
         fit.max_batch
         and fit.max_batch.failure_above
@@ -135,7 +135,7 @@ def test_a_model_that_does_not_fit_reports_shortfall_and_parts() -> None:
     fit = fitted(SimulatedGpu(Net()), 300 * MiB)
     assert fit.verdict == "does_not_fit" and fit.batch_size is None
     assert re.match(
-        r"Not even a batch of 1 fits in 300 MiB of GPU memory\. At least [\d.]+ MiB more are "
+        r"Not even a batch of 1 fits in 300 MiB of GPU memory\. At least [\d.]+ MiB more is "
         r"needed\. Weights, gradients and optimizer state take 324 MiB, the activations of one "
         r"sample 11 MiB\.$",
         summary(fit),
@@ -148,13 +148,13 @@ def test_a_model_that_does_not_fit_the_whole_gpu_reports_where_it_fails() -> Non
     fit = fitted(
         gpu, free, budget={"total_bytes": free, "free_bytes": free, "requested_bytes": None}
     )
-    assert "more are needed. Batch 1 ran out of GPU memory in step 1." in summary(fit)
+    assert "more is needed. Batch size 1 ran out of GPU memory in step 1." in summary(fit)
 
 
 def test_a_leak_is_reported_with_its_size_and_duration() -> None:
     fit = fitted(SimulatedGpu(Net(leaks=5 * MiB)))
     assert fit.verdict == "unknown"
-    assert summary(fit).startswith("Memory leaks: 5 MiB more stay allocated after every step.")
+    assert summary(fit).startswith("Memory leak: 5 MiB more stays allocated after every step.")
     assert re.search(r"would run out of memory after about [\d,]+ steps", summary(fit))
 
 
@@ -168,7 +168,7 @@ def test_a_small_data_set_is_noted() -> None:
     assert fit.verdict == "fits" and fit.max_batch and fit.max_batch.size == 40
     assert "The dataset limits the batch to 40 samples" in notes(fit)
     assert fit.max_batch.failure_above is None and summary(fit).endswith(
-        "of 4 GiB of GPU memory stay free."
+        "of 4 GiB of GPU memory stays free."
     )
 
 

@@ -157,7 +157,7 @@ def test_a_request_above_the_free_memory_uses_the_free_memory() -> None:
 
 def test_headroom_that_leaves_no_memory_is_rejected() -> None:
     budget = MemoryBudget("gpu", GiB, 80 * GiB, 2 * GiB, None, 8 * GiB // 5)
-    with pytest.raises(TrialError, match="leaves no memory: 2 GiB are free"):
+    with pytest.raises(TrialError, match="leaves no memory: 2 GiB is free"):
         search_gpu(SimulatedGpu(Net(), 2 * GiB), budget, FitRequest(WORKLOAD), FitListener())
 
 
@@ -167,7 +167,7 @@ def test_a_probe_that_stalls_ends_the_search() -> None:
             result = super()._result(batch, request)
             return replace(result, kind="timeout") if batch > 100 else result
 
-    with pytest.raises(TrialError, match=r"The probe of batch [0-9,]+ stalled"):
+    with pytest.raises(TrialError, match=r"The probe at batch size [0-9,]+ stalled"):
         LimitedGpu(Hanging(Net())).fit()
 
 
@@ -309,7 +309,9 @@ def test_a_batch_of_one_is_found_if_two_do_not_fit() -> None:
 
 def test_a_workload_that_fails_immediately_raises() -> None:
     for case in both(Net(), error_at=1):
-        with pytest.raises(WorkloadError, match="Batch 2 fails in step 1: shapes do not match"):
+        with pytest.raises(
+            WorkloadError, match="Batch size 2 fails in step 1: shapes do not match"
+        ):
             case.fit()
         assert len(case.gpu.requests) == 1
 
@@ -416,7 +418,7 @@ def test_a_batch_that_is_always_killed_limits_the_answer() -> None:
 
 def test_a_workload_that_is_killed_immediately_raises() -> None:
     for case in both(Net(), kills={2: 99}):
-        with pytest.raises(WorkloadError, match="Batch 2 fails: the process was killed"):
+        with pytest.raises(WorkloadError, match="Batch size 2 fails: the process was killed"):
             case.fit()
         assert len(case.gpu.requests) == 2
 

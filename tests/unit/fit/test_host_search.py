@@ -150,7 +150,7 @@ def test_a_peak_at_the_limit_is_unknown() -> None:
     machine = Machine(limit=budget.limit_bytes, per_sample=MB / 8)
     listener = FitListener(tried=results.append)
     search_host(machine, budget, FitRequest(Workload("cnn")), listener)
-    assert tried_text(results[0]) == "batch 8: peak at the limit"
+    assert tried_text(results[0]) == "batch size 8: peak at the limit"
 
 
 def test_the_answer_has_evidence() -> None:
@@ -246,7 +246,7 @@ def test_a_leak_is_detected_by_the_first_probe() -> None:
     machine = Machine(leaks=20 * MB)
     found = fit(machine)
     assert found.verdict == "unknown" and machine.batches == [8]
-    assert "19.07 MiB more stay in use after every step" in summary(found)
+    assert "19.07 MiB more stays in use after every step" in summary(found)
     assert f"after about {(LIMIT - BASE - 180 * MB) / (20 * MB):.0f} more steps" in summary(found)
 
 
@@ -259,7 +259,7 @@ def test_a_limit_below_the_memory_before_the_first_step() -> None:
     found = fit(machine)
     assert found.verdict == "does_not_fit" and found.max_batch is None
     assert machine.batches == [8, 8] and machine.limits == [LIMIT, int(0.9 * 4 * LIMIT)]
-    assert "batch 8 needs" in summary(found) and "98.8 MiB more" in summary(found)
+    assert "batch size 8 needs" in summary(found) and "98.8 MiB more" in summary(found)
     assert found.subject is not None and (found.cost.probes, found.cost.ooms) == (2, 1)
     (point,) = found.curve
     assert not point.passed and point.samples_per_second is None and point.reserved_peak_bytes == 0
@@ -269,14 +269,14 @@ def test_the_shortfall_is_not_measured_without_more_memory() -> None:
     machine = Machine(base=LIMIT + 100 * MB, free=int(LIMIT / 0.95))
     found = fit(machine)
     assert found.verdict == "does_not_fit" and machine.batches == [8]
-    assert "batch 8 ran out of host memory while loading the dataset." in summary(found)
+    assert "batch size 8 ran out of host memory while loading the dataset." in summary(found)
 
 
 def test_all_free_memory_is_not_enough() -> None:
     machine = Machine(base=9 * LIMIT)
     found = fit(machine)
     assert found.verdict == "does_not_fit" and found.cost.ooms == 2
-    assert "7.198 GiB are not enough either" in summary(found)
+    assert "7.198 GiB is not enough either" in summary(found)
 
 
 def test_a_limit_that_no_batch_fits() -> None:
@@ -328,5 +328,5 @@ def test_a_step_that_stalls() -> None:
     machine = Machine(
         fails=lambda batch: ProbeResult(batch, "timeout", message="no progress for 300 s")
     )
-    with pytest.raises(TrialError, match="The probe of batch 8 stalled: no progress"):
+    with pytest.raises(TrialError, match="The probe at batch size 8 stalled: no progress"):
         fit(machine)

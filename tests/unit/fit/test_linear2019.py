@@ -97,7 +97,9 @@ def test_smaller_batches_are_used_if_50_do_not_fit() -> None:
     """50 need 6.9 GiB, 25 need 4.4."""
     fit = fitted(LinearGpu(), 5 * GiB, requested=5 * GiB)
     assert fit.linear2019 and (fit.linear2019.small_batch, fit.linear2019.large_batch) == (5, 25)
-    assert linear_note(fit.linear2019) == "batches 5 and 25 replaced 10 and 50, which did not fit"
+    assert (
+        linear_note(fit.linear2019) == "batch sizes 5 and 25 replaced 10 and 50, which did not fit"
+    )
     assert (fit.linear2019.per_sample_bytes, fit.linear2019.fixed_bytes) == (100 * MiB, 2 * GiB)
     assert fit.linear2019.max_batch_by_reserve[0] == (0, 30)
     assert (fit.cost.probes, fit.cost.ooms) == (4, 1)
@@ -110,7 +112,7 @@ def test_nothing_fits() -> None:
 
 def test_an_error_raises_immediately() -> None:
     gpu = SimulatedGpu(Net(), error_at=20)
-    with pytest.raises(WorkloadError, match="Batch 50 fails: shapes do not match"):
+    with pytest.raises(WorkloadError, match="Batch size 50 fails: shapes do not match"):
         fitted(gpu)
     assert len(gpu.requests) == 2
 

@@ -19,8 +19,8 @@ def request(device: str = "auto", **options: Any) -> FitRequest:
 
 def test_options_without_effect_on_the_host_are_reported() -> None:
     for options, expected in (
-        ({"verify": True}, ["`--verify` has no effect on the host"]),
-        ({"estimate": True}, ["`--estimate` has no effect on the host"]),
+        ({"verify": True}, ["`--verify` has no effect for host memory"]),
+        ({"estimate": True}, ["`--estimate` has no effect for host memory"]),
         ({}, []),
     ):
         notices = request(**options).check_without_gpu()
@@ -45,12 +45,24 @@ def test_gpu_options_without_a_gpu_are_rejected_with_the_reason(options: dict[st
     [
         (
             {"batch_size": 32},
-            "`fit` finds the batch size. Remove --batch-size, or use `stepscope trial` to train at "
-            "a given batch size",
+            "`--batch-size` cannot be used with `fit`, which finds the batch size. Remove "
+            "--batch-size, or use `stepscope trial` to train at a given batch size",
         ),
-        ({"epochs": 2}, "`fit` decides how long a probe trains. Remove --epochs"),
-        ({"steps": 2}, "`fit` decides how long a probe trains. Remove --steps"),
-        ({"seconds": 2.0}, "`fit` decides how long a probe trains. Remove --seconds"),
+        (
+            {"epochs": 2},
+            "`--epochs` cannot be used with `fit`, which sets the length of each probe. "
+            "Remove --epochs",
+        ),
+        (
+            {"steps": 2},
+            "`--steps` cannot be used with `fit`, which sets the length of each probe. "
+            "Remove --steps",
+        ),
+        (
+            {"seconds": 2.0},
+            "`--seconds` cannot be used with `fit`, which sets the length of each probe. "
+            "Remove --seconds",
+        ),
     ],
 )
 def test_settings_that_fit_determines_are_rejected(settings: dict[str, Any], message: str) -> None:

@@ -82,8 +82,8 @@ def test_an_unavailable_limit_is_noted() -> None:
 
     (note,) = limit_notes()
     assert note == (
-        "`--gpu-memory 15 GiB` is not available: the fit used the 5 GiB that are free for PyTorch"
+        "`--gpu-memory 15 GiB` is not available: the fit used the 5 GiB that is free for PyTorch"
     )
-    assert "the 6 GiB that are free" in limit_notes(headroom_bytes=GiB)[0]
+    assert "the 6 GiB that is free" in limit_notes(headroom_bytes=GiB)[0]
     assert limit_notes(requested_bytes=None) == limit_notes(requested_bytes=5 * GiB) == []
     assert limit_notes(requested_bytes=6 * GiB, headroom_bytes=GiB) == []

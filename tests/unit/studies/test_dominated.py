@@ -107,7 +107,7 @@ def test_the_reason_names_the_smaller_trial(
     least: dict[str, Any], other: dict[str, Any], outcome: Outcome, expected: str
 ) -> None:
     reason = dominance([spec(**least)], outcome=outcome).reason(spec(**other))
-    assert reason == f"{outcome.value} already with {expected}"
+    assert reason == f"already failed ({outcome.value}) with {expected}"
 
 
 @pytest.mark.parametrize(

@@ -248,7 +248,10 @@ def test_invalid_lines_are_restored_from_run_folders(paths: StudyPaths, line: by
     scan = scanned(paths)
     assert sorted(outcomes(scan)) == sorted(outcomes(before))
     assert [r.place for r in scan.unwritten] == [json.loads(first)["key"] + "/r1a1"]
-    remark = "1 line of the ledger cannot be read: the run folders are read instead"
+    remark = (
+        "1 line of the list of results (ledger/*.jsonl) cannot be read: the run folders are read "
+        "instead"
+    )
     assert scan.remarks == ([] if line == b"\n" else [remark])
 
 
@@ -338,7 +341,7 @@ def test_a_ledger_that_cannot_be_written_is_an_error(paths: StudyPaths) -> None:
     ran(paths, attempt())
     (result,) = scanned(paths).results
     paths.ledger.write_text("in the way")
-    with pytest.raises(TrialError, match="Cannot write the ledger"):
+    with pytest.raises(TrialError, match="Cannot write the list of results"):
         Ledger(paths).add(result)
 
 

@@ -107,7 +107,7 @@ def test_errors_leave_no_files(done: Path, tmp_path: Path) -> None:
         ([a, b], "b/deep/er/out", "is inside"),
         ([a, b], "file/out", "Cannot write the merged study"),
         ([a, tmp_path / "there"], "out", "is not a study"),
-        ([a, tmp_path / "nowhere"], "out", "does not exist"),
+        ([a, tmp_path / "nowhere"], "out", "No such study folder"),
         ([a, tmp_path / "both"], "out", "is a merged study"),
         ([a, other], "out", "no factor in common"),
     ]

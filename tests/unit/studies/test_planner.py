@@ -118,7 +118,7 @@ def test_dominated_trials_are_skipped_with_a_reason() -> None:
     assert [trial for trial in proposed(grid, results) if trial[0] == small.key] == [(small.key, 2)]
     (skipped,) = grid.skipped(results)
     assert skipped.levels == {"batch_size": 32, "cpus": 1.0}
-    assert skipped.why == "host_oom already with batch_size 16"
+    assert skipped.why == "already failed (host_oom) with batch_size 16"
     without = GridPlanner(design(skip_dominated=False), points())
     assert [t for t in proposed(without, results) if t[0] == large.key]
     assert without.skipped(results) == []

@@ -56,6 +56,7 @@ def test_global_batch(batch: int, parts: int, ranks: int) -> None:
         ({"lr": float("nan")}, "`--lr` must be finite, got nan"),
         ({"fraction": 1.5}, "`--fraction` must be at most 1, got 1.5"),
         ({"precision": "bf61"}, "Unknown precision 'bf61'. Valid values: bf16, fp16, fp32, tf32"),
+        ({"device": "gpu"}, "Unknown device 'gpu'. Did you mean 'cuda'?"),
         ({"optimizer": "adan"}, "Unknown optimizer 'adan'. Valid values: adam, adamw, sgd"),
         ({"page_cache": "hot"}, "Unknown page cache 'hot'. Valid values: as-is, cold, warm"),
         ({"data": "jepg"}, "Unknown data 'jepg'. Did you mean 'jpeg'?"),

@@ -223,7 +223,10 @@ def test_invalid_return_values_get_a_hint(function: str, message: str) -> None:
     [
         ("with_a_float_loss", "`loss` returned a float instead of a loss"),
         ("with_many_losses", r"`loss` returned a tensor of shape \(16, 1\) instead of a loss"),
-        ("with_loss_for_dicts", r"'loss' needs batches \(x, y\), but a batch is a dict"),
+        (
+            "with_loss_for_dicts",
+            r"'loss' needs batches of the form \(x, y\), but a batch is a dict",
+        ),
         ("with_pairs_and_no_loss", "no 'loss' and no 'step', and a batch is a list"),
         ("with_no_labels", "The model returned None instead of a loss. Check that the batches"),
         ("with_a_wrong_optimizer", "`optimizer` returned a str instead of a torch.optim.Optimizer"),
@@ -374,7 +377,7 @@ def test_a_module_is_imported_from_the_current_folder(
     built = load_custom(make_workload("user_package.train:workload", {}))
     assert type(built.custom and built.custom.data).__module__ == "user_package.parts"
     error = error_of("workload", tmp_path / "user_package/train.py")
-    assert "Name a file in a package as a module" in error
+    assert "Refer to a file in a package by its module name" in error
 
 
 def test_running_out_of_memory_is_not_a_workload_error(tmp_path: Path) -> None:
@@ -465,10 +468,10 @@ def test_a_lightning_module_without_a_usable_optimizer() -> None:
 
     parts = built_lit(Lit()).custom
     assert parts and parts.optimizer is None
-    assert parts.notes == ("configure_optimizers returns no optimizer: --optimizer is used",)
+    assert parts.notes == ("configure_optimizers returns no optimizer: `--optimizer` is used",)
     parts = built_lit(Lit(use_the_trainer)).custom
     assert parts and parts.optimizer is None
-    note = "configure_optimizers needs a Trainer (not attached to a Trainer): --optimizer is used"
+    note = "configure_optimizers needs a Trainer (not attached to a Trainer): `--optimizer` is used"
     assert parts.notes == (note,)
 
 

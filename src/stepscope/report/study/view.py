@@ -98,7 +98,7 @@ class StudyView:
     reruns_s: float | None = 0.0  # estimated duration of the reruns
     running: StudyProgress | None = None
     remarks: Sequence[str] = ()
-    with_interference: int = 0  # counted results with interference
+    with_interference: int = 0  # counted results from flagged blocks
 
     @cached_property
     def factors(self) -> tuple[str, ...]:
@@ -156,7 +156,7 @@ class StudyView:
         if self.with_interference < _MUCH_INTERFERENCE * max(1, len(self.counted)):
             return ""
         return (
-            f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} were affected by "
+            f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} ran in blocks with "
             "interference and have no clean rerun: do not trust their results. Increase `reruns` "
             "under `blocks` in the design, and run the study again while the machine is idle"
         )

@@ -10,6 +10,7 @@ from hypothesis import given, settings
 
 from stepscope.analysis.bottleneck.explain import explain
 from stepscope.records import CodeLocation, Finding
+from stepscope.report.bottleneck.view import diagnosis_view
 from synthetic_cases import Training, cores, observed, on_gpu
 
 few = settings(max_examples=40)
@@ -124,6 +125,23 @@ def test_custom_iterator_has_low_confidence() -> None:
     found = input_finding(0.04, samples=None)
     assert (found.cause, found.confidence) == ("input.preparation", "low")
     assert found.speedup_bound == pytest.approx(1 / 0.6)
+
+
+@pytest.mark.parametrize(
+    ("workers", "processes"),
+    [
+        (0, "the training process prepares each batch itself"),
+        (1, "1 loader worker cannot keep up"),
+        (4, "4 loader workers cannot keep up"),
+    ],
+)
+def test_preparation_names_the_processes_that_prepare_batches(workers: int, processes: str) -> None:
+    run = observed(
+        Training(wait=0.04, workers=workers, samples=(0.2, 0.19, 0.0)), series=cores(3.9, main=0.5)
+    )
+    first = diagnosis_view(explain(run)).first
+    assert first.cause == "input.preparation"
+    assert first.summary.endswith(f" of CPU time, and {processes}.")
 
 
 def test_waiting_for_a_core_is_not_waiting_for_storage() -> None:

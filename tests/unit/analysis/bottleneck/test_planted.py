@@ -343,6 +343,15 @@ def test_no_other_finding_has_high_confidence(planted: Planted) -> None:
     ] == []
 
 
+def test_waiting_threads_are_a_count() -> None:
+    (row,) = (
+        row
+        for row in diagnosis_view(explain(too_few_cores(1.0))).first.evidence
+        if row.name == "Threads waiting for a core"
+    )
+    assert (row.unit, row.cells[1]) == ("count", "1.0")
+
+
 def test_every_cause_is_planted() -> None:
     assert {planted.cause for planted in PLANTED} == set(CAUSES)
 

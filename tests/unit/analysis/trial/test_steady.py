@@ -102,6 +102,16 @@ def test_drift_is_reported_with_its_size(change: float) -> None:
     assert f"by {abs(found.drift) * 100:.0f}%" in found.reason
 
 
+@pytest.mark.parametrize("factor", [0.05, 20.0])
+def test_large_drift_is_relative_to_the_first_step(factor: float) -> None:
+    found = find_steady(even(200) * np.geomspace(1, factor, 200))
+    assert not found.steady and found.drift is not None
+    # The warm-up, the first half, is cut from falling step times.
+    expected = factor ** (1 - found.warmup / 200) - 1
+    assert found.drift == pytest.approx(expected, rel=0.15)
+    assert found.drift > -1
+
+
 def test_throttling_halfway() -> None:
     lengths = even(200)
     lengths[120:] *= 1.25

@@ -74,12 +74,12 @@ def test_recommendations_are_sentences(action: str) -> None:
 @pytest.mark.parametrize(
     ("seconds", "text"),
     [
-        (None, "and keeps growing"),
-        (90.0, "and is exhausted in about 90 s"),
-        (3600.0, "and is exhausted in about 60 minutes"),
-        (36e3, "and is exhausted in about 10 hours"),
-        (864e3, "and is exhausted in about 10 days"),
-        (0.0, "and is exhausted in about 0 s"),
+        (None, " and keeps growing"),
+        (90.0, ", and memory will run out in about 90 s"),
+        (3600.0, ", and memory will run out in about 60 minutes"),
+        (36e3, ", and memory will run out in about 10 hours"),
+        (864e3, ", and memory will run out in about 10 days"),
+        (0.0, ", and memory will run out in about 0 s"),
     ],
 )
 def test_time_until_memory_is_exhausted(seconds: float | None, text: str) -> None:

@@ -97,7 +97,7 @@ def test_explain_prints_all_of_a_diagnosis_in_order() -> None:
         "train ok the command ended by itself with exit code 0",
         "Bottleneck: Too few loader workers",
         WORKERS_SUMMARY,
-        "Fixing this gains at most 2.6×",
+        "Potential speed-up: at most 2.6×",
         "Confidence: high (the wait for each batch was measured over 391 steps)",
         "Evidence Value Threshold Source",
         "Time waiting for data 62% above 10% (data_wait) loader",
@@ -136,7 +136,7 @@ def test_summary_is_colored_only_in_a_terminal() -> None:
 def test_run_ends_with_the_finding_two_recommendations_and_a_command() -> None:
     lines = after_run(BAD)
     assert lines[3:6] == [
-        "Fixing this gains at most 2.6×. Confidence: high",
+        "Potential speed-up: at most 2.6×. Confidence: high",
         "1. Set num_workers=3  (train.py:41)",
         "2. Use a collate_fn that allocates once and copies (torch.stack(samples, out=…),",
     ]
@@ -152,10 +152,10 @@ def test_trial_ends_with_the_finding_and_one_recommendation() -> None:
 @pytest.mark.parametrize(
     ("bound", "gain"),
     [
-        (1.84, "Fixing this gains at most 1.8×"),
-        (1.09, "Fixing this gains at most 1.09×"),
-        (23.4, "Fixing this gains at most 23×"),
-        (1.02, "Fixing this gains at most 1.05×"),
+        (1.84, "Potential speed-up: at most 1.8×"),
+        (1.09, "Potential speed-up: at most 1.09×"),
+        (23.4, "Potential speed-up: at most 23×"),
+        (1.02, "Potential speed-up: at most 1.05×"),
         (None, ""),
         (math.nan, ""),
         (math.inf, ""),
@@ -164,13 +164,15 @@ def test_trial_ends_with_the_finding_and_one_recommendation() -> None:
 def test_gain_is_shown_only_if_known(bound: float | None, gain: str) -> None:
     view = diagnosis_view(replace(BAD, findings=(replace(WORKERS, speedup_bound=bound),)))
     assert view.first.gain_text == gain
+    assert view.first.gain == gain.removeprefix("Potential speed-up: ")
     assert ("at most" in view.first.short_text) == (bound in (1.84, 1.09, 23.4))
 
 
 def test_leak_prevents_a_failure_and_is_not_called_a_bottleneck() -> None:
     first = diagnosis_view(replace(BAD, findings=(LEAK,))).first
     assert (first.heading, first.tone) == ("Host memory leak", "warning")
-    assert first.gain_text == "Fixing this does not make training faster, but prevents a failure"
+    prevents = "Fixing this does not make training faster, but prevents a failure"
+    assert (first.gain, first.gain_text, first.badge) == (prevents, prevents, "May crash the run")
 
 
 def test_healthy_finding_has_no_gain() -> None:

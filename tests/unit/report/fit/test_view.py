@@ -116,7 +116,7 @@ def test_the_answer_comes_first() -> None:
         "",
         "Recommended batch size 156 878 samples/s, no allocator retries",
         "Max batch size 180 857 samples/s (2.4% slower), allocator retries",
-        "At 180, 188 MiB stay free; 181 needs at least 49 MiB more (out of memory in step 2)",
+        "At 180, 188 MiB stays free; 181 needs at least 49 MiB more (out of memory in step 2)",
     ]
 
 
@@ -124,7 +124,7 @@ def test_all_sections_are_shown() -> None:
     text = words(WHOLE)
     for part in (
         "Verified: one full training cycle in each of 2 fresh processes",
-        "Memory breakdown at batch 156 (12.64 GiB)",
+        "Memory breakdown at batch size 156 (12.64 GiB)",
         "activations 12 GiB 95% ████████████████████████",
         "CUDA context, outside the limit: 520 MiB",
         "Growth: 300 MiB + 83.2 MiB per sample",
@@ -137,11 +137,11 @@ def test_all_sections_are_shown() -> None:
         "180 852 14.59 GiB max, allocator retries",
         "181 852 14.67 GiB fails",
         "158 fails although 160 fits",
-        "Predictions for other GPU memory sizes GPU memory For batches Recommended Max",
+        "Predictions for other GPU memory sizes GPU memory Available for batches Recommended Max",
         "11 GiB 10 GiB 108 120",
         "80 GiB 79 GiB 900 no limit",
         "What-if estimates (not run)",
-        "--precision bf16 310 activations about halve; weights stay fp32",
+        "--precision bf16 310 roughly halves the activations; weights stay in fp32",
         "Host memory limit of the data loader",
         "4 workers × 2 prefetched batches, pinned: up to 14 batches in memory, 588 KiB per sample",
         "Max batch size: 1,500, limited by /dev/shm "
@@ -216,7 +216,7 @@ def test_a_model_that_does_not_fit_is_explained() -> None:
     failure = FitFailure(ProbeResult(1, "gpu_oom", "step 1"), 2 * GiB)
     fit = replace(BARE, verdict=Verdict.DOES_NOT_FIT, failure=failure, subject=SUBJECT)
     text = words(fit)
-    assert "At least 2 GiB more are needed. Batch 1 ran out of GPU memory in step 1." in text
+    assert "At least 2 GiB more is needed. Batch size 1 ran out of GPU memory in step 1." in text
     assert "The weights take 97.49 MiB" in text and "--batch-size" not in text
 
 
@@ -224,7 +224,7 @@ def test_no_limit_still_names_a_batch() -> None:
     text = words(replace(WHOLE, verdict=Verdict.NO_LIMIT))
     assert "Memory does not limit the batch size" in text
     assert "Recommended batch size 156" in text and "Largest batch size tried 180" in text
-    assert "stay free" not in text
+    assert "stays free" not in text
 
 
 def test_a_smaller_limit_of_the_host_is_a_warning() -> None:
@@ -245,7 +245,7 @@ def test_verification_counts_processes() -> None:
     assert (
         "180 passed in 1 of 2 processes; out of memory in step 7; up to 18 allocator retries"
     ) in text
-    assert "Some processes of --verify failed. Use a smaller batch" in text
+    assert "Some processes of `--verify` failed. Use a smaller batch" in text
 
 
 def test_other_processes_notes_cache_and_global_batch_size() -> None:
@@ -278,11 +278,11 @@ def test_the_baseline_has_its_own_section() -> None:
         "The 2019 method estimates a max batch size of 163 in 15 GiB without a reserve",
         "Estimated max batch size 163 predicted, not run",
         "Baseline: linear2019",
-        "Batch 10 used 1.2 GiB, batch 20 used 2.1 GiB: 307.2 MiB + 92 MiB per sample",
+        "Batch size 10 used 1.2 GiB, batch size 20 used 2.1 GiB: 307.2 MiB + 92 MiB per sample",
         "Max batch size with no reserve: 163 (326 on 2 GPUs)",
         "Max batch size with 1 GiB in reserve: 152 (304 on 2 GPUs)",
         "Max batch size with 1.5 GiB in reserve: 146",
-        "Max batch size from the sizes of all layers (equation 4.1): 171",
+        "Max batch size from the sizes of all layers (equation 4.1 of Tripathi 2019): 171",
         "layer13 Conv2d 13 MiB 12.7 KiB",
         "Largest layers (4 more in the JSON output)",
     ):

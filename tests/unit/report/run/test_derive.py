@@ -94,7 +94,7 @@ def test_notes_on_missing_and_lost_samples(tmp_path: Path) -> None:
 def test_long_run_is_thinned_with_a_note(tmp_path: Path) -> None:
     paths = write_run(tmp_path / "run", Plan(seconds=450, hertz=10, epochs=2))
     view = run_view(open_run(paths.folder))
-    assert any("is the mean of 0.23 s" in note for note in view.notes)
+    assert any("is the mean over 0.23 s" in note for note in view.notes)
     memory = view.charts.panels[0].lines[0]
     assert memory.low is not None
     assert len(memory.x) <= 2000

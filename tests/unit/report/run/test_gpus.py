@@ -175,7 +175,7 @@ def test_epochs_table_has_gpu_columns(one: RunView) -> None:
     assert [column.title for column in gpu_table.columns] == [
         "Epoch",
         "SM",
-        "Tensor",
+        "Tensor cores",
         "Memory bandwidth",
         "Utilization",
         "Peak GPU memory",
@@ -216,7 +216,7 @@ def test_gpu_table_has_a_row_per_used_gpu(several: RunView) -> None:
     titles = [column.title for column in several.gpus.columns]
     first = dict(zip(titles, several.gpus.rows[0], strict=True))
     assert first["Peak memory"] == "32.8 GiB of 140 GiB"
-    assert first["Uncorrected ECC errors"] == "0"
+    assert first["Uncorrectable ECC errors"] == "0"
     assert first["Thermal throttling"] == "0%"
 
 
@@ -362,11 +362,11 @@ def test_note_on_allocator_retries() -> None:
 def test_note_on_different_energy_sources() -> None:
     assert notes_on(gpu_power=[100.0] * 3, gpu_energy=[103.0] * 3) == []
     (note,) = notes_on(gpu_power=[100.0] * 3, gpu_energy=[125.0] * 3)
-    assert note.startswith("Energy is taken from the energy counters, up to 25% more than")
+    assert note.startswith("Energy comes from the energy counters and is up to 25% higher than")
 
 
 def test_note_on_memory_errors_during_the_run() -> None:
     assert notes_on(gpu_ecc_uncorrected=[7, 7, 7]) == []
     assert notes_on(gpu_ecc_uncorrected=[7, 7, 9]) == [
-        "2 uncorrectable memory errors occurred on GPU 0 during the run"
+        "2 uncorrectable ECC errors occurred on GPU 0 during the run"
     ]

@@ -75,7 +75,7 @@ def test_page_without_results(tmp_path: Path) -> None:
     page = render(page_of(empty_study(tmp_path)))
     assert "No trial has finished yet." in page and not pictures(page)
     page = render(page_of(only_out_of_memory(tmp_path)))
-    assert "No trial succeeded" in page and page.count("out of memory") >= 2
+    assert "No trial succeeded" in page and page.count("out of host memory") >= 2
 
 
 def test_page_size_with_many_trials(tmp_path: Path) -> None:

@@ -47,20 +47,20 @@ def table(*rates: float) -> Callable[[int], float]:
 @pytest.mark.parametrize(
     ("rates", "text"),
     [
-        ((100, 200, 400, 400, 400), "knee at 4: 8 gains 0% (+0 to +0%, not significant)"),
-        ((100, 200, 400, 404, 412), "knee at 4: 16 gains 3% (+3 to +3%)"),
+        ((100, 200, 400, 400, 400), "knee at 4: 8 is 0% faster (+0 to +0%, not significant)"),
+        ((100, 200, 400, 404, 412), "knee at 4: 16 is 3% faster (+3 to +3%)"),
         (
             (100, 200, 300, 310, 273),
-            "knee at 4: 8 gains 3% (+3 to +3%); 16 loses 12% (−12 to −12%) compared with 8",
+            "knee at 4: 8 is 3% faster (+3 to +3%); 16 is 12% slower than 8 (−12 to −12%)",
         ),
         (
             (100, 141, 200, 283, 400),
-            "no knee: 16 still gains 41% (+41 to +41%) compared with 8",
+            "no knee: 16 is still 41% faster than 8 (+41 to +41%)",
         ),
         ((100, 101, 99, 100, 101), "no knee: all levels are within 2%"),
-        ((100, 40, 102, 103, 102), "no gain above 5% beyond 1: 8 gains 3% (+3 to +3%)"),
-        ((100, 103, 90, 80, 60), "more than 2 is slower: 16 loses 42% (−42 to −42%)"),
-        ((100, 90, 80, 70, 60), "more than 1 is slower: 16 loses 40% (−40 to −40%)"),
+        ((100, 40, 102, 103, 102), "no gain above 5% beyond 1: 8 is 3% faster (+3 to +3%)"),
+        ((100, 103, 90, 80, 60), "more than 2 is slower: 16 is 42% slower (−42 to −42%)"),
+        ((100, 90, 80, 70, 60), "more than 1 is slower: 16 is 40% slower (−40 to −40%)"),
     ],
 )
 def test_curves(rates: tuple[float, ...], text: str) -> None:
@@ -70,23 +70,21 @@ def test_curves(rates: tuple[float, ...], text: str) -> None:
 def test_curve_that_is_not_significant() -> None:
     within_noise = NoKnee("not_significant", 16, 1, Estimate(1.03, 0.98, 1.08))
     text = curve_text(ScalingCurve("workers", {}, (), None, within_noise))
-    assert text == "not significant: 1 gains 3% (−2 to +8%) compared with 16"
+    assert text == "not significant: 1 is 3% faster than 16 (−2 to +8%)"
 
 
 def test_curve_with_a_gain_that_is_not_significant() -> None:
     unclear = NoKnee("unclear", 1, 16, Estimate(1.07, 0.99, 1.16))
     text = curve_text(ScalingCurve("workers", {}, (), None, unclear))
-    assert text == "no significant gain beyond 1: 16 gains 7% (−1 to +16%, not significant)"
+    assert text == "no significant gain beyond 1: 16 is 7% faster (−1 to +16%, not significant)"
 
 
 def test_curves_without_repeats_and_with_two_levels() -> None:
     once = curve(lambda workers: min(100 * workers, 400), 1)
-    assert curve_text(once) == "knee at 4: 8 gains 0% (significance unknown)"
+    assert curve_text(once) == "knee at 4: 8 is 0% faster (significance unknown)"
     two = factors_of(workers=(1, 2))
     (short,) = curves(observed(grid(two), lambda workers: 100.0 * workers, 3), two)
-    assert curve_text(short) == (
-        "no knee with two levels: 2 gains 100% (+100 to +100%) compared with 1"
-    )
+    assert curve_text(short) == ("no knee with two levels: 2 is 100% faster than 1 (+100 to +100%)")
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -105,7 +105,7 @@ def test_long_table_is_shortened() -> None:
     assert len(table) == 23
     assert table[-1] == "and 172 more in configurations.csv"
     usual = printed("usual", 120, full=True)
-    assert usual.count("out of memory") >= 2, "failed configurations are always shown"
+    assert usual.count("out of host memory") >= 2, "failed configurations are always shown"
 
 
 def test_ten_factors_are_columns_or_one_text() -> None:
@@ -125,4 +125,5 @@ def test_missing_results() -> None:
     assert "No trial has finished yet." in printed("empty")
     text = printed("oom", full=True)
     assert "No trial succeeded" in text
-    assert text.count("out of memory") == 3, "in the headline and for each configuration"
+    assert text.count("ran out of memory") == 1, "in the headline"
+    assert text.count("out of host memory") == 2, "for each configuration"

@@ -92,7 +92,7 @@ def test_configurations_that_ran_out_of_memory(tmp_path: Path) -> None:
     assert len(view.configurations) == len(view.analysis.configurations) + 2
     failed = [point for point in view.configurations if not point.ok]
     assert [point.levels["cpus"] for point in failed] == [2.0, 4.0]
-    assert {point.outcome_text for point in failed} == {"out of memory"}
+    assert {point.outcome_text for point in failed} == {"out of host memory"}
     assert all("4 GiB" in point.cause and point.tone == "bad" for point in failed)
     best = view.configurations[0]
     assert best.ok == best.trials == 3 and best.cause == "the model computes"
@@ -105,7 +105,7 @@ def test_configuration_with_some_failed_repeats(tmp_path: Path) -> None:
     results[0] = out_of_memory(results[0])
     view = view_of_results(design, tmp_path, results)
     mixed = next(point for point in view.configurations if point.levels["workers"] == 0)
-    assert mixed.outcome_text == "2 ok, 1 out of memory"
+    assert mixed.outcome_text == "2 ok, 1 out of host memory"
     assert (mixed.tone, mixed.ok, mixed.trials) == ("warning", 2, 3)
 
 
@@ -148,7 +148,7 @@ def test_warning_if_many_trials_had_interference(tmp_path: Path) -> None:
     view = one_factor(tmp_path)
     assert replace(view, with_interference=3).warning == ""
     warned = replace(view, with_interference=4)
-    assert warned.warning.startswith("4 of 15 trials had interference")
+    assert warned.warning.startswith("4 of 15 trials ran in blocks with interference")
     assert "`reruns`" in warned.warning and warned.state == ("finished", "warning")
 
 

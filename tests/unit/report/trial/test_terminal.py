@@ -84,21 +84,21 @@ def test_80_columns_with_complete_paths(tmp_path: Path) -> None:
     lines = printed([view]).splitlines()
     paths = [line for line in lines if line.startswith(("Run folder", "Report"))]
     assert paths == [
-        f"Run folder    {deep}",
-        f"Report        {(deep / 'derived' / 'report.html').as_uri()}",
+        f"Run folder     {deep}",
+        f"Report         {(deep / 'derived' / 'report.html').as_uri()}",
     ]
     assert max(len(line) for line in lines if line not in paths) <= 80
     text = "\n".join(lines)
     for part in (
-        "Global batch  2,048  (256 per rank × 4 accumulated × 2 ranks)",
+        "Global batch   2,048  (256 per rank × 4 accumulated × 2 ranks)",
         "1.96 GiB allocated, 2.42 GiB reserved",
         "samples/J",
-        "Limits        1.5 CPUs (quota), 1 process escaped the limit",
+        "Limits         1.5 CPUs (quota), 1 process escaped the limit",
         "8 GiB host memory (soft; no cgroup may be made; a note)",
         "16 GiB GPU memory per rank (framework)",
         "GPU 0, 1 (CUDA_VISIBLE_DEVICES)",
-        "the slowest rank takes 1.00× the fastest rank's step",
-        "Leftovers     /dev/shm/x",
+        "a step takes 1.00× as long on the slowest rank as on the fastest",
+        "Leftovers      /dev/shm/x",
     ):
         assert part in text
 
@@ -107,7 +107,7 @@ def test_failure_comes_first(tmp_path: Path) -> None:
     text = one(tmp_path, Trial(CNN, even_steps(1), gpus=1, exit_status=OOM, limits=LIMITS))
     assert text.startswith("cnn  out of GPU memory  CUDA out of memory\n")
     assert text.index("Tried to allocate 2.00 GiB") < text.index("bye") < text.index("Samples/s")
-    assert "Samples/s     –  (only 2 steps were completed)" in text
+    assert "Samples/s      –  (only 2 steps were completed)" in text
     assert "too few steps to detect drift (1 step)" in text
     assert "--gpu-memory" in text.splitlines()[-1] + text.splitlines()[-2]
 

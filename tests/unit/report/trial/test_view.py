@@ -201,7 +201,7 @@ def test_stalled_and_slow_trials(tmp_path: Path) -> None:
     paths.trial_stacks.write_text("--- pid 1")
     view = trial_view(paths.folder)
     text = view.recommendation_text
-    assert text.startswith("A sample, a lock or another rank blocks the training.")
+    assert text.startswith("Training may be blocked by a sample, a lock or another rank.")
     assert text.endswith(f"\n{paths.trial_stacks}") and "--stall-timeout" in text
     location = "hang.py:6 in __getitem__ (pt_data_worker)"
     assert view.failure_details == (f"at step 31, last seen at {location}",)
@@ -244,7 +244,7 @@ KILLS = {
             {"limit": 1, "pss": 2, "rss": 3, "largest": {"7": 900 << 20, "8": 1}},
             ["peak 0.98 GiB of 1 GiB including page cache, the largest process used 900 MiB"],
         ),
-        ("crashed", KILLS, ["the machine counted 1 OOM kill during the trial"]),
+        ("crashed", KILLS, ["1 OOM kill was recorded on the machine during the trial"]),
         ("crashed", {"message": "an error", "stderr": ["bye"]}, ["an error", "bye"]),
         ("timeout", {"phase": "importing the framework", "stderr": ["bye"]}, []),
     ],

@@ -63,7 +63,7 @@ def test_rules_skip_with_a_reason() -> None:
     assert [(dict(each.levels), each.why) for each in points.skipped] == [
         ({"workers": 4, "cpus": 1.0}, "workers > 2 * cpus")
     ]
-    assert points.remarks == ("the rule `ranks > 9` in line 11 skips nothing",)
+    assert points.remarks == ("the rule `ranks > 9` on line 11 skips nothing",)
 
 
 def test_invalid_workloads_are_skipped_with_a_reason() -> None:
@@ -127,7 +127,7 @@ def test_a_sample_of_too_many_combinations_to_check() -> None:
     assert rows(design, points) == sorted(rows(design, points)) == rows(design, points_of(design))
     assert points.combinations == 60**4 > MAX_COMBINATIONS
     assert points.not_chosen + len(points.skipped) + 40 == points.combinations
-    with pytest.raises(DesignError, match="12,960,000 combinations are too many"):
+    with pytest.raises(DesignError, match="12,960,000 combinations exceed the maximum of 100,000"):
         points_of(dataclasses.replace(design, sample=None))
     nothing = design_of(grid_of([60, 60, 60, 60]), "workers > 1", sample=2)
     with pytest.raises(

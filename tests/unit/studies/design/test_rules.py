@@ -99,7 +99,7 @@ def test_unset_settings_are_unknown(text: str, expected: bool) -> None:
         ('workers > "2"', 10, "Cannot compare a number with text. Remove the quotes"),
         ("model == 3", 9, "Cannot compare text with a number"),
         ("compile == 1", 11, "Cannot compare a boolean with a number"),
-        ('model < "x"', 8, "Only numbers can be ordered. Use == or !="),
+        ('model < "x"', 8, "Only numbers can be compared with <, <=, > or >=. Use == or !="),
         ("cpus > none", 7, "Cannot compare a number with none"),
         ("workers", 0, "Expected a condition, found a number"),
         ("workers and compile", 0, "Compare it with a value, for example workers > 0"),

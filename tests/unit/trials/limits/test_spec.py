@@ -66,6 +66,20 @@ def test_formatted_size_can_be_parsed(size: int) -> None:
     assert parse_size(size_text(size)) == pytest.approx(size, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("size", "text"),
+    [
+        (GIB - 1, "1 GiB"),
+        (GIB - (1 << 19), "1 GiB"),
+        (GIB - (1 << 19) - 1, "1023 MiB"),
+        ((1 << 20) - 1, "1 MiB"),
+        (1023, "1023 B"),
+    ],
+)
+def test_size_below_the_next_unit_is_not_rounded_to_1024(size: int, text: str) -> None:
+    assert size_text(size) == text
+
+
 def test_valid_limits() -> None:
     check_limits(Limits(), AVAILABLE)
     check_limits(Limits(4, 16 * GIB, GIB, ("0", "GPU-8f6d", "MIG-1/2"), 1.5, 0.1), AVAILABLE)
@@ -77,12 +91,18 @@ def test_valid_limits() -> None:
         (Limits(cpus=0), "`--cpus 0` must be at least 0.01"),
         (Limits(cpus=-1), "`--cpus -1` must be at least 0.01"),
         (Limits(cpus=float("nan")), "`--cpus nan` must be at least 0.01"),
-        (Limits(cpus=5), "`--cpus 5` exceeds the available 4 CPUs"),
-        (Limits(cpus=float("inf")), "`--cpus inf` exceeds the available 4 CPUs"),
+        (Limits(cpus=5), "`--cpus 5` is more than stepscope may use on this machine (4 CPUs)"),
+        (
+            Limits(cpus=float("inf")),
+            "`--cpus inf` is more than stepscope may use on this machine (4 CPUs)",
+        ),
         (Limits(memory=1 << 20), "`--memory 1MiB` must be at least 64 MiB"),
-        (Limits(memory=17 * GIB), "`--memory 17GiB` exceeds the available 16 GiB"),
+        (
+            Limits(memory=17 * GIB),
+            "`--memory 17GiB` is more than stepscope may use on this machine (16 GiB)",
+        ),
         (Limits(gpu_memory=0), "`--gpu-memory 0B` must be at least 1 B"),
-        (Limits(gpus=("zero",)), "Invalid GPU 'zero' in --gpus"),
+        (Limits(gpus=("zero",)), "Invalid GPU 'zero' in `--gpus`"),
         (Limits(gpus=("zero",)), "nvidia-smi -L"),
         (Limits(timeout_s=0), "`--timeout 0` must be greater than 0 (seconds)"),
         (Limits(stall_timeout_s=-1), "`--stall-timeout -1` must be greater than 0 (seconds)"),

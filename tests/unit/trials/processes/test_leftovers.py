@@ -208,7 +208,7 @@ def test_new_gpu_processes_in_a_container_are_reported_only(
     assert not left.describe() and left.unclaimed == ("GPU 0: 2 GiB of pid 4712",)
 
 
-def test_stale_processes_are_ended_before_a_trial(
+def test_stale_processes_are_stopped_before_a_trial(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_from_other_tests(monkeypatch)
@@ -216,5 +216,5 @@ def test_stale_processes_are_ended_before_a_trial(
     own = start(SLEEPS, token=trial_processes.new_token())
     messages = check_clean()
     assert stale.wait(20) == -signal.SIGTERM
-    assert any(text.startswith("ended ") and f"PID {stale.pid}" in text for text in messages)
+    assert any(text.startswith("stopped ") and f"PID {stale.pid}" in text for text in messages)
     assert own.poll() is None

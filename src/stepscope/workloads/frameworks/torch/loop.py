@@ -73,14 +73,14 @@ def _train(
         count = feed.batches_per_epoch
         per_epoch = count // workload.accumulate if count else None
         report.update(**_plan_facts(workload, per_epoch, pin, built, shape))
-        if workload.epochs is not None and per_epoch is None:
+        if workload.epochs is not None and count is None:
             raise WorkloadError(
                 "`--epochs` needs data with a length", "Use --steps or --seconds instead"
             )
         if workload.epochs is not None and not per_epoch:
             raise WorkloadError(
-                f"`--accumulate {workload.accumulate}` needs {workload.accumulate} batches per step"
-                f", but an epoch has only {count}",
+                f"An epoch has fewer batches than `--accumulate {workload.accumulate}` needs for a "
+                "step",
                 "Use a smaller --accumulate or --batch-size, or --steps instead of --epochs",
             )
         duration = Duration(
