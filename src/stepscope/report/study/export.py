@@ -339,7 +339,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
                 "remaining": view.remaining,  # trials without a result that are still to run
                 "reruns": view.reruns,  # trials with a result that run again
                 "attempts": len(view.results),  # all attempts, including reference trials
-                "with_interference": view.with_interference,  # results from blocks with interference
+                "with_interference": view.with_interference,  # in blocks with interference
                 "outcomes": dict(sorted(outcomes.items())),  # number of trials by outcome
             },
             "elapsed_seconds": view.elapsed_s,  # total duration of all finished trials

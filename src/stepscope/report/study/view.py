@@ -156,9 +156,9 @@ class StudyView:
         if self.with_interference < _MUCH_INTERFERENCE * max(1, len(self.counted)):
             return ""
         return (
-            f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} ran in blocks with "
-            "interference and have no clean rerun: do not trust their results. Increase `reruns` "
-            "under `blocks` in the design, and run the study again while the machine is idle"
+            f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} ran in blocks "
+            "with interference and have no clean rerun: do not trust their results. Increase "
+            "`reruns` under `blocks` in the design, and run the study again while the machine is idle"
         )
 
     @property
