@@ -67,7 +67,7 @@ _RECOMMENDATIONS = {
         "cuDNN select other algorithms."
     ),
     ("gpu", "activations"): (
-        "Activations take {share} of the peak and grow with every sample. bf16 or gradient "
+        "Activations take {share} of the memory in use at the peak and grow with every sample. bf16 or gradient "
         "checkpointing saves the most."
     ),
     ("host", "data"): (

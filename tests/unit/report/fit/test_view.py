@@ -130,7 +130,7 @@ def test_all_sections_are_shown() -> None:
         "Growth: 300 MiB + 83.2 MiB per sample",
         "Minimum memory: 409.6 MiB + 80 MiB per sample",
         "Without allocator retries: 512 MiB + 93 MiB per sample",
-        "Activations take 100% of the peak and grow with every sample",
+        "Activations take 100% of the memory in use at the peak and grow with every sample",
         "Batch sizes tried (4 more in the JSON output)",
         "156 854 12.64 GiB recommended",
         "158 854 12.81 GiB fails below the max",
