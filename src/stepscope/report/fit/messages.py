@@ -67,8 +67,8 @@ _RECOMMENDATIONS = {
         "cuDNN select other algorithms."
     ),
     ("gpu", "activations"): (
-        "Activations take {share} of the memory in use at the peak and grow with every sample. bf16 or gradient "
-        "checkpointing saves the most."
+        "Activations take {share} of the memory in use at the peak and grow with every sample. "
+        "bf16 or gradient checkpointing saves the most."
     ),
     ("host", "data"): (
         "The dataset takes {data} of {limit}. A smaller --samples leaves more memory for "

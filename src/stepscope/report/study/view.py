@@ -158,7 +158,8 @@ class StudyView:
         return (
             f"{self.with_interference:,} of {counted(len(self.counted), 'trial')} ran in blocks "
             "with interference and have no clean rerun: do not trust their results. Increase "
-            "`reruns` under `blocks` in the design, and run the study again while the machine is idle"
+            "`reruns` under `blocks` in the design, and run the study again while the machine is "
+            "idle"
         )
 
     @property
