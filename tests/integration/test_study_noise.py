@@ -45,7 +45,7 @@ def test_a_block_with_interference_is_flagged_and_rerun(tmp_path: Path) -> None:
     assert runner.returncode == 0, stderr
 
     shown = json.loads(study("show", file, "--out", tmp_path, "--json", env=env).stdout)
-    second = next(block for block in shown["blocks"] if block["number"] == 2)
+    second = next(block for block in shown["blocks"] if block["block"] == 2)
     assert second["flagged"] and second["rerun"], shown["blocks"]
     assert any("cores" in reason for reason in second["reasons"])
     results = [

@@ -348,7 +348,7 @@ def notes(fit: FitResult) -> list[str]:
             texts.append("estimated from smaller batches; nothing was run near the limit")
         if budget.device == "host" and fit.verdict in (Verdict.FITS, Verdict.NO_LIMIT):
             texts.append(
-                "throughput on a CPU differs by 6 to 10% between identical processes, so it is "
+                "throughput on a CPU differs by 4 to 11% between identical processes, so it is "
                 "approximate"
             )
     if budget.available_bytes is not None and budget.available_bytes != budget.requested_bytes:
