@@ -67,33 +67,34 @@ METRIC_HEAD = ("key", "shown as", "unit", "kind", "sensor", "meaning")
 PLAIN_CODES = (
     (
         0,
-        "Success. `run`: the exit code of the command was 0. `watch`: always, even if the process "
-        "failed",
+        "Success. `run`: the exit code of the command was 0. `watch`: monitoring ended, even if "
+        "the process failed",
     ),
     (
         1,
-        "Any other error of stepscope, such as a report that cannot be written. `doctor`: a sensor "
-        "is wrong",
+        "Any other stepscope error, such as a report that cannot be written. `doctor`: a sensor is "
+        "wrong",
     ),
     (
         2,
-        "Invalid command line: an unknown or missing option or argument, or a value of the wrong "
-        "type or range",
+        "Invalid command line: an unknown or missing option or argument, or text where a number is "
+        "expected",
     ),
     (130, "`doctor`, `fit` or `study run` was interrupted"),
 )
 CODES_OF_FIT = (
     (Outcome.GPU_OOM, "not even a batch of 1 fits in GPU memory"),
     (Outcome.HOST_OOM, "not even a batch of 1 fits in host memory"),
-    (Outcome.CRASHED, "no result, because memory leaks"),
+    (Outcome.CRASHED, "no result because of a memory leak"),
 )
 CODES_OF_TRIAL = (
     (3, "`study.json` is damaged"),
     (
         5,
-        "A size, time or interval is invalid, a limit is above what the machine has, or the run "
-        "folder cannot be written",
+        "The same for a size, time or interval that cannot be used, a limit above what the machine "
+        "has, and a run folder that cannot be written. `fit`: a probe stalled",
     ),
+    (125, "`watch`: the process cannot be monitored. `doctor`: the self-test could not be run"),
 )
 
 _PART = re.compile(r"(<!-- generated: ([\w-]+) -->\n).*?(<!-- end generated -->)", re.DOTALL)
@@ -276,7 +277,7 @@ def fit_keys() -> str:
         {
             "": {
                 **dict([FORMAT_KEY]),
-                "batch_size": "Batch size to use: `recommended_batch`, or `max_batch` otherwise",
+                "batch_size": "Batch size to use: `recommended_batch`, or else `max_batch`",
                 **keys(fit.FitResult, environment="`gpu`: the GPU that probes ran on"),
             },
             "budget": keys(fit.MemoryBudget),

@@ -161,7 +161,7 @@ def fit(
         gpu_memory: GPU memory that the framework may use, in bytes or as text such as "15GiB"
             (default: the free memory). The CUDA context is not included.
         memory: Host memory limit, in bytes or as text such as "8GiB".
-        headroom: Memory that stays free, as a size or as a percentage of the limit ("5%").
+        headroom: Memory that remains free, as a size or as a percentage of the limit ("5%").
         gpus: GPU to use: the first of the list.
         predict_for: GPU memory sizes to predict the batch size for.
         method: "auto", or "linear2019" for the estimate from two small batches (a baseline).

@@ -44,8 +44,8 @@ TABLE: tuple[Metric, ...] = (
              "Proportional set size: each shared page is divided among the processes that map it"),
     _process("swap", "bytes", "gauge", "Swap",
              "Swapped-out memory; shared pages are divided as in PSS"),
-    _process("processes", "count", "gauge", "Processes", "Number of running processes"),
-    _process("threads", "count", "gauge", "Threads", "Number of running threads"),
+    _process("processes", "count", "gauge", "Processes", "Number of processes"),
+    _process("threads", "count", "gauge", "Threads", "Number of threads"),
     _process("faults_minor", "1/s", "counter", "Minor page faults",
              "Page faults served from memory"),
     _process("faults_major", "1/s", "counter", "Major page faults",
@@ -75,7 +75,7 @@ TABLE: tuple[Metric, ...] = (
     _host("host_available", "bytes", "gauge", "Host memory available",
           "Memory that can be allocated without swapping (MemAvailable)"),
     _host("page_cache", "bytes", "gauge", "Page cache",
-          "File contents cached in memory, without shared memory"),
+          "File contents cached in memory, excluding shared memory"),
     _host("dirty_pages", "bytes", "gauge", "Dirty pages",
           "Page-cache contents that are not yet written to storage"),
     _host("host_swap", "bytes", "gauge", "Host swap", "Swap in use on the whole machine"),
@@ -131,9 +131,9 @@ TABLE: tuple[Metric, ...] = (
     _gpu("gpu_tensor", "share", "counter", "Tensor core activity",
          "Fraction of time that the tensor cores were busy (GPM)"),
     _gpu("gpu_fp32", "share", "counter", "FP32 activity",
-         "Fraction of time that the FP32 units were busy, without the tensor cores (GPM)"),
+         "Fraction of time that the FP32 units were busy, excluding the tensor cores (GPM)"),
     _gpu("gpu_fp16", "share", "counter", "FP16 activity",
-         "Fraction of time that the FP16 units were busy, without the tensor cores (GPM)"),
+         "Fraction of time that the FP16 units were busy, excluding the tensor cores (GPM)"),
     _gpu("gpu_dram", "share", "counter", "GPU memory bandwidth",
          "Device-memory bandwidth in use, as a fraction of the peak (GPM)"),
     _gpu("gpu_memory_controller", "share", "gauge", "Memory controller utilization",
@@ -171,7 +171,7 @@ TABLE: tuple[Metric, ...] = (
 
 DERIVED: tuple[Metric, ...] = (
     _process("memory", "bytes", "gauge", "Memory",
-             "RSS of every sample, minus the shared memory that the nearest PSS reading shows"),
+             "RSS of every sample, minus the shared memory that it counts more than once"),
     # Read from PyTorch's allocator at the end of a step, summed over the processes on a GPU.
     _gpu("gpu_allocated", "bytes", "gauge", "GPU memory allocated", "Memory occupied by tensors"),
     _gpu("gpu_reserved", "bytes", "gauge", "GPU memory reserved",
@@ -181,8 +181,8 @@ DERIVED: tuple[Metric, ...] = (
     _gpu("gpu_reserved_peak", "bytes", "gauge", "GPU memory reserved, peak",
          "Peak memory held by the caching allocator so far"),
     _gpu("gpu_alloc_retries", "count", "gauge", "GPU allocator retries",
-         "Times that the allocator had to free its cache and try again; the batch size is close "
-         "to the limit"),
+         "Times that the allocator had to free its cache and try again. If not 0, the "
+         "batch size is close to the limit"),
     _gpu("gpu_alloc_ooms", "count", "gauge", "GPU out-of-memory errors",
          "Allocations that failed"),
 )  # fmt: skip

@@ -224,17 +224,19 @@ COMMAND_LINE = [
     Mistake(
         "trial nowhere:workload",
         4,
-        "No module 'nowhere' with Python source. Modules are searched from the current folder, as "
-        "with `python -m`. Write a file with its suffix: path/train.py:workload",
+        "No Python source found for module 'nowhere'. Modules are looked up from the current "
+        "folder, as with `python -m`. To refer to a file, include its suffix: "
+        "path/train.py:workload",
     ),
     # Settings
     Mistake(
         "trial cnn --data imagenet",
         4,
-        "Unknown data 'imagenet'. To read your own images from class folders, use --data jpeg with "
+        "Unknown dataset 'imagenet'. To read your own images from class folders, use --data jpeg "
+        "with "
         "--data-path DIR",
     ),
-    Mistake("trial cnn --data jepg", 4, "Unknown data 'jepg'. Did you mean 'jpeg'?"),
+    Mistake("trial cnn --data jepg", 4, "Unknown dataset 'jepg'. Did you mean 'jpeg'?"),
     Mistake("trial cnn --device gpu", 4, "Unknown device 'gpu'. Did you mean 'cuda'?"),
     Mistake(
         "trial cnn --precision fp61",
@@ -313,7 +315,7 @@ COMMAND_LINE = [
     Mistake(
         "fit cnn --gpu-memory 8GiB",
         5,
-        "`--gpu-memory` needs a GPU, but no usable GPU was found. Remove --gpu-memory to fit host "
+        "`--gpu-memory` needs a GPU, but no usable GPU was found. Remove --gpu-memory to search in host "
         "memory, or run `stepscope doctor` to see why",
     ),
     Mistake(
@@ -365,8 +367,9 @@ DESIGNS = [
     ),
     (
         f"{START}{TWO}   batch_size: [8]\n",
-        "4: YAML syntax error: expected <block end>, but found '<block mapping start>'. Check the "
-        "indentation; text that starts with a quote needs other quotes around it batch_size: [8] ^",
+        "4: YAML syntax error: expected <block end>, but found '<block mapping start>'. Check "
+        "the "
+        "indentation; text that starts with a quotation mark must be in the other kind of quotes batch_size: [8] ^",
     ),
     (
         f"{START}factors:\n  workers: [0, 1\n",
@@ -406,7 +409,7 @@ DESIGNS = [
     ),
     (
         f"{START}factors:\n  data: [imagenet]\n",
-        "3: Unknown data 'imagenet'. To read your own images from class folders, use data jpeg "
+        "3: Unknown dataset 'imagenet'. To read your own images from class folders, use data jpeg "
         "with data_path DIR …",
     ),
     (
@@ -621,8 +624,8 @@ PYTHON = [
     (
         "fit('cnn', device='cpu', gpu_memory='1GiB')",
         5,
-        "`--gpu-memory` needs a GPU, but `--device cpu` is set. Remove --gpu-memory to fit host "
-        "memory, or --device cpu to fit GPU memory",
+        "`--gpu-memory` needs a GPU, but `--device cpu` is set. Remove --gpu-memory to search in host "
+        "memory, or remove --device cpu",
     ),
     ("fit('cnn', device='cpu', predict_for=['1GiB'])", 5, "`--predict-for` needs a GPU, but `--d…"),
     ("fit('cnn', method='linear2019')", 5, "`--method linear2019` needs a GPU, but no usable GPU…"),

@@ -221,7 +221,7 @@ def test_a_running_study(here: Folder) -> None:
         assert "batch_size" in here.command("show", "planted").stdout
         done = here.command("run", design(here.folder, many), code=7)
         assert (
-            f"is already running (process {runner.pid} on " in done.stderr
+            f"is already running (PID {runner.pid} on " in done.stderr
             and "study show" in done.stderr
         )
         assert runner.poll() is None

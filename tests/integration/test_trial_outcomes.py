@@ -126,7 +126,7 @@ def test_full_disk(trial: Trial, own: Own, tmp_path: Path) -> None:
     done = trial(chatty, "--steps", "400", before=["unshare", "--mount", "sh", "-c", small, "sh"])
     assert done.code == 14, done.err
     printed = " ".join(done.err.split())
-    assert "the disk of the run folder is full" in printed and "--out DIR" in printed
+    assert "the disk with the run folder is full" in printed and "--out DIR" in printed
     assert "Traceback" not in done.err
 
 

@@ -71,7 +71,7 @@ def judge(
         reason = f"{reason} while /dev/shm was {shm_share:.0%} full"
         return ExitStatus(Outcome.SHM_FULL, reason, exit_code, name, {"shm_share": shm_share})
     if name == "SIGKILL":
-        reason += "; no OOM kill was recorded, so another process sent the signal"
+        reason += "; no OOM kill was recorded, so another process probably sent the signal"
     elif name in NATIVE_CRASH_SIGNALS:
         reason += ": a crash in native code"
     return ExitStatus(Outcome.CRASHED, reason, exit_code, name, counts)

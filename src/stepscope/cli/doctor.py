@@ -32,9 +32,9 @@ def doctor(
 ) -> None:
     """Check which sensors work, what they cost, and whether they are correct.
 
-    The self-test monitors work of known size: CPU time (also in a child process), memory, disk,
-    network and, on an NVIDIA GPU, copies and matrix products. It compares the readings with the
-    work. The exit code is 1 if a sensor is wrong. A missing sensor is not an error.
+    The self-test monitors work of known size: CPU time (including in a child process), memory,
+    disk, network and, on an NVIDIA GPU, copies and matrix multiplications. It compares the readings
+    with the work. The exit code is 1 if a sensor is wrong. A missing sensor is not an error.
     """
     from stepscope.capture.signals import intercept_signals, restore_signals
 

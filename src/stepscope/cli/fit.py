@@ -40,11 +40,15 @@ def fit(
     ] = None,
     headroom: Annotated[
         str,
-        _memory(metavar="SIZE|N%", help="Memory to keep free: a size or a percentage of the limit"),
+        _memory(
+            metavar="SIZE|N%", help=("Memory to keep free: a size, or a percentage of the budget")
+        ),
     ] = "0",
     gpus: Annotated[
         str | None,
-        _memory(metavar="LIST", help="GPUs; the first is used (default: the first visible GPU)"),
+        _memory(
+            metavar="LIST", help="GPUs, one of which is probed (default: the first visible GPU)"
+        ),
     ] = None,
     predict_for: Annotated[
         str | None,
@@ -87,9 +91,9 @@ def fit(
     The max batch size is the largest that trains within the memory budget; the recommended one is
     the largest without allocator retries and at full speed. Without a GPU, the budget is host
     memory. Probes run in disposable processes. Exit codes: 0 found, or memory sets no limit; 4
-    unknown workload or setting, or a step fails for a reason other than memory; 5 limit not
+    unknown workload or setting, or a step fails for a reason other than memory; 5 limit or GPU not
     available; 10 not even a batch of 1 fits in GPU memory; 11 not even a batch of 1 fits in host
-    memory; 14 undetermined because of a memory leak; 130 interrupted.
+    memory; 14 no result because of a memory leak; 130 interrupted.
     """
     from rich.console import Console
 

@@ -51,7 +51,7 @@ def run(
     wait_tree: Annotated[
         bool,
         typer.Option(
-            "--wait-tree", help="Wait for processes that are still running after the command"
+            "--wait-tree", help="Wait for processes that are still running after the command exits"
         ),
     ] = False,
     verbose: Verbose = False,
@@ -62,7 +62,7 @@ def run(
     """Monitor a command and its process tree, then print a summary with the bottleneck.
 
     The command runs as it would without stepscope: it uses the same terminal, receives the same
-    signals, and its exit code is the exit code of stepscope. If the command was not started, the
+    signals, and stepscope exits with its exit code. If the command was not started, the
     exit code is 125 (monitoring could not start), 126 (the command cannot be executed) or 127 (the
     command was not found).
     """

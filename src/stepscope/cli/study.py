@@ -96,8 +96,8 @@ def run(
 
     Trials run one at a time, in random order, in blocks that each start with
     the reference trial. Exit codes: 0 all trials were run or the budget is
-    used up; 4 invalid workload; 5 trial not possible; 6 invalid design; 7
-    another process is running it; 130 interrupted (run the same command to
+    used up; 4 invalid workload; 5 a trial cannot be started; 6 invalid design; 7
+    another process is running the study; 130 interrupted (run the same command to
     resume).
     """
     with _quick_reading():
@@ -139,7 +139,7 @@ def run(
 
 @app.command()
 def show(target: Target, out: StudiesOut = _DEFAULT_OUT, as_json: AsJson = False) -> None:
-    """Show the progress and the results of a study, also while it is running."""
+    """Show the progress and the results of a study, even while it is running."""
     show_study(target, out, as_json, full=False)
 
 
@@ -170,7 +170,7 @@ def merge(
 
     machines = merge_studies(folders, out)
     several = f"{len(machines)} machine{'' if len(machines) == 1 else 's'}"
-    print_message(f"merged {len(folders)} studies of {several} into {near(out)}:")
+    print_message(f"merged {len(folders)} studies from {several} into {near(out)}:")
     for machine, trials in machines.items():
         print_message(f"  {machine}: {trials} trials")
     print_message(f"next: stepscope study report {near(out)}")

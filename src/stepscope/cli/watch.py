@@ -46,7 +46,7 @@ def watch(
     Monitoring ends when the process exits. Ctrl-C, SIGTERM and --duration end only the monitoring,
     not the process. Epochs and steps are not tracked, because the import hook cannot be injected
     into a running process. The outcome of the process is reported if it can be determined; the exit
-    code is always 0.
+    code is 0 even if the process failed.
     """
     from stepscope.capture.attach import monitor_process
     from stepscope.capture.request import RunRequest, check_interval

@@ -144,7 +144,7 @@ class AmountCheck:
         """Return what is wrong; empty if the check passes."""
         where = f" (on {task.place})" if task.place else ""
         if measured is None:
-            return f"no values and no reason recorded{where}"
+            return f"no values were recorded, for an unknown reason{where}"
         if stray > max(measured, task.amount / 2):
             return f"was counted {self.there}"
         low = self.min_share * task.amount - self.slack

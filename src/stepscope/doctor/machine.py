@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Literal, NamedTuple
 
 from stepscope.records.facts import Environment
-from stepscope.report.kit.format import allowed_text, bytes_text, share_text
+from stepscope.report.kit.format import allowed_text, bytes_text, plural, share_text
 from stepscope.sensors import procfs
 from stepscope.sensors.gpu.nvml import NvmlUnavailable, Unreadable, open_nvml
 from stepscope.trials.limits.spec import THREAD_VARIABLES
@@ -75,11 +75,13 @@ def cpus(environment: Environment) -> Iterator[MachineRemark]:
         reasons.append(f"cgroup quota {allowed_text(quota)}")
     text = (
         f"{allowed_text(allowed)} of {logical} allowed ({', '.join(reasons) or 'limits'}); "
-        f"os.cpu_count() returns {logical}, which is too many loader workers"
+        f"os.cpu_count() returns {logical}, which is too high for num_workers"
     )
-    hint = f"Set num_workers={max(1, int(allowed))} or use len(os.sched_getaffinity(0))"
+    hint = f"Set num_workers={max(1, int(allowed))}"
     if quota and quota < (affinity or logical):
-        hint += ", which does not include the quota"
+        hint += "; len(os.sched_getaffinity(0)) ignores the quota"
+    else:
+        hint += ", or use len(os.sched_getaffinity(0))"
     yield MachineRemark("CPUs", text, "problem", hint)
 
 
@@ -183,11 +185,19 @@ def threads(environment: Environment) -> Iterator[MachineRemark]:
     for name, value in given.items():
         count = int(value) if value.isdigit() else None
         if count is not None and count > fits:
-            text = f"{name}={count}, but only {fits} CPUs are allowed; loader workers multiply it"
+            text = (
+                f"{name}={count}, but the number of allowed CPUs is {fits}; each loader worker "
+                "starts "
+                "that many threads again"
+            )
             hint = f"Set {name}={fits}, or less with loader workers"
             yield MachineRemark("Threads", text, "problem", hint)
         else:
-            total = f"; up to {count * fits} threads with {fits} workers" if count else ""
+            total = (
+                f"; up to {count * fits} threads with {fits} {plural(fits, 'worker')}"
+                if count
+                else ""
+            )
             yield MachineRemark("Threads", f"{name}={value}{total}")
 
 
@@ -199,8 +209,8 @@ def memory(environment: Environment, root: Path = Path("/")) -> Iterator[Machine
     free = f", {bytes_text(available)} available" if available is not None else ""
     if limit and total and limit < 0.95 * total:
         text = (
-            f"the cgroup limit is {bytes_text(limit)} of {bytes_text(total)}{free}; the kernel "
-            "kills processes at the limit, which includes the page cache"
+            f"the cgroup limit is {bytes_text(limit)} (the machine has {bytes_text(total)}{free}); "
+            "the kernel kills processes that exceed it"
         )
         hint = "If memory is short, use fewer loader workers or a smaller prefetch_factor"
         yield MachineRemark("Memory", text, "problem", hint)
@@ -335,6 +345,6 @@ def other_processes_remark(
     count = "1 other process uses" if len(sizes) == 1 else f"{len(sizes)} other processes use"
     amount = bytes_text(held) if held else "an unknown amount of memory"
     if held and memory_bytes:
-        amount += f", {share_text(held / memory_bytes)} of its memory"
+        amount += f", {share_text(held / memory_bytes)} of the GPU's memory"
     hint = "Timings will vary; run nvidia-smi to list the processes"
     return MachineRemark("GPUs", f"{label} ({name}): {count} {amount}", "problem", hint)

@@ -64,7 +64,7 @@ class DoctorReport:
     """The complete result of `stepscope doctor`."""
 
     sensors: list[SensorState]  # one object per sensor
-    monitor_cores: float | None  # CPU time of the monitor, in cores
+    monitor_cores: float | None  # CPU usage of the monitor, in cores
     self_test: tuple[CheckResult, ...]  # one object per check; empty with --quick
     machine: list[MachineRemark]  # one object per property of the machine
     run: Path | None  # the run of the self-test, if kept

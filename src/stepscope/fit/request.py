@@ -63,11 +63,11 @@ class FitRequest:
             if self.workload.device == "cpu":
                 raise TrialError(
                     f"`{option}` needs a GPU, but `--device cpu` is set",
-                    f"Remove {option} to fit host memory, or --device cpu to fit GPU memory",
+                    f"Remove {option} to search in host memory, or remove --device cpu",
                 )
             raise TrialError(
                 f"`{option}` needs a GPU, but no usable GPU was found",
-                f"Remove {option} to fit host memory, or run `stepscope doctor` to see why",
+                f"Remove {option} to search in host memory, or run `stepscope doctor` to see why",
             )
         if self.workload.needs_gpu:
             raise TrialError(

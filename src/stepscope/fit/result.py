@@ -71,7 +71,7 @@ class Batch:
     """One of the two answers, with the evidence for it."""
 
     size: int  # batch size
-    free_bytes: int = 0  # memory that stays free at this batch size
+    free_bytes: int = 0  # memory that remains free at this batch size
     passes: int = 0  # fresh processes that passed a full training cycle; 0: predicted, not run
     samples_per_second: float | None = None  # throughput; null if not measured
     retried: bool = False  # whether the allocator had to retry

@@ -127,19 +127,19 @@ class EpochRow:
     samples: int | None  # samples trained
     samples_per_second: float | None  # throughput, in samples per second
     data_wait_share: float | None  # share of the time that the training loop waits for data, 0 to 1
-    core_seconds: float | None  # CPU time, in core seconds
+    core_seconds: float | None  # CPU time, in core-seconds
     cores: float | None  # mean number of busy cores
     read_bytes: float | None  # bytes read from storage
     written_bytes: float | None  # bytes written to storage
     memory_peak_bytes: float | None  # peak host memory, in bytes
-    complete: bool = True  # whether the epoch ended before the run
+    complete: bool = True  # whether the epoch ended before the run ended
     gpu_sm: float | None = None  # SM activity, 0 to 1; mean over the GPUs of the run
     gpu_tensor: float | None = None  # tensor core activity, 0 to 1; mean over the GPUs of the run
     gpu_dram: float | None = None  # memory bandwidth use, 0 to 1; mean over the GPUs of the run
     gpu_utilization: float | None = None  # utilization, 0 to 1; mean over the GPUs of the run
     gpu_memory_peak_bytes: float | None = None  # largest peak memory of a GPU of the run, in bytes
-    pcie_to_gpu_bytes: float | None = None  # bytes copied to all GPUs of the run over PCIe
-    pcie_from_gpu_bytes: float | None = None  # bytes copied from all GPUs of the run over PCIe
+    pcie_to_gpu_bytes: float | None = None  # PCIe traffic to all GPUs of the run, in bytes
+    pcie_from_gpu_bytes: float | None = None  # PCIe traffic from all GPUs of the run, in bytes
     joules: float | None = None  # energy of all GPUs of the run, in joules
     samples_per_joule: float | None = None  # samples per joule of GPU energy
 
@@ -150,11 +150,11 @@ class Summary:
 
     seconds: float  # duration, in seconds
     cpu_allowed: float | None  # CPUs that the run may use
-    core_seconds: float | None  # CPU time of the process tree, in core seconds
+    core_seconds: float | None  # CPU time of the process tree, in core-seconds
     steps: int  # optimizer steps
     samples: int | None  # samples trained
     epochs: tuple[EpochRow, ...]  # one object per epoch
-    epoch_source: str | None  # source of the epochs: `marks`, `pattern`, `fit` or `loader`
+    epoch_source: str | None  # source of the epochs: `marks`, `pattern`, `fit` (Keras) or `loader`
     phases: tuple[tuple[str, int, float], ...]  # name, count and total seconds of each phase
     statistics: tuple[Statistic, ...]  # one object per metric and entity
     roles: tuple[str, ...]  # roles of the processes

@@ -25,11 +25,11 @@ _REASONS = {
         "Remove that option, or use stepscope.mark() or --epoch-pattern",
     ),
     "no_site": _Reason(
-        "Python was started with -S, which does not import `site`",
+        "Python was started with -S, which disables `site`",
         "Remove that option, or use stepscope.mark() or --epoch-pattern",
     ),
     "not_loaded": _Reason("Python did not load the import hook from PYTHONPATH"),
-    "no_framework": _Reason("no PyTorch or Keras was imported"),
+    "no_framework": _Reason("neither PyTorch nor Keras was imported"),
     "unsupported_framework": _Reason("the framework is not supported"),
 }
 """By `HookFacts.reason`."""

@@ -160,7 +160,7 @@ class DetailSensor(Sensor):
 
 
 class IoSensor(Sensor):
-    """Bytes that the tree reads and writes: at the storage and by system calls."""
+    """Bytes that the tree reads and writes, from and to storage and through system calls."""
 
     name = "process io"
     scope: Scope = "process"

@@ -349,9 +349,10 @@ class Engine:
     def _raise_if_hopeless(self, result: Result, finished: FinishedTrial) -> None:
         if finished.leftovers:
             raise TrialError(
-                "The next trial was not started because the last one left something behind: "
+                "The next trial was not started because the previous one was not cleaned up "
+                "completely: "
                 f"{'; '.join(finished.leftovers)}",
-                "Remove them, then run the study again to resume",
+                "Stop these processes and remove these files, then run the study again to resume",
             )
         if result.infrastructure:
             self._failures.add(result.key)

@@ -221,7 +221,7 @@ def exclusive_run(paths: StudyPaths) -> Iterator[None]:
             details = ""
             if runner.pid > 0:
                 since = time.strftime("%H:%M:%S", time.localtime(runner.at))
-                details = f" (process {runner.pid} on {runner.host}, since {since})"
+                details = f" (PID {runner.pid} on {runner.host}, since {since})"
             raise StudyBusy(
                 f"The study in {paths.folder} is already running{details}",
                 f"Run `stepscope study show {paths.folder}` to see its progress",

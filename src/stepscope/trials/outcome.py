@@ -82,7 +82,7 @@ def _judge(seen: TrialEvidence) -> ExitStatus:
 
     all_done = sum(rank.done for rank in seen.ranks) == seen.expected_ranks
     if all_done and base.outcome is Outcome.OK:
-        return replace(base, reason="trained to the end")
+        return replace(base, reason="training completed")
     if seen.kills > 0:
         killed = "a process" if seen.kills == 1 else f"{seen.kills} processes"
         reason = f"the kernel killed {killed} of the trial at the memory limit"
@@ -123,9 +123,9 @@ def _crashed(seen: TrialEvidence, base: ExitStatus) -> ExitStatus:
         error = seen.errors[0]
         return crashed(error.summary or error.type, message=error.message)
     if seen.disk_is_full:
-        return crashed(f"{base.reason}; the disk of the run folder is full", disk_is_full=True)
+        return crashed(f"{base.reason}; the disk with the run folder is full", disk_is_full=True)
     if base.outcome is Outcome.OK:
-        return crashed("exited before the training was done")
+        return crashed("exited before training finished")
     return replace(base, outcome=Outcome.CRASHED)
 
 

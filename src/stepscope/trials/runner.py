@@ -132,7 +132,9 @@ def run_repeats(
             if completed.leftovers and number < repeats:
                 left = "; ".join(completed.leftovers)
                 raise TrialError(
-                    f"The next trial was not started because this one left {left}",
+                    "The next trial was not started because the previous one was not cleaned up "
+                    "completely: "
+                    f"{left}",
                     "Stop or remove it, then try again",
                 )
 

@@ -85,5 +85,5 @@ def _waiting_text(path: Path) -> str:
     with contextlib.suppress(OSError, ValueError):
         command, process = path.read_text().split()
         if trial_processes.runner_is_running(process):
-            holder = f" ({command}, pid {process.partition('.')[0]})"
+            holder = f" ({command}, PID {process.partition('.')[0]})"
     return f"waiting for another stepscope process on this machine{holder} to finish"

@@ -207,9 +207,9 @@ def _module_file(name: str) -> Path:
         if file.is_file() and file.suffix == ".py":
             return file.resolve()
     raise WorkloadError(
-        f"No module {name!r} with Python source",
-        "Modules are searched from the current folder, as with `python -m`. "
-        "Write a file with its suffix: path/train.py:workload",
+        f"No Python source found for module {name!r}",
+        "Modules are looked up from the current folder, as with `python -m`. "
+        "To refer to a file, include its suffix: path/train.py:workload",
     )
 
 

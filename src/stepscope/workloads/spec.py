@@ -87,12 +87,12 @@ class Workload:
         also=is_user_adapter,
     )
     device: str = _setting("auto", "Device (auto: a GPU if there is one)", choices=DEVICES)
-    batch_size: int = _setting(32, "Samples per batch and rank", least=1)
+    batch_size: int = _setting(32, "Batch size per rank", least=1)
     accumulate: int = _setting(1, "Gradient accumulation steps", least=1)
     workers: int = _setting(0, "Loader workers per rank", least=0)
     prefetch: int = _setting(2, "Batches prefetched by each worker", least=1)
     pin: bool | None = _setting(None, "Pin host memory (default: on with a GPU)")
-    persistent: bool = _setting(True, "Keep loader workers between epochs")
+    persistent: bool = _setting(True, "Keep loader workers alive between epochs")
     precision: str = _setting(
         "fp32", "Floating-point precision; fp16 uses a gradient scaler", choices=PRECISIONS
     )
@@ -258,7 +258,7 @@ def make_workload(
     if not allow_unknown_model:
         check_model(model, workload.framework)
     if data and data not in DATA:
-        raise WorkloadError(f"Unknown data {data!r}", _data_hint(data))
+        raise WorkloadError(f"Unknown dataset {data!r}", _data_hint(data))
     if workload.is_custom and data not in ("", "custom"):
         raise WorkloadError(
             f"{model} has its own data", "Remove --data, or use --data resident or loader-only"
@@ -271,7 +271,8 @@ def make_workload(
         )
     durations = [n for n in ("epochs", "steps", "seconds") if getattr(workload, n) is not None]
     if len(durations) > 1:
-        options = " and ".join(f"`{option_name(name)}`" for name in durations)
+        *first, last = (f"`{option_name(name)}`" for name in durations)
+        options = f"{', '.join(first)} and {last}"
         raise WorkloadError(f"{options} are mutually exclusive", "Use only one of them")
     if workload.page_cache != "as-is" and workload.part == RESIDENT:
         raise WorkloadError("A resident batch is not read from files", "Remove --page-cache")

@@ -21,7 +21,14 @@ def status(code: int = 0, by: int = 0) -> int:
         (status(0), NONE, 0.0, False, "ok", "exited normally"),
         (status(0), KernelEvidence(1, 1), 0.0, False, "ok", "exited normally"),
         (status(3), NONE, 0.0, False, "crashed", "exit code 3"),
-        (status(by=signal.SIGKILL), NONE, 0.0, False, "crashed", "another process sent the signal"),
+        (
+            status(by=signal.SIGKILL),
+            NONE,
+            0.0,
+            False,
+            "crashed",
+            "another process probably sent the signal",
+        ),
         (status(by=signal.SIGSEGV), NONE, 0.0, False, "crashed", "native code"),
         (
             status(by=signal.SIGKILL),

@@ -20,7 +20,7 @@ def test_the_outcome_of_a_trial_that_could_not_be_recorded_is_in_its_report(
 ) -> None:
     monkeypatch.setattr(facts, "is_alive", lambda monitor, folder: True)
     paths = write_trial(tmp_path / "run", Trial(exit_status=RUNNING))
-    exit_status = ExitStatus(Outcome.CRASHED, "the disk of the run folder is full")
+    exit_status = ExitStatus(Outcome.CRASHED, "the disk with the run folder is full")
     _show([trial_view(paths.folder, exit_status)], quiet=True, as_json=True)
     assert json.loads(capsys.readouterr().out)["outcome"] == "crashed"
     assert json.loads(paths.summary_json.read_text())["outcome"] == "crashed"

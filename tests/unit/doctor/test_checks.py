@@ -262,7 +262,9 @@ def test_missing_metric_without_a_reason_is_wrong() -> None:
     observed = correct()
     kept = {key: s for key, s in observed.series.items() if key[0] not in ("write", "shm_used")}
     without = replace(observed, series=kept)
-    assert result(without, "Disk write").detail.startswith("no values and no reason recorded")
+    assert result(without, "Disk write").detail.startswith(
+        "no values were recorded, for an unknown reason"
+    )
     assert result(without, "/dev/shm").state == "wrong"
 
 

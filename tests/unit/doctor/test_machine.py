@@ -64,7 +64,7 @@ def test_cpu_quota_is_a_problem() -> None:
     (remark,) = cpus(with_cpus(64, 4.0))
     assert remark.level == "problem"
     assert "4 of 64 allowed (cgroup quota 4)" in remark.text
-    assert "num_workers=4" in remark.hint and "does not include the quota" in remark.hint
+    assert "num_workers=4" in remark.hint and "ignores the quota" in remark.hint
 
 
 def test_affinity_and_quota_are_both_named() -> None:
@@ -79,7 +79,12 @@ def test_affinity_and_quota_are_both_named() -> None:
         ({}, with_cpus(64, None), "note", "start 64 threads in every process"),
         ({}, with_cpus(4, None), "note", "start 4 threads in every process"),
         ({}, with_cpus(64, 4.0), "problem", "start 64 threads"),
-        ({"OMP_NUM_THREADS": "16"}, with_cpus(4, None), "problem", "but only 4 CPUs are allowed"),
+        (
+            {"OMP_NUM_THREADS": "16"},
+            with_cpus(4, None),
+            "problem",
+            "number of allowed CPUs is 4",
+        ),
         ({"OMP_NUM_THREADS": "4"}, with_cpus(4, None), "ok", "up to 16 threads"),
         ({"OMP_NUM_THREADS": "1"}, with_cpus(4, None), "ok", "up to 4 threads"),
         ({"MKL_NUM_THREADS": "96"}, with_cpus(64, None), "problem", "MKL_NUM_THREADS=96"),
@@ -111,7 +116,7 @@ def test_memory_limit_is_a_problem(tmp_path: Path) -> None:
     root = fake_meminfo(tmp_path, 200 * GIB)
     (remark,) = memory(machine(cgroup={"memory_limit_bytes": 8 * GIB}), root)
     assert remark.level == "problem"
-    assert "the cgroup limit is 8.00 GiB of 256 GiB" in remark.text
+    assert "the cgroup limit is 8.00 GiB (the machine has 256 GiB" in remark.text
 
 
 def test_low_memory_and_swap_are_notes(tmp_path: Path) -> None:
@@ -192,7 +197,9 @@ def test_disabled_cuda_settings_are_not_reported() -> None:
 def test_other_processes_on_a_gpu() -> None:
     two = other_processes_remark("GPU 0", "NVIDIA H200", [(7, 2e9), (8, 1.1e9)], 150e9)
     assert two.level == "problem"
-    assert two.text == "GPU 0 (NVIDIA H200): 2 other processes use 2.89 GiB, 2.1% of its memory"
+    assert (
+        two.text == "GPU 0 (NVIDIA H200): 2 other processes use 2.89 GiB, 2.1% of the GPU's memory"
+    )
     one = other_processes_remark("GPU 0", "NVIDIA H200", [(7, None)], 150e9)
     assert one.text.endswith("1 other process uses an unknown amount of memory")
     assert other_processes_remark("GPU 0", "NVIDIA H200", [], 150e9).level == "ok"

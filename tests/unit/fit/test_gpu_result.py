@@ -68,7 +68,7 @@ def test_the_summary_names_both_batches_with_evidence(retry_free: FitResult) -> 
     assert recommended.size == max_batch.size == retry_free.batch_size
     match = re.fullmatch(
         r"The recommended and max batch size is (\d+) \(1,000 samples/s, no allocator retries\): "
-        r"[\d.]+ MiB of 4 GiB of GPU memory stays free; "
+        r"[\d.]+ MiB of 4 GiB of GPU memory remains free; "
         r"(\d+) needs at least [\d.]+ MiB more \(out of memory in step 1\)\.",
         summary(retry_free),
     )
@@ -168,7 +168,7 @@ def test_a_small_data_set_is_noted() -> None:
     assert fit.verdict == "fits" and fit.max_batch and fit.max_batch.size == 40
     assert "The dataset limits the batch to 40 samples" in notes(fit)
     assert fit.max_batch.failure_above is None and summary(fit).endswith(
-        "of 4 GiB of GPU memory stays free."
+        "of 4 GiB of GPU memory remains free."
     )
 
 

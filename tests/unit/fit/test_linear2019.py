@@ -73,7 +73,8 @@ def test_reserves_are_subtracted_from_the_limit() -> None:
     assert fit.linear2019.max_batch_by_reserve == ((0, 133), (GiB, 122), (3 * GiB // 2, 117))
     assert (fit.max_batch.size, fit.max_batch.passes, fit.recommended_batch) == (133, 0, None)
     assert summary(fit).startswith(
-        "The 2019 method estimates a max batch size of 133 in 15 GiB without a reserve: 2 GiB + "
+        "The linear2019 method estimates a max batch size of 133 in 15 GiB without a reserve: 2 "
+        "GiB + "
         "100 MiB per sample."
     )
 

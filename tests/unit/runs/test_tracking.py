@@ -29,7 +29,7 @@ def test_attached(attached: tuple[str, ...], source: str) -> None:
     [
         (HookFacts(reason="disabled"), "the import hook is disabled"),
         (HookFacts(reason="reported"), "they come from marks or `--epoch-pattern`"),
-        (HookFacts(reason="no_framework"), f"no PyTorch or Keras was imported. {MARK_HINT}"),
+        (HookFacts(reason="no_framework"), f"neither PyTorch nor Keras was imported. {MARK_HINT}"),
         (
             HookFacts(reason="unsupported_framework", frameworks={"jax": "0.4"}),
             f"jax is not supported. {MARK_HINT}",

@@ -371,7 +371,7 @@ def test_a_second_process_cannot_run_the_study(paths: StudyPaths) -> None:
     with other_runner(paths) as first:
         paths.now.write_text("{}")
         with (
-            pytest.raises(StudyBusy, match=rf"already running \(process {first.pid} on ") as error,
+            pytest.raises(StudyBusy, match=rf"already running \(PID {first.pid} on ") as error,
             exclusive_run(paths),
         ):
             pass

@@ -27,7 +27,7 @@ GOOD = TrialEvidence(0, [DONE], 1)
 
 def test_done() -> None:
     assert judge_trial(GOOD).outcome is Outcome.OK
-    assert judge_trial(replace(GOOD, kills=1)).outcome is Outcome.OK, "trained to the end"
+    assert judge_trial(replace(GOOD, kills=1)).outcome is Outcome.OK, "training completed"
 
 
 def test_missing_rank_is_a_crash() -> None:
@@ -37,8 +37,7 @@ def test_missing_rank_is_a_crash() -> None:
 def test_early_exit_with_code_0_is_a_crash() -> None:
     exit_status = judge_trial(TrialEvidence(0, [RankFacts()], 1))
     assert (
-        exit_status.outcome is Outcome.CRASHED
-        and "before the training was done" in exit_status.reason
+        exit_status.outcome is Outcome.CRASHED and "before training finished" in exit_status.reason
     )
 
 
@@ -142,7 +141,7 @@ def test_failed_host_allocation() -> None:
 def test_full_disk_of_the_run_folder_is_named() -> None:
     """An error that a rank has written takes precedence."""
     full = TrialEvidence(FAILED, [RankFacts()], 1, disk_is_full=True)
-    assert "the disk of the run folder is full" in judge_trial(full).reason
+    assert "the disk with the run folder is full" in judge_trial(full).reason
     reported = replace(full, ranks=[error("error", "mine")])
     assert judge_trial(reported).reason == "RuntimeError: mine"
 

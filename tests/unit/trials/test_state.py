@@ -66,7 +66,7 @@ def test_message_names_the_holder(lock: Path) -> None:
     )
     assert process.stdout is not None and process.stdout.readline() == "holding\n"
     assert waiting_message(lock) == (
-        f"waiting for another stepscope process on this machine (fit, pid {process.pid}) to finish"
+        f"waiting for another stepscope process on this machine (fit, PID {process.pid}) to finish"
     )
     process.communicate("\n")
     with machine_turn(pytest.fail, lock, "study"):

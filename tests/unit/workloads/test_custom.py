@@ -113,7 +113,7 @@ def test_installed_modules_are_found() -> None:
 
 @pytest.mark.parametrize("name", ["nowhere", "json.nowhere", "json.decoder.nowhere", "sys"])
 def test_missing_modules(name: str) -> None:
-    assert f"No module '{name}' with Python source" in error_of(f"{name}:workload")
+    assert f"No Python source found for module '{name}'" in error_of(f"{name}:workload")
 
 
 def test_missing_files(file: Callable[[str], str]) -> None:

@@ -190,7 +190,7 @@ def test_the_cnn_accepts_other_sizes(size: int) -> None:
         ),
         ("vit_b_16", {"image_size": 225}, "Input shape indivisible by patch size"),
         ("maxvit_t", {"image_size": 100}, "not divisible by partition size"),
-        ("cnn", {"image_size": 17}, "cannot train on batches of 32 images of 17×17"),
+        ("cnn", {"image_size": 17}, "cannot train with a batch of 32 images of 17×17"),
         ("inception_v3", {"batch_size": 1}, "Expected more than 1 value per channel"),
         ("mvit_v1_b", {"frames": 8}, "clips of 8 frames of 224×224 pixels: .* input is clips"),
         ("s3d", {"image_size": 112}, "smaller than kernel size"),

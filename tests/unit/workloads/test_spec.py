@@ -59,8 +59,8 @@ def test_global_batch(batch: int, parts: int, ranks: int) -> None:
         ({"device": "gpu"}, "Unknown device 'gpu'. Did you mean 'cuda'?"),
         ({"optimizer": "adan"}, "Unknown optimizer 'adan'. Valid values: adam, adamw, sgd"),
         ({"page_cache": "hot"}, "Unknown page cache 'hot'. Valid values: as-is, cold, warm"),
-        ({"data": "jepg"}, "Unknown data 'jepg'. Did you mean 'jpeg'?"),
-        ({"data": "loader-only:jepg"}, "Unknown data 'jepg'. Did you mean 'jpeg'?"),
+        ({"data": "jepg"}, "Unknown dataset 'jepg'. Did you mean 'jpeg'?"),
+        ({"data": "loader-only:jepg"}, "Unknown dataset 'jepg'. Did you mean 'jpeg'?"),
         ({"data": "custom"}, "`--data custom` needs a custom workload, and cnn is not one"),
         ({"bacth_size": 3}, "Unknown setting 'bacth_size'. Did you mean 'batch_size'?"),
         ({"steps": 3, "epochs": 1}, "`--epochs` and `--steps` are mutually exclusive"),
@@ -93,7 +93,7 @@ OWN_IMAGES = "To read your own images from class folders, use --data jpeg with -
 def test_unknown_data(name: str, hint: str) -> None:
     with pytest.raises(WorkloadError) as error:
         make_workload("cnn", {"data": name})
-    assert error.value.message == f"Unknown data {name!r}"
+    assert error.value.message == f"Unknown dataset {name!r}"
     assert error.value.hint == hint
 
 

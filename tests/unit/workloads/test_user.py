@@ -221,14 +221,21 @@ def test_invalid_return_values_get_a_hint(function: str, message: str) -> None:
 @pytest.mark.parametrize(
     ("function", "message"),
     [
-        ("with_a_float_loss", "`loss` returned a float instead of a loss"),
-        ("with_many_losses", r"`loss` returned a tensor of shape \(16, 1\) instead of a loss"),
+        ("with_a_float_loss", "`loss` returned a float instead of a scalar loss"),
+        (
+            "with_many_losses",
+            r"`loss` returned a tensor of shape \(16, 1\) instead of a scalar "
+            "loss",
+        ),
         (
             "with_loss_for_dicts",
             r"'loss' needs batches of the form \(x, y\), but a batch is a dict",
         ),
         ("with_pairs_and_no_loss", "no 'loss' and no 'step', and a batch is a list"),
-        ("with_no_labels", "The model returned None instead of a loss. Check that the batches"),
+        (
+            "with_no_labels",
+            "The model returned None instead of a scalar loss. Check that the batches",
+        ),
         ("with_a_wrong_optimizer", "`optimizer` returned a str instead of a torch.optim.Optimizer"),
     ],
 )
@@ -290,7 +297,11 @@ def test_running_out_of_memory_in_a_step_has_no_shapes(monkeypatch: pytest.Monke
         ),
         ("not_a_function", {}, "'not_a_function' in .* is not a function"),
         ("with_stream", {"epochs": 1}, "`--epochs` needs data with a length. Use --steps"),
-        ("with_stream", {"fraction": 0.5}, "`--samples` and `--fraction` need data with a length"),
+        (
+            "with_stream",
+            {"fraction": 0.5},
+            "`--fraction` need a dataset with __len__",
+        ),
         ("workload", {"samples": 65}, r"`--samples 65` is more than the data has \(64\)"),
     ],
 )

@@ -268,5 +268,5 @@ def shm_full(case: Case) -> Finding | None:
         "medium",
         1.0,
         evidence=[measured("in_use", used / size, "share", "memory_full", "statvfs")],
-        recommendations=["larger_shm", "share_through_files"],
+        recommendations=["larger_shm", "halve_workers_or_prefetch"],
     )

@@ -20,7 +20,7 @@ _TABLE = (
     Threshold("min_steps", 20, "count",
         "With fewer steps, warm-up detection and percentages are not statistically reliable."),
     Threshold("min_seconds", 3.0, "s",
-        "Below this there are too few readings: GPU counters are means over 0.2 s, and memory is "
+        "Below this there are too few readings: GPU counters are means over 0.3 s, and memory is "
         "read once per second."),
     Threshold("data_wait", 0.05, "share",
         "Above this, TensorFlow's profiler calls a step moderately input-bound."),
@@ -35,12 +35,12 @@ _TABLE = (
         "Above this share of the allowed cores, threads queue for cores; the monitor, the kernel "
         "and uneven load take the rest."),
     Threshold("idle_cores", 0.4, "cores",
-        "Below this, another loader worker does not gain anything."),
+        "Below this, another loader worker gains nothing."),
     Threshold("compute_share", 0.7, "share",
         "Above this share of what its threads can use, a training process on a CPU is "
         "compute-bound; the rest is work that does not parallelize."),
     Threshold("oversubscribed", 2.5, "times",
-        "Runnable threads per core. One process per core plus the training thread stay below 2; "
+        "Runnable threads per core. One process per core plus the training thread stays below 2; "
         "more comes from thread pools in several processes."),
     Threshold("threads_per_process", 1.5, "times",
         "Runnable threads per process. Below this there are many processes rather than large "
@@ -74,14 +74,15 @@ _TABLE = (
         "Below this, the time for evaluation and checkpoints is not noticeable."),
     Threshold("gpu_busy", 0.85, "share",
         "Above this, kernels run nearly all the time: a bf16 training loop with large matrices "
-        "reaches 0.9 to 1.0 on an H200 (benchmarks/results/*_explain_gpu_*)."),
+        "reaches 90 to 100% on an H200 (benchmarks/results/*_explain_gpu_*)."),
     Threshold("gpu_filled", 0.5, "share",
-        "Multiprocessors with work while kernels run. Large layers exceed 0.8."),
+        "Below this share of multiprocessors with work, kernels are too small for the GPU. Large "
+        "layers exceed 80%."),
     Threshold("bandwidth_bound", 0.55, "share",
-        "Pure copies reach 0.87 to 0.92 of the peak bandwidth on an H200, a training step of "
-        "element-wise kernels 0.6 to 0.8."),
+        "Pure copies reach 87 to 92% of the peak bandwidth on an H200, a training step of "
+        "element-wise kernels 60 to 80%."),
     Threshold("tensor_cores_idle", 0.05, "share",
-        "Mixed precision and TF32 keep the tensor cores above 0.2 with large matrices."),
+        "Mixed precision and TF32 keep the tensor cores above 20% with large matrices."),
     Threshold("fp32_busy", 0.35, "share",
         "Only products of float32 matrices keep the regular float32 units this busy."),
     Threshold("small_batch", 8, "count",
@@ -129,7 +130,7 @@ _TABLE = (
     Threshold("growth_bytes", float(96 << 20), "bytes",
         "Caches, allocator arenas and copy-on-write pages grow by up to this much."),
     Threshold("leak_horizon", 7 * 86400.0, "s",
-        "A leak that takes longer than a week is unlikely to crash the run."),
+        "A leak that takes longer than a week to exhaust memory is unlikely to crash the run."),
     Threshold("memory_full", 0.95, "share",
         "Above this, a larger batch, an evaluation or another process can crash the run."),
     Threshold("retries", 0.05, "count",

@@ -105,9 +105,9 @@ class GpuFigures:
     gpu_dram: float | None = None  # memory bandwidth use, 0 to 1
     gpu_utilization: float | None = None  # utilization, 0 to 1
     gpu_memory_peak_bytes: float | None = None  # peak GPU memory, in bytes
-    pcie_to_gpu_bytes: float | None = None  # bytes copied to the GPU over PCIe
-    pcie_from_gpu_bytes: float | None = None  # bytes copied from the GPU over PCIe
-    joules: float | None = None  # energy, in joules
+    pcie_to_gpu_bytes: float | None = None  # PCIe traffic to the GPU, in bytes
+    pcie_from_gpu_bytes: float | None = None  # PCIe traffic from the GPU, in bytes
+    joules: float | None = None  # GPU energy, in joules
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ class GpuRow:
     power_watts: float | None  # mean power, in watts
     throttled_power: float | None  # share of readings with clocks reduced by a power limit, 0 to 1
     throttled_thermal: float | None  # share of readings with clocks reduced by temperature, 0 to 1
-    ecc_uncorrected: float | None  # uncorrected memory errors
+    ecc_uncorrected: float | None  # uncorrectable ECC errors
 
 
 @dataclass(frozen=True)

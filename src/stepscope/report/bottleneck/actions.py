@@ -38,11 +38,11 @@ def _compile(reason: str, arguments: str = "model") -> ActionText:
 
 _FILL_GPU = (
     "Up to {times}× as many samples in the same step time, and possibly more until the GPU is "
-    "full. Check the learning rate, and that the batch fits into memory."
+    "full. Check the learning rate, and that the batch fits in memory."
 )
 _SMALLER_BATCH = "With a slightly smaller batch, the allocator does not need to free its cache."
 _FIND_GROWING_STATE = (
-    "Find what is stored in every step and processed again in each later one: a list of losses, a "
+    "Find state that grows with every step and is processed again in each one: a list of losses, a "
     "statistic over all steps, a graph that is never freed"
 )
 
@@ -56,7 +56,7 @@ ACTIONS: dict[str, ActionText] = {
     "more_reads_at_once": _workers(
         "More concurrent reads help if latency is the limit, but not if bandwidth is."),
     "cheaper_transform": ActionText(
-        "Make the transform cheaper: vectorize it, decode to the needed size, or move it to the "
+        "Make the transform cheaper: vectorize it, decode at the needed size, or move it to the "
         "GPU",
         "Preparing a batch takes {batch_cpu:time} of CPU time, and training needs one every "
         "{step_without_wait:time}."),
@@ -144,14 +144,15 @@ ACTIONS: dict[str, ActionText] = {
         "This requires constant shapes."),
     "fused_optimizer": ActionText(
         "Pass fused=True to the optimizer",
-        "One launch updates all parameters instead of one each."),
+        "One kernel launch then updates all parameters."),
     "compile": _compile(
         "The remaining gain is inside the kernels: fused kernels move less data."),
-    "compile_for_larger_kernels": _compile("This makes fewer and larger kernels."),
+    "compile_for_larger_kernels": _compile("This produces fewer, larger kernels."),
     "compile_for_bandwidth": _compile(
         "Fused kernels read and write memory once instead of once per operation."),
     "bf16_for_bandwidth": _bf16("cuda", "This halves the bytes moved."),
-    "bf16": _bf16("cuda", "Twice the throughput of TF32 and half the memory."),
+    "bf16": _bf16("cuda", "Up to twice the throughput of TF32, and about half the activation "
+                          "memory."),
     "tf32": ActionText(
         'Call torch.set_float32_matmul_precision("high")',
         "Matrix products then use TF32 on the tensor cores, with a 10-bit mantissa[. The current "
@@ -171,8 +172,8 @@ ACTIONS: dict[str, ActionText] = {
         "`nvidia-smi -q -d TEMPERATURE` shows the temperature limits."),
     # Ranks
     "balance_ranks": ActionText(
-        "Check what rank {rank} alone does here",
-        "Distribute the work equally, or let the ranks take turns with it."),
+        "Check what only rank {rank} does here",
+        "Distribute the work equally, or let the ranks take turns doing it."),
     "accumulate_gradients": ActionText(
         "Run all but the last of N micro-batches under model.no_sync()",
         "Gradients are then exchanged once per N micro-batches."),
@@ -227,8 +228,6 @@ ACTIONS: dict[str, ActionText] = {
     "larger_shm": ActionText(
         "Enlarge /dev/shm: docker run --shm-size=8g, or --ipc=host",
         "Prefetched batches need num_workers × prefetch_factor × the size of a batch."),
-    "share_through_files": ActionText(
-        "Call torch.multiprocessing.set_sharing_strategy('file_system')"),
     # Monitoring
     "mark_steps": ActionText(
         'Call stepscope.mark("step") at the end of each step',

@@ -28,7 +28,10 @@ KEYS: tuple[tuple[str, str], ...] = (
     ("next", "Next bottleneck once the first finding is fixed; null if there is nothing to fix"),
     ("basis", "Steps and duration that the diagnosis is based on"),
     ("window", "Analyzed part of the run: `begin_s` and `end_s`, in seconds since its start"),
-    ("without_steps", "Whether no steps were observed: based on resource usage only"),
+    (
+        "without_steps",
+        "True if no steps were observed; the diagnosis is then based on resource usage only",
+    ),
 )
 FINDING_KEYS: tuple[tuple[str, str, str], ...] = (
     ("cause", "cause", "Cause"),

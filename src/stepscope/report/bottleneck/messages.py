@@ -83,7 +83,7 @@ CAUSE_TEXTS: dict[str, CauseText] = {
         "transferring batches to the training process is slow."),
     "input.worker_startup": CauseText(
         "Loader worker startup",
-        "Loader workers are restarted at every epoch, and training waits for them.",
+        "Loader workers are restarted in every epoch, and training waits for them.",
         "Training waits {startup_wait:pct} of the time for loader workers to start: {each:.1f} s "
         "at the start of each of {epochs_started:.0f} epochs.",
         "the wait for the first batch of each epoch was measured"),
@@ -95,7 +95,7 @@ CAUSE_TEXTS: dict[str, CauseText] = {
         "the kernel counts the time that threads are stopped"),
     "cpu.cores": CauseText(
         "Too few CPU cores",
-        "The run may use only some of the machine's cores and saturates them.",
+        "The run is restricted to some of the machine's cores and saturates them.",
         "The run is limited to {cores_allowed:g} of {machine_cores:cores}[: on average, "
         "{threads_waiting:.1f} more threads are ready to run].",
         {"waiting": _WAIT_FOR_CORE, "in_use": "all allowed cores are busy"}),
@@ -241,13 +241,13 @@ CAUSE_TEXTS: dict[str, CauseText] = {
     "leak.host": CauseText(
         "Host memory leak",
         "Host memory grows until it is exhausted.",
-        "Host memory grows by {growth:growth}[ in {process:process}]{seconds_left:until}.",
+        "Host memory grows at {growth:growth}[ in {process:process}]{seconds_left:until}.",
         "memory grew throughout the run, in the second half as in the first"),
     "leak.gpu": CauseText(
         "GPU memory leak",
         "GPU memory grows until it is exhausted.",
-        "Memory in use on {gpu} grows by {growth:growth}{seconds_left:until}.",
-        "the tensors that are allocated at the end of a step grew throughout the run"),
+        "Memory in use on {gpu} grows at {growth:growth}{seconds_left:until}.",
+        "the memory still allocated at the end of each step grew throughout the run"),
     "loop.slowdown": CauseText(
         "Increasing step time",
         "Each step does more work than the one before.",
@@ -308,17 +308,17 @@ REASONS = {
 
 EVIDENCE = {
     "allowed_cores_used": "Allowed cores in use",
-    "batch_blocked": "Batch preparation spent blocked",
+    "batch_blocked": "Batch preparation time blocked",
     "batch_collation": "Collation time per batch",
     "batch_cpu": "CPU time per batch",
-    "batch_cpu_share": "Batch preparation spent on the CPU",
+    "batch_cpu_share": "Batch preparation time on the CPU (share)",
     "batch_preparation": "Preparation time per batch",
     "batch_samples": "Sample loading time per batch",
     "batch_size": "Batch size",
     "checkpointing": "Time saving checkpoints",
     "clock": "GPU clock",
     "clock_throttled": "Readings with a throttled clock",
-    "collation_share": "Batch preparation spent in collation",
+    "collation_share": "Batch preparation time in collation",
     "communication": "Time exchanging gradients",
     "copying": "Time in host-to-device copies",
     "cores_allowed": "Cores allowed",
@@ -409,7 +409,7 @@ def duration_text(seconds: float, digits: int = 3) -> str:
 
 def _until(seconds: float | None) -> str:
     if seconds is None:
-        return " and keeps growing"
+        return ""
     for unit, length in (("days", 86400.0), ("hours", 3600.0), ("minutes", 60.0)):
         if seconds >= 2 * length:
             return f", and memory will run out in about {seconds / length:.0f} {unit}"

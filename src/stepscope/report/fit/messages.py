@@ -45,7 +45,7 @@ _PHASES = {
 _NOTES = {
     NoteKind.REPORTED: "{text}",
     NoteKind.BATCH_FAILED: "batch size {batch:,} fails for a reason other than memory: {text}",
-    NoteKind.EDGE_UNSTABLE: "the limit is unstable: batches that passed once failed later",
+    NoteKind.EDGE_UNSTABLE: "the limit is unstable: batch sizes that passed at first failed later",
     NoteKind.SOFT_LIMIT: (
         "no cgroup is available, so the memory limit was enforced by polling, which reacts late; "
         "the answer may be too large"
@@ -156,8 +156,8 @@ def tried_text(result: ProbeResult) -> str:
 
 def free_text(batch: Batch, total: str = "") -> str:
     if not batch.free_bytes:
-        return "no memory stays free"
-    return f"{memory_text(batch.free_bytes)}{total} stays free"
+        return "no memory is left"
+    return f"{memory_text(batch.free_bytes)}{total} remains free"
 
 
 def next_batch_text(batch: Batch) -> str:
@@ -182,9 +182,13 @@ def summary(fit: FitResult) -> str:
         return _host_summary(fit) if fit.budget.device == "host" else _gpu_summary(fit)
     limit, linear = size_text(fit.budget.limit_bytes), fit.linear2019
     if linear is None:
-        return f"Not even two small batches fit in {limit}, so there is no line to extrapolate."
+        return (
+            f"The two small batches that this method needs do not fit in {limit}, so there is "
+            "nothing to extrapolate."
+        )
     return (
-        f"The 2019 method estimates a max batch size of {linear.max_batch_by_reserve[0][1]:,} in "
+        "The linear2019 method estimates a max batch size of "
+        f"{linear.max_batch_by_reserve[0][1]:,} in "
         f"{limit} without a reserve: {size_text(int(linear.fixed_bytes))} + "
         f"{size_text(int(linear.per_sample_bytes))} per sample. This is a linear extrapolation "
         "from two small batches; no larger batch was run."
@@ -306,7 +310,7 @@ def _host_failure(fit: FitResult) -> str:
         return text
     shortfall, data = failure.shortfall_bytes, failure.data_bytes
     text = f"{batch} needs {size_text(result.reserved_peak_bytes or failure.larger_limit_bytes)}"
-    text += f", {size_text(shortfall)} more" if shortfall else ", and sometimes more"
+    text += f", {size_text(shortfall)} more than the limit" if shortfall else ", and sometimes more"
     libraries = max(0, failure.before_bytes - result.parts.weights_bytes - data)
     text += f". {framework_of(fit)} and its libraries take {size_text(libraries)}"
     text += f", the dataset {size_text(data)}" if data else ""
@@ -319,7 +323,7 @@ def _host_failure(fit: FitResult) -> str:
 
 def linear_note(linear: Linear2019) -> str:
     if linear.per_sample_bytes <= 0:
-        return "memory did not grow from the small batch to the large one, so there is no line"
+        return "memory did not grow from the small batch to the large one, so no line can be fitted"
     if (linear.small_batch, linear.large_batch) == BATCHES:
         return ""
     return (

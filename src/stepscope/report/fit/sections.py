@@ -98,7 +98,7 @@ def _memory(fit: FitResult) -> Section:
     line = MemoryLine(breakdown.fixed_bytes, breakdown.per_sample_bytes)
     lines = [*growth]
     if fit.minimum_memory is None or _line_text(fit.minimum_memory) != _line_text(line):
-        lines.insert(0, f"Growth: {_line_text(line)}")
+        lines.insert(0, f"Memory use: {_line_text(line)}")
     if on_gpu and breakdown.parts.context_bytes > 0:
         context = memory_text(breakdown.parts.context_bytes)
         lines.append(f"CUDA context, outside the limit: {context}")
@@ -173,10 +173,8 @@ def _loader(loader: LoaderMemory) -> Iterator[str]:
     shm = loader.shm_free_bytes
     free = f"{memory_text(loader.memory_free_bytes)} of host memory"
     free += f" and {memory_text(shm)} of /dev/shm" if shm is not None else ""
-    yield (
-        f"Max batch size: {_batch_text(loader.max_batch)}, limited by {loader.limited_by} "
-        f"({free} free)"
-    )
+    limited = f", limited by {loader.limited_by}" if 0 < loader.max_batch < NO_LIMIT else ""
+    yield f"Max batch size: {_batch_text(loader.max_batch)}{limited} ({free} free)"
     if loader.max_batch_2019 is not None:
         yield (
             "Equation 4.10 of Tripathi 2019, without prefetch and copies: "

@@ -147,7 +147,7 @@ def _facts(fit: FitResult) -> Iterator[tuple[str, str]]:
     cost = fit.cost
     text = f"{cost.probes} {plural(cost.probes, 'probe')} in {seconds_text(cost.seconds)}"
     if cost.ooms:
-        text += f", {cost.ooms} of which ran out of memory"
+        text += f"; {cost.ooms} of them ran out of memory"
     yield "Cost", f"{text}. Probes are disposable processes and do not affect your training"
 
 

@@ -109,7 +109,7 @@ def frame_dict(frame: Frame) -> dict[str, Any]:
         "epoch": to_json(epoch),  # current epoch; null if unknown
         "steps": frame.progress.steps,  # optimizer steps so far
         **to_json(frame.throughput),
-        "monitor_cores": frame.monitor,  # CPU time of the monitor, in cores
+        "monitor_cores": frame.monitor,  # CPU usage of the monitor, in cores
         "readings": [  # one object per metric and entity
             {
                 "metric": metric,  # key of the metric

@@ -104,8 +104,9 @@ def gpu_notes(recorded: RunData, trains: bool) -> Iterator[str]:
     difference = max((gpu.counter_over_readings - 1 for gpu in used), key=abs, default=0.0)
     if abs(difference) > _ENERGY_TOLERANCE:
         yield (
-            f"Energy comes from the energy counters and is up to {share_text(abs(difference))} "
-            f"{'higher' if difference > 0 else 'lower'} than the sum of the power readings"
+            f"Energy is taken from the energy counters; it is up to {share_text(abs(difference))} "
+            f"{'higher' if difference > 0 else 'lower'} than the energy computed from the power "
+            "readings"
         )
     for each in used:
         values = each.of("gpu_ecc_uncorrected").value

@@ -333,13 +333,13 @@ def study_dict(view: StudyView) -> dict[str, Any]:
             "state": view.state[0],  # `running`, `not finished` or `finished`
             "headline": view.headline,  # state in one line
             "warning": view.warning or None,  # what limits the conclusions; null if nothing
-            "trials": {  # numbers of trials
+            "trials": {  # trial counts
                 "planned": view.planned,  # trials of the design that the machine can run
                 "done": len(view.counted),  # trials with a result
                 "remaining": view.remaining,  # trials without a result that are still to run
                 "reruns": view.reruns,  # trials with a result that run again
                 "attempts": len(view.results),  # all attempts, including reference trials
-                "with_interference": view.with_interference,  # in blocks with interference
+                "with_interference": view.with_interference,  # trials in flagged blocks
                 "outcomes": dict(sorted(outcomes.items())),  # number of trials by outcome
             },
             "elapsed_seconds": view.elapsed_s,  # total duration of all finished trials
@@ -382,7 +382,7 @@ def study_dict(view: StudyView) -> dict[str, Any]:
             "failures": [  # attempts without a usable result
                 {
                     "folder": each.place,  # run folder, relative to the study
-                    "machine": each.machine,  # machine of a merged study
+                    "machine": each.machine,  # machine, in a merged study
                     "outcome": each.outcome,  # outcome of the trial
                     "reason": each.reason,  # reason for the outcome
                 }

@@ -44,7 +44,7 @@ _REMARKS = {
         "the effect of {factor} is not estimable: it is confounded with other factors"
     ),
     "confounded_levels": (
-        "{factor} {levels} cannot be compared with its other levels: confounded with other factors"
+        "{factor} {levels} cannot be compared with the other levels: confounded with other factors"
     ),
     "noise_unknown": (
         "the noise is unknown because there are no repeats: set `repeats` in the design to get"
@@ -71,12 +71,13 @@ _REMARKS = {
 _NO_KNEE = {
     "two_levels": "no knee with two levels: {other} is {faster} than {level}{interval}",
     "not_significant": "not significant: {other} is {faster} than {level}{interval}",
-    "flat": "no knee: all levels are within {change}",
+    "flat": "no knee: all levels differ by at most {change}",
     "gaining": "no knee: {other} is still {faster} than {level}{interval}",
     "slower": "more than {level} is slower: {other} is {faster}{interval}",
     "unclear": "no significant gain beyond {level}: {other} is {faster}{interval}",
     "small_gain": (
-        f"no gain above {MIN_GAIN * 100:.0f}% beyond {{level}}: {{other}} is {{faster}}{{interval}}"
+        f"no gain of more than {MIN_GAIN * 100:.0f}% beyond {{level}}: {{other}} is "
+        f"{{faster}}{{interval}}"
     ),
 }
 _INTERFERENCE = {
@@ -253,12 +254,15 @@ def block_reasons(block: BlockJudged) -> tuple[str, ...]:
 
 def trend_text(trend: Trend) -> str:
     change = trend.change
-    direction = "slower" if change.value < 1 else "faster"
+    direction, causes = "faster", ""
+    if change.value < 1:
+        direction = "slower"
+        causes = "; possible causes include rising temperature and a disk that is filling up"
     least, most = sorted(abs(end - 1) for end in (change.low, change.high))
     return (
         f"drift: the reference trial became {_percent(abs(change.value - 1))} {direction}"
-        f" ({_percent(least)} to {_percent(most)}) from block {trend.first} to block {trend.last};"
-        " possible causes are a rising temperature or a disk that is filling up"
+        f" ({_percent(least)} to {_percent(most)}) from block {trend.first} to block {trend.last}"
+        f"{causes}"
     )
 
 

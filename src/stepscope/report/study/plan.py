@@ -27,23 +27,23 @@ class PlanView:
     name: str  # name of the study
     folder: Path  # folder of the study
     fixed: str
-    factors: dict[str, str]  # levels by the name of the factor
-    combinations: int  # all combinations of levels
-    configurations: int  # combinations that the design includes
-    available: int  # configurations that this machine can run
+    factors: dict[str, str]  # levels by factor name
+    combinations: int  # number of all combinations of levels
+    configurations: int  # number of combinations that the design includes
+    available: int  # number of configurations that this machine can run
     repeats: int  # trials per configuration
-    trials: int  # trials that this machine can run
-    done: int  # trials with a result
-    remaining: int  # trials without a result that are still to run
-    reruns: int  # trials with a result that run again
-    blocks: int  # blocks that are still to run
+    trials: int  # number of trials that this machine can run
+    done: int  # number of trials with a result
+    remaining: int  # number of trials without a result
+    reruns: int  # number of trials with a result that run again
+    blocks: int  # number of blocks that are still to run
     reference: str  # levels of the reference trial; empty if there is none
     remaining_seconds: float | None  # estimated duration of all that is still to run
     remaining_seconds_measured: bool  # whether finished trials are the basis of the estimate
     elapsed_seconds: float  # total duration of all finished trials
     budget: str  # what is left of the budget; empty without a budget
     skipped: tuple[SkippedGroup, ...]  # combinations that are not run, by reason
-    not_chosen: int  # combinations that the design does not sample
+    not_chosen: int  # number of combinations that the design does not sample
     remarks: tuple[str, ...]  # remarks about the plan
 
 
@@ -93,11 +93,19 @@ def _budget(budget: Budget, known: Results, pending: int, seconds: float | None)
     if budget.seconds is not None:
         left = max(0.0, budget.seconds - known.seconds)
         short = seconds is not None and seconds > left
-        covers = f", enough for about {left / seconds * 100:.0f}%" if short and seconds else ""
+        covers = (
+            (f", enough for about {left / seconds * 100:.0f}% of the remaining trials")
+            if short and seconds
+            else ""
+        )
         parts.append(f"{seconds_text(left)} of {seconds_text(budget.seconds)}{covers}")
     if budget.trials is not None:
         left_trials = max(0, budget.trials - known.tried)
-        covers = f", enough for {left_trials} of {pending}" if left_trials < pending else ""
+        covers = (
+            f", enough for {left_trials} of the {pending} remaining"
+            if left_trials < pending
+            else ""
+        )
         parts.append(f"{left_trials} of {budget.trials} trials{covers}")
     return "; ".join(parts)
 
@@ -117,7 +125,7 @@ def headline(view: PlanView) -> str:
     duration = "the duration is unknown until a trial has finished"
     if view.remaining_seconds is not None:
         measured = view.remaining_seconds_measured
-        basis = "from finished trials" if measured else "rough estimate until a trial has finished"
+        basis = "from finished trials" if measured else "rough estimate: no trial has finished yet"
         duration = f"about {seconds_text(view.remaining_seconds)} ({basis})"
     return f"{view.name}: {', '.join(parts)}; {duration}"
 
@@ -144,7 +152,7 @@ def plan_document(view: PlanView) -> Document:
         for each in view.skipped
     ]
     if view.not_chosen:
-        skipped.append((counted(view.not_chosen, "combination"), "not sampled by the design", ""))
+        skipped.append((counted(view.not_chosen, "combination"), "not in the random selection", ""))
     columns = (Column("", number=False), *(Column("", number=False, wrap=True),) * 2)
     return Document(
         name=headline(view),

@@ -280,7 +280,7 @@ def reference_plot(blocks: Sequence[BlockLine]) -> Figure:
     parts.append(svg.path(places, "line series-6"))
     for block, (x, y) in zip(shown, places, strict=True):
         mark = svg.cross(x, y, 4.5, "flagged") if block.flagged else svg.dot(x, y, 3.5, "dot")
-        tip = f"block {block.number}: {rate_text(block.reference_throughput)} /s"
+        tip = f"block {block.number}: {rate_text(block.reference_throughput)} samples/s"
         reason = f", {'; '.join(block.reasons) or 'flagged'}" if block.flagged else ""
         parts.append(svg.tipped(mark, tip + reason))
     count = sum(block.flagged for block in blocks)

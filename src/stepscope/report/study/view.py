@@ -124,7 +124,7 @@ class StudyView:
         if self.remaining:
             parts.append(f"{self.remaining:,} remaining{_about(self.remaining_s)}")
         if self.reruns:
-            parts.append(f"{counted(self.reruns, 'rerun')}{_about(self.reruns_s)}")
+            parts.append(f"{counted(self.reruns, 'rerun')} pending{_about(self.reruns_s)}")
         failed = [each.outcome for each in self.counted if not each.is_ok]
         failures = Counter(
             _FAILURES.get(outcome, OUTCOMES[outcome][0])

@@ -274,13 +274,13 @@ def _noise_text(noise: ProcessNoise) -> str:
     if noise.source == "learned":
         source = f"measured in {trials} trials"
     elif noise.source == "other_workloads" and noise.assumed is None:
-        source = "from the noisier workloads on this machine: this one was not repeated"
+        source = "estimated from other workloads on this machine, because this one was not repeated"
     elif not noise.trials:
         source = "assumed: no repeats on this machine"
     elif noise.assumed is None:
-        source = f"from {trials} repeats and an assumption"
+        source = f"from {trials} repeats and a default"
     else:
-        source = f"from {trials} repeats and an assumed {share_text(noise.assumed)}"
+        source = f"from {trials} repeats and a default of {share_text(noise.assumed)}"
     return f"{share_text(noise.cv)} between processes ({source})"
 
 

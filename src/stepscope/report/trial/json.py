@@ -58,7 +58,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ),
     ("samples_per_second_low", "measured.interval.low", "Lower bound of the interval"),
     ("samples_per_second_high", "measured.interval.high", "Upper bound of the interval"),
-    ("confidence", "measured.interval.confidence", "Confidence of the interval, such as 0.9"),
+    ("confidence", "measured.interval.confidence", "Confidence level of the interval, such as 0.9"),
     (
         "no_throughput_reason",
         "no_throughput_reason",
@@ -78,7 +78,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ),
     ("noise_trials", "measured.noise.trials", "Number of trials that `noise_cv` is based on"),
     ("steady", "measured.steady.steady", "Whether the measured steps are steady"),
-    ("unsteady_reason", "measured.steady.reason", "Reason if not steady; empty if they are"),
+    ("unsteady_reason", "measured.steady.reason", "Why they are not steady; empty if they are"),
     ("drift", "measured.steady.drift", "Relative change of the step time over the measured steps"),
     ("steps", "measured.steps", "Steps that every rank completed"),
     ("warmup_steps", "warmup_steps", "Warm-up steps, including the first step"),
@@ -128,7 +128,7 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     (
         "other_seconds",
         "measured.overhead.other",
-        "Time in the interpreter, the launcher and the exit",
+        "Remaining time: interpreter, launcher and process exit",
     ),
     ("cleanup_seconds", "measured.overhead.cleanup", "Cleanup time after the processes exit"),
     ("host_memory_peak_bytes", "measured.host_memory_peak", "Peak host memory of all processes"),

@@ -157,7 +157,7 @@ def totals_text(rank: RankProfile) -> list[tuple[str, str]]:
             text += f" ({ms(row.pageable_us)} from or to pageable memory)"
         directions.append(text)
     if directions:
-        totals.append(("Copies", f"per step {', '.join(directions)}"))
+        totals.append(("Copies", f"{', '.join(directions)}, per step"))
     memory = []
     for name, peak in rank.memory.items():
         is_host = peak.reserved is None

@@ -33,14 +33,14 @@ class RecommendationKind(Enum):
     LONGER = "Run longer for a narrower interval:"
     REPEAT = "Repeat the trial for an interval of about ± {half_width}:"
     AGAIN = "Run the trial again:"
-    GPU_MEMORY = "Reduce {settings} (--accumulate keeps the global batch size)"
+    GPU_MEMORY = "Reduce {settings} (increase --accumulate to keep the global batch size)"
     HOST_MEMORY = "Reduce {settings}"
     MACHINE_MEMORY = "Free memory on this machine, or use a smaller workload"
     SHARED_MEMORY = "Reduce {settings}, or enlarge /dev/shm (docker run --shm-size)"
     TIME = "Increase --timeout, or reduce the workload"
     TIME_WITH_STACKS = "Increase --timeout, or reduce the workload. Stacks at the timeout:"
     STALLED = (
-        "Training may be blocked by a sample, a lock or another rank. If it is only slow, increase "
+        "Training may be stuck on a sample, a lock or another rank. If it is only slow, increase "
         "--stall-timeout. Stacks at the timeout:"
     )
     DISK = "Free disk space, or choose another folder with --out DIR"
@@ -173,7 +173,7 @@ def _command(command: Sequence[str], setting: str, value: int | None) -> str:
     """Return the command of a trial with an option added or replaced, quoted for a shell."""
     new = [option_name(setting), str(value)] if setting else []
     if not command:
-        return " ".join(["the same command", *new])
+        return " ".join(["stepscope trial …", *new])
     parts: dict[str, list[str]] = {}  # by option name, so that the last value wins, or by index
     rest = list(enumerate([*command, *new]))
     while rest:

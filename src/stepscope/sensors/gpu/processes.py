@@ -22,14 +22,16 @@ from stepscope.sensors.gpu.sensors import (
     in_initial_pid_namespace,
 )
 
-_UNMATCHED = "pids cannot be matched in a container"
+_UNMATCHED = "PIDs cannot be matched in a container"
 _MEMORY_BY_START_TIME = (
-    f"{_UNMATCHED}: memory of the processes that appeared on the GPU after the start of the run"
+    f"{_UNMATCHED}, so all processes that appeared on the GPU after the run started are counted"
 )
 _MEMORY_BY_INCREASE = (
-    "the driver does not list processes: memory in use minus memory in use before the run"
+    "the driver does not list processes, so the increase since the start of the run is used"
 )
-_OTHERS_BY_START_TIME = f"{_UNMATCHED}: only processes that used the GPU before the run"
+_OTHERS_BY_START_TIME = (
+    f"{_UNMATCHED}, so only processes that used the GPU before the run are counted"
+)
 _AMBIGUOUS = f"{_UNMATCHED}, and processes already on the GPU may belong to the run"
 _NONE_LISTED = f"{_UNMATCHED}, and the driver does not list the processes on the GPU"
 

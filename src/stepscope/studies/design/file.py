@@ -250,7 +250,7 @@ class _DesignReader:
             when = parts.get("when")
             if when is None and isinstance(node, MappingNode):
                 hint = "For example, {when: workers > 2, reason: ...}"
-                self._report(node, "`when` is missing in the rule", hint)
+                self._report(node, "`when` is missing from the rule", hint)
             reason_node = parts.get("reason")
             if isinstance(reason_node, ScalarNode):
                 reason = str(reason_node.value)

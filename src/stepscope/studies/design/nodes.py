@@ -34,7 +34,8 @@ _HINTS = (
     (r"undefined alias|alias", "Text that starts with * needs quotes"),
     (
         r"expected <block end>",
-        "Check the indentation; text that starts with a quote needs other quotes around it",
+        "Check the indentation; text that starts with a quotation mark must be in the other kind "
+        "of quotes",
     ),
     (r"special characters", "Save the file as plain text in UTF-8"),
     (r"cannot start any token", "Put the text in quotes"),

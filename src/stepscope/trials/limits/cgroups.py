@@ -41,8 +41,8 @@ _REASONS = {
     errno.EPERM: "no permission to create a cgroup",
     errno.EROFS: "the cgroup file system is read-only",
     errno.EBUSY: (
-        "cgroup v2 does not allow limits below a group with processes, such as the one stepscope "
-        "runs in"
+        "cgroup v2 does not allow limits in the children of a cgroup that contains processes, such "
+        "as the one stepscope runs in"
     ),
     errno.ENOENT: "the controller is not available",
 }

@@ -47,7 +47,7 @@ def dump(pids: Iterable[int], path: Path, patience_s: float = 10.0) -> int:
                 continue
             rank = rank_in(procfs.environ(pid))
             suffix = "" if rank is None else f" (rank{rank})"
-            os.write(descriptor, f"--- pid {pid} {process.name}{suffix} ---\n".encode())
+            os.write(descriptor, f"--- PID {pid} {process.name}{suffix} ---\n".encode())
             if _request(process, descriptor, min(deadline, time.monotonic() + _TIMEOUT_S)):
                 dumps += 1
             else:

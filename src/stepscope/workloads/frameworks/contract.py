@@ -152,7 +152,7 @@ def check_capabilities(
     for is_requested, is_supported, what, hint in (
         (placement.profiled_steps > 0, can.profiling, "profiling", "Remove --profile"),
         (placement.gpu_memory is not None, can.memory_cap, "`--gpu-memory`", "Remove --gpu-memory"),
-        (placement.cycle, can.cycle, "the evaluation after the steps that `fit` needs", ""),
+        (placement.cycle, can.cycle, "the evaluation that `fit` runs after the steps", ""),
     ):
         if is_requested and not is_supported:
             raise WorkloadError(f"{name} does not support {what}", hint)

@@ -116,7 +116,7 @@ def test_the_answer_comes_first() -> None:
         "",
         "Recommended batch size 156 878 samples/s, no allocator retries",
         "Max batch size 180 857 samples/s (2.4% slower), allocator retries",
-        "At 180, 188 MiB stays free; 181 needs at least 49 MiB more (out of memory in step 2)",
+        "At 180, 188 MiB remains free; 181 needs at least 49 MiB more (out of memory in step 2)",
     ]
 
 
@@ -127,7 +127,7 @@ def test_all_sections_are_shown() -> None:
         "Memory breakdown at batch size 156 (12.64 GiB)",
         "activations 12 GiB 95% ████████████████████████",
         "CUDA context, outside the limit: 520 MiB",
-        "Growth: 300 MiB + 83.2 MiB per sample",
+        "Memory use: 300 MiB + 83.2 MiB per sample",
         "Minimum memory: 409.6 MiB + 80 MiB per sample",
         "Without allocator retries: 512 MiB + 93 MiB per sample",
         "Activations take 100% of the memory in use at the peak and grow with every sample",
@@ -147,7 +147,7 @@ def test_all_sections_are_shown() -> None:
         "Max batch size: 1,500, limited by /dev/shm "
         "(50 GiB of host memory and 8 GiB of /dev/shm free)",
         "Equation 4.10 of Tripathi 2019, without prefetch and copies: 22,000",
-        "11 probes in 12.3 s, 3 of which ran out of memory. Probes are disposable processes",
+        "11 probes in 12.3 s; 3 of them ran out of memory. Probes are disposable processes",
         "Try it stepscope trial resnet50 --batch-size 156 --gpu-memory 15GiB",
     ):
         assert part in text, part
@@ -163,9 +163,9 @@ def test_equal_growth_is_shown_once() -> None:
     )
     text = words(replace(WHOLE, memory_breakdown=same))
     assert "Minimum memory: 409.6 MiB + 80 MiB per sample" in text
-    assert "Growth:" not in text
+    assert "Memory use:" not in text
     text = words(replace(WHOLE, memory_breakdown=same, minimum_memory=None))
-    assert "Growth: 409.6 MiB + 80 MiB per sample" in text
+    assert "Memory use: 409.6 MiB + 80 MiB per sample" in text
 
 
 def test_a_limit_that_other_processes_reduce_is_explained() -> None:
@@ -224,7 +224,7 @@ def test_no_limit_still_names_a_batch() -> None:
     text = words(replace(WHOLE, verdict=Verdict.NO_LIMIT))
     assert "Memory does not limit the batch size" in text
     assert "Recommended batch size 156" in text and "Largest batch size tried 180" in text
-    assert "stays free" not in text
+    assert "remains free" not in text
 
 
 def test_a_smaller_limit_of_the_host_is_a_warning() -> None:
@@ -275,7 +275,7 @@ def test_the_baseline_has_its_own_section() -> None:
     fit = replace(BARE, method="linear2019", linear2019=LINEAR, max_batch=Batch(163))
     text = words(fit)
     for part in (
-        "The 2019 method estimates a max batch size of 163 in 15 GiB without a reserve",
+        "The linear2019 method estimates a max batch size of 163 in 15 GiB without a reserve",
         "Estimated max batch size 163 predicted, not run",
         "Baseline: linear2019",
         "Batch size 10 used 1.2 GiB, batch size 20 used 2.1 GiB: 307.2 MiB + 92 MiB per sample",

@@ -362,7 +362,7 @@ def test_note_on_allocator_retries() -> None:
 def test_note_on_different_energy_sources() -> None:
     assert notes_on(gpu_power=[100.0] * 3, gpu_energy=[103.0] * 3) == []
     (note,) = notes_on(gpu_power=[100.0] * 3, gpu_energy=[125.0] * 3)
-    assert note.startswith("Energy comes from the energy counters and is up to 25% higher than")
+    assert note.startswith("Energy is taken from the energy counters; it is up to 25% higher than")
 
 
 def test_note_on_memory_errors_during_the_run() -> None:

@@ -57,8 +57,8 @@ def table(*rates: float) -> Callable[[int], float]:
             (100, 141, 200, 283, 400),
             "no knee: 16 is still 41% faster than 8 (+41 to +41%)",
         ),
-        ((100, 101, 99, 100, 101), "no knee: all levels are within 2%"),
-        ((100, 40, 102, 103, 102), "no gain above 5% beyond 1: 8 is 3% faster (+3 to +3%)"),
+        ((100, 101, 99, 100, 101), "no knee: all levels differ by at most 2%"),
+        ((100, 40, 102, 103, 102), "no gain of more than 5% beyond 1: 8 is 3% faster (+3 to +3%)"),
         ((100, 103, 90, 80, 60), "more than 2 is slower: 16 is 42% slower (−42 to −42%)"),
         ((100, 90, 80, 70, 60), "more than 1 is slower: 16 is 40% slower (−40 to −40%)"),
     ],
@@ -161,7 +161,7 @@ def test_remarks() -> None:
         "seed is not analyzed: 1,000 levels (maximum 100)"
     )
     assert remark_text(Remark("confounded_levels", ("memory",), (1 << 30, 2 << 30, None))) == (
-        "memory 1 GiB, 2 GiB and – cannot be compared with its other levels: confounded with other"
+        "memory 1 GiB, 2 GiB and – cannot be compared with the other levels: confounded with other"
         " factors"
     )
     assert remark_text(Remark("interaction_incomplete", ("cpus", "workers"))).startswith(

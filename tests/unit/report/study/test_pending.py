@@ -62,7 +62,10 @@ def test_reruns_are_not_remaining_trials(study: Study) -> None:
     scan = scanned(study, results_of(study, 8, interference=2))
     assert counts(scan) == (8, 4, 2)
     view = view_of(scan)
-    assert view.headline == "8 of 12 trials done, 4 remaining (about 6 min), 2 reruns (about 3 min)"
+    assert (
+        view.headline
+        == "8 of 12 trials done, 4 remaining (about 6 min), 2 reruns pending (about 3 min)"
+    )
     assert view.state[0] == "not finished" and view.with_interference == 2
     assert study_dict(view)["remaining_seconds"] == pytest.approx(6 * 90)
     assert headline(plan_view(scan)).startswith(
@@ -78,7 +81,7 @@ def test_all_trials_with_interference_are_rerun(study: Study) -> None:
 def test_only_reruns_are_left(study: Study) -> None:
     scan = scanned(study, results_of(study, 12, interference=1))
     assert counts(scan) == (12, 0, 1)
-    assert view_of(scan).headline == "12 of 12 trials done, 1 rerun (about 2 min)"
+    assert view_of(scan).headline == "12 of 12 trials done, 1 rerun pending (about 2 min)"
     assert view_of(scan).state[0] == "not finished"
 
 

@@ -106,7 +106,7 @@ def test_totals_of_a_gpu() -> None:
         "Means per step over 5 steps, 20.0 ms per step under the profiler\n",
         "CPU     3.80 ms per step in operators, 1.00 ms in CUDA calls, 0.200 ms waiting",
         "CUDA    36.0 ms per step in 200 kernels (180 launches), 1.80 ms in copies, 0.200 ms",
-        "Copies  per step 1.80 ms in 2 copies to the device (0.100 ms from or to pageable",
+        "Copies  1.80 ms in 2 copies to the device (0.100 ms from or to pageable",
         "10.0 GiB on cuda:0, 12.0 GiB reserved",
         "2.00 MiB on cpu, added by the profiled steps",
     ):

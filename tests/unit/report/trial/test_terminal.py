@@ -120,10 +120,10 @@ def test_measured_noise(tmp_path: Path) -> None:
 def test_noise_from_few_repeats_and_an_assumption(tmp_path: Path) -> None:
     folders = write_repeats(tmp_path, SHORT, [1, 1.5, 0.8])
     text = " ".join(printed([trial_view(folder) for folder in folders]).split())
-    assert "(from 3 repeats and an assumed 8.0%)" in text
+    assert "(from 3 repeats and a default of 8.0%)" in text
     noise = {"cv": 0.21, "dof": 6, "source": "assumed", "trials": 3}
     single = " ".join(one(tmp_path / "alone", replace(SHORT, noise=noise)).split())
-    assert "Noise 21% between processes (from 3 repeats and an assumption)" in single
+    assert "Noise 21% between processes (from 3 repeats and a default)" in single
 
 
 def test_commands_are_not_wrapped_and_paths_are_not_cut(tmp_path: Path) -> None:

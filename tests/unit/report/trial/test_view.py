@@ -125,7 +125,7 @@ def test_busy_machine(tmp_path: Path) -> None:
 
 def test_unknown_command(tmp_path: Path) -> None:
     view = view_of(tmp_path, replace(SHORT, facts={"command": None}))
-    assert view.recommendation_text.endswith("the same command --repeat 5")
+    assert view.recommendation_text.endswith("stepscope trial … --repeat 5")
 
 
 @pytest.mark.parametrize(
@@ -198,16 +198,16 @@ def test_stalled_and_slow_trials(tmp_path: Path) -> None:
     paths.trial_stacks.touch()
     short = "Increase --timeout, or reduce the workload"
     assert trial_view(paths.folder).recommendation_text == short
-    paths.trial_stacks.write_text("--- pid 1")
+    paths.trial_stacks.write_text("--- PID 1")
     view = trial_view(paths.folder)
     text = view.recommendation_text
-    assert text.startswith("Training may be blocked by a sample, a lock or another rank.")
+    assert text.startswith("Training may be stuck on a sample, a lock or another rank.")
     assert text.endswith(f"\n{paths.trial_stacks}") and "--stall-timeout" in text
     location = "hang.py:6 in __getitem__ (pt_data_worker)"
     assert view.failure_details == (f"at step 31, last seen at {location}",)
     late = ended("timeout", "not finished after 9 s", **stacks)
     slow = write_trial(tmp_path / "b", replace(SHORT, exit_status=late))
-    slow.trial_stacks.write_text("--- pid 1")
+    slow.trial_stacks.write_text("--- PID 1")
     text = trial_view(slow.folder).recommendation_text
     assert text == f"{short}. Stacks at the timeout:\n{slow.trial_stacks}"
 

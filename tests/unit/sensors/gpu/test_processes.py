@@ -81,7 +81,7 @@ def test_without_a_process_list_the_memory_increase_is_used() -> None:
     sensor = memory(fake_library(), pids_match=False)
     found = values(sensor.read())["gpu_memory_run"]
     assert found is not None and 0 <= found < 1e9
-    assert "minus memory in use before" in sensor.estimated["gpu_memory_run"]
+    assert "so the increase since the start" in sensor.estimated["gpu_memory_run"]
 
 
 @pytest.mark.parametrize("sensor", [ProcessesSensor, OtherProcessesSensor])

@@ -293,7 +293,7 @@ INVALID: list[tuple[str, int, str]] = [
     (START + "name: ..\n", 4, "Invalid study name '..'"),
     (START + "skip: workers > 2 * cpsu\n", 4, "Unknown setting or limit 'cpsu'. Did you mean "),
     (START + "skip:\n- workers > 1\n- workers = 3\n", 6, "Use == to test for equality"),
-    (START + "skip:\n- reason: of that\n", 5, "`when` is missing in the rule"),
+    (START + "skip:\n- reason: of that\n", 5, "`when` is missing from the rule"),
     (
         START + "skip:\n- {when: workers > 1, reason: [x]}\n",
         5,

@@ -87,7 +87,7 @@ def test_all_threads_of_a_sleeping_process(path: Path, start: Start) -> None:
     process = start(SLEEPS, RANK="3")
     assert stacks.dump([process.pid], path) == 1
     text = path.read_text()
-    assert text.startswith(f"--- pid {process.pid} python")
+    assert text.startswith(f"--- PID {process.pid} python")
     assert text.splitlines()[0].endswith(" (rank3) ---")
     assert "in wait_for_data" in text and "in train" in text
     assert process.poll() is None
@@ -104,7 +104,7 @@ def test_forked_workers_have_separate_headers(path: Path, start: Start) -> None:
     parent = start(FORKED)
     [worker] = map(int, Path(f"/proc/{parent.pid}/task/{parent.pid}/children").read_text().split())
     assert stacks.dump([worker, parent.pid], path) == 2
-    of_worker, of_parent = path.read_text().split("--- pid ")[1:]
+    of_worker, of_parent = path.read_text().split("--- PID ")[1:]
     assert of_worker.startswith(str(worker)) and "in load_a_batch" in of_worker
     assert of_parent.startswith(str(parent.pid)) and "in load_a_batch" not in of_parent
 

@@ -129,7 +129,7 @@ def build_model(workload: Workload, shape: Shape) -> Built:
     if failure is not None:
         reason = (str(failure).strip() or type(failure).__name__).splitlines()[0]
         raise WorkloadError(
-            f"{name} cannot train on batches of {workload.batch_size} {shape}: {reason}",
+            f"{name} cannot train with a batch of {workload.batch_size} {shape}: {reason}",
             f"Its default input is {default}",
         ) from None
     return Built(model, _classification_loss(_AUXILIARY.get(name, 0.0)))

@@ -220,7 +220,7 @@ def _scalar(output: Any, source: str, hint: str = _LOSS_HINT) -> torch.Tensor:
     if isinstance(loss, torch.Tensor) and loss.numel() == 1:
         return loss
     kind = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else None
-    raise WorkloadError(f"{source} returned {kind or _kind(loss)} instead of a loss", hint)
+    raise WorkloadError(f"{source} returned {kind or _kind(loss)} instead of a scalar loss", hint)
 
 
 class LightningStep(nn.Module):
@@ -344,7 +344,7 @@ def _part_of(data: Dataset[Any], workload: Workload, used: frozenset[str]) -> Da
         return data
     if isinstance(data, IterableDataset) or not isinstance(data, Sized):
         raise WorkloadError(
-            "`--samples` and `--fraction` need data with a length and items",
+            "`--samples` and `--fraction` need a dataset with __len__ and __getitem__",
             "Remove them, or add them as parameters of your function",
         )
     if samples is not None and samples > len(data):
