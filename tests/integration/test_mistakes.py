@@ -315,7 +315,8 @@ COMMAND_LINE = [
     Mistake(
         "fit cnn --gpu-memory 8GiB",
         5,
-        "`--gpu-memory` needs a GPU, but no usable GPU was found. Remove --gpu-memory to search in host "
+        "`--gpu-memory` needs a GPU, but no usable GPU was found. Remove --gpu-memory to search "
+        "in host "
         "memory, or run `stepscope doctor` to see why",
     ),
     Mistake(
@@ -369,7 +370,8 @@ DESIGNS = [
         f"{START}{TWO}   batch_size: [8]\n",
         "4: YAML syntax error: expected <block end>, but found '<block mapping start>'. Check "
         "the "
-        "indentation; text that starts with a quotation mark must be in the other kind of quotes batch_size: [8] ^",
+        "indentation; text that starts with a quotation mark must be in the other kind of quotes "
+        "batch_size: [8] ^",
     ),
     (
         f"{START}factors:\n  workers: [0, 1\n",
@@ -624,7 +626,8 @@ PYTHON = [
     (
         "fit('cnn', device='cpu', gpu_memory='1GiB')",
         5,
-        "`--gpu-memory` needs a GPU, but `--device cpu` is set. Remove --gpu-memory to search in host "
+        "`--gpu-memory` needs a GPU, but `--device cpu` is set. Remove --gpu-memory to search in "
+        "host "
         "memory, or remove --device cpu",
     ),
     ("fit('cnn', device='cpu', predict_for=['1GiB'])", 5, "`--predict-for` needs a GPU, but `--d…"),
