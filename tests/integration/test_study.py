@@ -406,7 +406,7 @@ def test_studies_of_two_machines_are_merged(here: Folder) -> None:
     (other / "study.json").write_text(json.dumps({**facts, "machine": "128 × Another"}))
     both = here.folder / "both"
     done = study("merge", here.study, other, "--out", both, env=here.env)
-    assert done.returncode == 0 and "2 studies of 2 machines" in done.stderr
+    assert done.returncode == 0 and "2 studies from 2 machines" in done.stderr
     shown = here.command("report", both).stdout
     assert "machine" in shown and "128 × Another" in shown
     assert here.results("both")["trials"]["outcomes"] == {"ok": 4}

@@ -36,7 +36,7 @@ class CauseText:
 
 
 _WAITS = "Training waits for data {data_wait:pct} of the time"
-_BLOCKED = _WAITS + ": {batch_blocked:pct} of the time to prepare a batch is spent waiting for "
+_BLOCKED = _WAITS + ": {batch_blocked:pct} of the batch preparation time is spent waiting for "
 _PREPARATION = _WAITS + ": preparing a batch takes {batch_cpu:time} of CPU time, and "
 _COUNTERS = "the GPU's counters"
 _COUNTERS_AND_EVENTS = f"{_COUNTERS}, and CUDA events around steps"
