@@ -61,7 +61,7 @@ def test_a_model_that_does_not_fit_reports_the_shortfall(tmp_path: Path, own: Ow
     printed = " ".join(done.stderr.split())
     assert "does not fit in 96 MiB" in printed
     assert "stepscope: `--verify` has no effect for host memory" in printed
-    assert "Probes are disposable processes and do not affect your training" in printed
+    assert "Each probe is a disposable process" in printed
 
 
 def test_termination_leaves_no_processes(tmp_path: Path, own: Own) -> None:

@@ -101,8 +101,8 @@ _TABLE = (
     Threshold("fp32_matmul", 0.78, "share",
         "Utilization of the float32 units in a product of float32 matrices on an H200."),
     Threshold("tf32_speedup", 7.0, "times",
-        "Peak throughput of TF32 over float32: 495 versus 67 TFLOP/s on H100 and H200; the "
-        "ratio has been 7 to 8 since Ampere."),
+        "Peak throughput of TF32 over float32: 495 versus 67 TFLOP/s on H100 and H200; "
+        "other GPUs differ."),
     Threshold("launch_overhead", 0.05, "share",
         "A separately launched kernel keeps the GPU busy for about 1 µs beyond its work, and "
         "Python launches about 50,000 per second."),

@@ -114,8 +114,8 @@ ACTIONS: dict[str, ActionText] = {
         "One of them may restrict the run to these cores."),
     "bf16_on_cpu": _bf16(
         "cpu",
-        "On CPUs with AMX or AVX512-BF16, matrix products can take half the time. Nothing else "
-        "limits the training."),
+        "On CPUs with AMX or AVX512-BF16, matrix products can take half the time. No other "
+        "bottleneck was found."),
     # Batch size
     "larger_batch": _batch(_FILL_GPU),
     "batch_times_larger": ActionText("Make the batch {times}× as large", _FILL_GPU),
@@ -125,7 +125,8 @@ ACTIONS: dict[str, ActionText] = {
     "reduce_batch": ActionText("Reduce the batch size", _SMALLER_BATCH),
     # GPU
     "pin_memory": ActionText(
-        "Set pin_memory=True", "Copies from pinned memory need no staging copy and do not block.",
+        "Set pin_memory=True",
+        "With non_blocking=True, copies from pinned memory do not block the host.",
         "--pin"),
     "copy_ahead": ActionText(
         "Copy one batch ahead on a separate CUDA stream: .to(device, non_blocking=True)",
@@ -144,7 +145,7 @@ ACTIONS: dict[str, ActionText] = {
         "This requires constant shapes."),
     "fused_optimizer": ActionText(
         "Pass fused=True to the optimizer",
-        "One kernel launch then updates all parameters."),
+        "A few kernel launches then update all parameters."),
     "compile": _compile(
         "The remaining gain is inside the kernels: fused kernels move less data."),
     "compile_for_larger_kernels": _compile("This produces fewer, larger kernels."),

@@ -148,7 +148,7 @@ def _facts(fit: FitResult) -> Iterator[tuple[str, str]]:
     text = f"{cost.probes} {plural(cost.probes, 'probe')} in {seconds_text(cost.seconds)}"
     if cost.ooms:
         text += f"; {cost.ooms} of them ran out of memory"
-    yield "Cost", f"{text}. Probes are disposable processes and do not affect your training"
+    yield "Cost", f"{text}. Each probe is a disposable process"
 
 
 def _command(fit: FitResult) -> str:

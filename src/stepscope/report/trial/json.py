@@ -86,8 +86,8 @@ KEYS: tuple[tuple[str, str, str], ...] = (
     ("samples", "measured.samples", "Samples in all steps of all ranks"),
     ("step_seconds", "measured.step.median", "Median step time"),
     ("step_seconds_p95", "measured.step.p95", "95th percentile of the step time"),
-    ("wait_seconds", "measured.wait.median", "Median data wait per step"),
-    ("wait_seconds_p95", "measured.wait.p95", "95th percentile of the data wait per step"),
+    ("wait_seconds", "measured.wait.median", "Median wait for the next batch per step"),
+    ("wait_seconds_p95", "measured.wait.p95", "95th percentile of the wait per step"),
     ("copy_seconds", "measured.copy.median", "Median time of the copy to the device per step"),
     ("copy_seconds_p95", "measured.copy.p95", "95th percentile of the copy time per step"),
     (

@@ -147,7 +147,7 @@ def test_all_sections_are_shown() -> None:
         "Max batch size: 1,500, limited by /dev/shm "
         "(50 GiB of host memory and 8 GiB of /dev/shm free)",
         "Equation 4.10 of Tripathi 2019, without prefetch and copies: 22,000",
-        "11 probes in 12.3 s; 3 of them ran out of memory. Probes are disposable processes",
+        "11 probes in 12.3 s; 3 of them ran out of memory. Each probe is a disposable process",
         "Try it stepscope trial resnet50 --batch-size 156 --gpu-memory 15GiB",
     ):
         assert part in text, part
