@@ -18,7 +18,8 @@ from stepscope.metrics import SCOPES
 from stepscope.records import Entity
 from stepscope.records.facts import CpuFacts, Environment, RunFacts
 from stepscope.runs.events import RECORD, Records
-from stepscope.runs.paths import FORMAT, RunPaths, write_json
+from stepscope.runs.files import write_json
+from stepscope.runs.paths import FORMAT, RunPaths
 from stepscope.runs.streams import StreamWriter, pack
 from synthetic_gpus import (
     allocations,

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from stepscope.metrics import SCOPES
-from stepscope.runs.paths import RunPaths, write_json
+from stepscope.runs.files import write_json
+from stepscope.runs.paths import RunPaths
 from stepscope.runs.streams import pack
 from synthetic import OK, RUNNING, Plan, facts_of, write_run, write_workers
 

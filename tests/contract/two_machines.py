@@ -19,8 +19,8 @@ from stepscope.errors import TrialError
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
 from stepscope.studies.launchers.local import LocalLauncher
 from stepscope.trials.heartbeat import Progress
+from stepscope.trials.locks import machine_lock
 from stepscope.trials.processes import trial_processes
-from stepscope.trials.state import machine_lock
 
 _FORMULA = "PLANTED_FORMULA"
 _FORK = multiprocessing.get_context("fork")

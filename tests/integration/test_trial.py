@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from conftest import Tried, trial_environment
+from stepscope.errors import TrialError
 from stepscope.opened_run import open_run
 from stepscope.runs.trial import read_steps
 from stepscope.sensors import procfs
@@ -243,7 +244,7 @@ def test_failed_start_of_monitoring_leaves_no_trial_behind(
         monkeypatch.setenv(name, value)
     monkeypatch.setattr("stepscope.capture.session.HookMonitor", broken)
     before = procfs.children()
-    with pytest.raises(RuntimeError, match="no hook today"):
+    with pytest.raises(TrialError, match="no hook today"):
         stepscope.trial(own(), steps=16, out=tmp_path / "runs")
     assert procfs.children() == before
     assert not list((tmp_path / "runs").glob("*"))

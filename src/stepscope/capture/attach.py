@@ -18,6 +18,7 @@ from stepscope.capture.schedule import sample_times
 from stepscope.capture.session import Session
 from stepscope.capture.signals import TERMINATION_SIGNALS, signals_as_bytes
 from stepscope.capture.spawn import allow_many_descriptors
+from stepscope.capture.startup import start_error
 from stepscope.capture.target import Target
 from stepscope.errors import MonitorError
 from stepscope.records import ExitStatus, Outcome
@@ -49,7 +50,7 @@ def monitor_process(
         exited = target.has_exited()
         status = target.status() if exited else None  # at once, before its parent reaps it
         session.mark_end_time(time.monotonic_ns())
-        session.last_sample()
+        session.safely(session.last_sample)
         survivors = []
         if exited:
             after = KernelEvidence.now(session.cgroup)
@@ -70,13 +71,16 @@ def _begin(request: RunRequest, target: Target, notify: Callable[[str], None]) -
         session = Session(request, paths, notify, target.environment, target.pid)
         session.restart_clock()
         allow_many_descriptors()
-        session.begin(target.pid, None, None, exclude=(os.getpid(),))
+        session.safely(session.begin, target.pid, None, None, (os.getpid(),))
         if target.has_exited() or target.pid not in session.tree.processes:
             raise MonitorError(f"Process {target.pid} exited before monitoring could start")
-    except BaseException:
+    except BaseException as error:
         shutil.rmtree(paths.folder, ignore_errors=True)
+        if isinstance(error, Exception):
+            raise start_error(f"Process {target.pid} cannot be monitored", error) from None
         raise
-    session.hook.attached_late(target.reports_to)
+    if session.hook is not None:
+        session.hook.attached_late(target.reports_to)
     return session
 
 
@@ -86,7 +90,11 @@ def sampling(session: Session, wakers: list[int], seconds: float = math.inf) -> 
     Ends when the root process is gone, or after the given number of seconds.
     """
     end = time.monotonic() + seconds
-    for next_sample in sample_times(session.tick, session.request.interval_s):
+
+    def tick(late_s: float) -> None:
+        session.safely(session.tick, late_s)
+
+    for next_sample in sample_times(tick, session.request.interval_s):
         now = time.monotonic()
         if session.tree.root not in session.tree.processes or now >= end:
             return

@@ -140,7 +140,9 @@ def monitor_parent(pid: int, request_json: str, notify: Callable[[str], None]) -
     control, ready = 0, os.dup(1)
     session = Session(request, RunPaths(request.folder), notify)
     session.restart_clock()
-    session.begin(pid, None, None, exclude=(os.getpid(),))
+    session.safely(session.begin, pid, None, None, (os.getpid(),))
+    if not session.has_tree:
+        sys.exit(1)
     os.write(ready, READY)
     message = b""
     for readable in sampling(session, [control]):
@@ -151,14 +153,14 @@ def monitor_parent(pid: int, request_json: str, notify: Callable[[str], None]) -
             if not data or message.endswith(b"\n"):
                 break
     session.mark_end_time(time.monotonic_ns())
-    session.last_sample()
+    session.safely(session.last_sample)
     session.end(_exit_status(message, session.oom_kills()), [])
     return request.folder
 
 
 def _exit_status(message: bytes, oom_kills: int) -> ExitStatus:
     from stepscope.capture.outcome import oom_kills_text
-    from stepscope.runs.masking import mask_text
+    from stepscope.inject.masking import mask_text
 
     if message == DONE:
         return ExitStatus(Outcome.OK, "the monitored block completed")

@@ -8,8 +8,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
 
 from stepscope.capture import spawn
 from stepscope.capture.outcome import KernelEvidence, judge
@@ -23,6 +22,7 @@ from stepscope.capture.signals import (
     termination_pending,
     wait_for_signal,
 )
+from stepscope.capture.startup import start_error
 from stepscope.errors import MonitorError
 from stepscope.records import ExitStatus
 from stepscope.runs.paths import RunPaths
@@ -43,57 +43,78 @@ class FinishedCommand:
 def monitor_command(
     request: RunRequest, notify: Callable[[str], None], signals: Signals
 ) -> FinishedCommand:
-    """Start a command, monitor its process tree, and record its exit status."""
+    """Start a command, monitor its process tree, and record its exit status.
+
+    Once the command has started, a failure of monitoring is reported and the command continues.
+    """
     path = spawn.find_command(request.command)
     paths = request.make_folder()
     is_subreaper = spawn.become_subreaper()
+    output = spawn.Output()
     try:
+        if request.epoch_pattern:
+            output.capture(paths, request.epoch_pattern)
         session = Session(request, paths, notify)
-        pattern = request.epoch_pattern
-        output = spawn.capture_output(paths, pattern) if pattern else spawn.Output()
+        output.wait_until_ready()
         if termination_pending(signals):
             raise MonitorError("Interrupted before the command was started")
         session.restart_clock()
         started_ns = time.monotonic_ns()
         environment = spawn.environment_of(request, paths)
         pid = spawn.spawn(path, request.command, environment, signals, output)
-    except (OSError, MonitorError) as error:
+    except Exception as error:
+        output.abandon()
         shutil.rmtree(paths.folder, ignore_errors=True)
-        if isinstance(error, MonitorError):
-            raise
-        raise MonitorError(f"`{request.command[0]}` was not started: {error}") from None
+        raise start_error(f"`{request.command[0]}` was not started", error) from None
     output.command_started()
     spawn.allow_many_descriptors()
-    helpers = [signals.group_member.pid] + ([output.pump.pid] if output.pump else [])
-    session.begin(pid, os.getpid() if is_subreaper else None, started_ns, tuple(helpers))
+
+    def is_orphan(child: int) -> bool:
+        return child not in (signals.group_member.pid, *(p.process.pid for p in output.pumps))
+
+    adopter = os.getpid() if is_subreaper else None
+    session.safely(session.begin, pid, adopter, started_ns, (), is_orphan)
     gc.freeze()  # objects that exist now stay: the collector need not scan them
     reaper = Reaper(session, pid)
-    termination_requested = _sample_until_exit(session, reaper, signals)
+    termination_requested = _sample_until_exit(session, reaper, signals, output)
     assert reaper.status is not None
-    if not session.tree.survivors():
+    if not session.survivors():
         session.mark_end_time(time.monotonic_ns())
-    reaper.safely(session.last_sample)
-    after, shm_share = KernelEvidence.now(session.cgroup), session.shm_share()
-    gpu_oom = session.gpu_oom() if reaper.status else None
-    exit_status = judge(
-        reaper.status, session.evidence, after, shm_share, termination_requested, gpu_oom
-    )
+    session.safely(session.last_sample)
     survivors = session.survivors()
-    output.drain()
-    reaper.safely(session.end, exit_status, survivors)
+    exit_status = judge(
+        reaper.status,
+        session.evidence,
+        session.safely(KernelEvidence.now, session.cgroup) or KernelEvidence(None, None),
+        session.safely(session.shm_share),
+        termination_requested,
+        session.safely(session.gpu_oom) if reaper.status else None,
+    )
+    if exit_status.signal == "SIGPIPE" and output.closed_because:
+        exit_status = replace(exit_status, reason=f"{exit_status.reason}: {output.closed_because}")
+    session.record(exit_status, survivors)
+    session.safely(output.drain, session.report_problem)
+    session.finish()
     return FinishedCommand(paths, exit_status, reaper.status, survivors)
 
 
-def _sample_until_exit(session: Session, reaper: Reaper, signals: Signals) -> bool:
+def _sample_until_exit(
+    session: Session, reaper: Reaper, signals: Signals, output: spawn.Output
+) -> bool:
     """Sample at every interval and sleep in between, waking up for signals. Return whether the
     command received a termination signal."""
     waits, termination_requested = session.request.wait_tree, False
     for next_sample in sample_times(reaper.tick, session.request.interval_s):
-        if reaper.root_has_ended() and not (waits and session.tree.survivors()):
+        if reaper.root_has_ended() and not (waits and session.survivors()):
             break
-        info = wait_for_signal(signals, next_sample - time.monotonic())
+        session.safely(signals.group_member.restart_if_killed)
+        wait_s = next_sample - time.monotonic()
+        if not session.safely(output.restart_killed, session.report_problem):
+            wait_s = min(wait_s, spawn.RESTART_S)
+        info = wait_for_signal(signals, wait_s)
         if info is not None and reaper.status is None:
-            termination_requested = forward(info, reaper.root, signals) or termination_requested
+            is_termination = session.safely(forward, info, reaper.root, signals)
+            termination_requested = termination_requested or bool(is_termination)
         elif info is not None:
             waits = waits and info.si_signo not in TERMINATION_SIGNALS
     return termination_requested
@@ -109,19 +130,10 @@ class Reaper:
         self.status: int | None = None
         """The root's wait status after it was reaped; 0 if another thread reaped it."""
 
-    def safely(self, action: Callable[..., None], *arguments: Any) -> None:
-        """Call `action`. A failure of monitoring must not affect the command or its exit code."""
-        try:
-            action(*arguments)
-        except Exception as error:
-            self._session.report_problem(
-                f"part of the monitoring failed: {type(error).__name__}: {error}"
-            )
-
     def tick(self, late_s: float) -> None:
         """Take one sample and reap the orphans that have exited."""
-        self.safely(self._session.tick, late_s)
-        self.safely(self.reap_orphans)
+        self._session.safely(self._session.tick, late_s)
+        self._session.safely(self.reap_orphans)
 
     def root_has_ended(self) -> bool:
         """Return whether the root has exited, and reap it if it is a zombie."""
@@ -130,30 +142,32 @@ class Reaper:
         # Another part of the program may have reaped it, or SIGCHLD is ignored.
         if not _has_exited(self.root, if_gone=True):
             return False
-        self._session.mark_end_time(time.monotonic_ns())
-        self.safely(self._session.usage.account, True)
-        self.safely(self.reap_orphans)
+        session = self._session
+        session.mark_end_time(time.monotonic_ns())
+        session.safely(session.account)
+        session.safely(self.reap_orphans)
         with contextlib.suppress(ChildProcessError):
             self._reap(self.root)
         if self.status is None:
-            self._session.tree.forget(self.root)
             self.status = 0
+            if session.has_tree:
+                session.tree.forget(self.root)
         return True
 
     def reap_orphans(self) -> None:
         """Reap the orphans of the tree, which are children of the monitor, that have exited."""
-        for pid in self._session.tree.zombies_of_adopter():
-            if pid != self.root and _has_exited(pid, if_gone=False):
-                self._reap(pid)
+        if self._session.has_tree:
+            for pid in self._session.tree.zombies_of_adopter():
+                if pid != self.root and _has_exited(pid, if_gone=False):
+                    self._reap(pid)
 
     def _reap(self, pid: int) -> None:
         session = self._session
-        session.io.reaped(pid)
+        session.safely(session.reaping, pid)
         _, status, usage = os.wait4(pid, 0)
         if pid == self.root:
             self.status = status
-        session.usage.reaped(pid, usage.ru_utime + usage.ru_stime)
-        session.tree.forget(pid)
+        session.safely(session.reaped, pid, usage.ru_utime + usage.ru_stime)
 
 
 def _has_exited(pid: int, if_gone: bool) -> bool:

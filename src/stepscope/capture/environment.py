@@ -21,9 +21,9 @@ from importlib.metadata import Distribution, DistributionFinder, MetadataPathFin
 from pathlib import Path
 from typing import Any
 
+from stepscope.inject.masking import mask_environment, mask_text
 from stepscope.records import Gpu
 from stepscope.records.facts import CpuFacts, Environment, MemoryFacts, ResourceLimit
-from stepscope.runs.masking import mask_environment, mask_text
 from stepscope.sensors import procfs
 from stepscope.sensors.cgroup import Cgroup, allowed_cpus, find_cgroup
 

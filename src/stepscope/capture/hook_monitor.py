@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -30,8 +31,9 @@ class HookMonitor:
     """Polls the `events` folder. It is cheap: it reads only the kind of most new records."""
 
     def __init__(
-        self, paths: RunPaths, tree: ProcessTree, command: list[str], enabled: bool
+        self, paths: RunPaths, tree: ProcessTree | None, command: list[str], enabled: bool
     ) -> None:
+        """`tree` is None if the processes cannot be read."""
         self.attached: list[str] = []
         self.frameworks: dict[str, str] = {}
         self.gpu_ooms: list[tuple[int, str]] = []
@@ -40,6 +42,8 @@ class HookMonitor:
         """Python processes seen so far."""
         self._enabled = enabled
         self._off_reason = "" if enabled else "disabled"
+        self._is_given = self._is_excluded = False
+        """Whether a Python process runs as another user, who can or cannot write to `events`."""
         self._other_run = ""
         self._paths = paths
         self._tree = tree
@@ -67,7 +71,7 @@ class HookMonitor:
             kinds = kinds_of(records)
             present = set(np.flatnonzero(np.bincount(kinds)).tolist())
             self._has_marks |= written.MARK in present
-            if present & _TRAINING:
+            if present & _TRAINING and self._tree is not None:
                 self._tree.now_trains(pid)
             for kind in present & _NAMED_KINDS:
                 for record in records[kinds == kind]:
@@ -107,14 +111,20 @@ class HookMonitor:
             self._attached_just_now = True
 
     def _find_pythons(self) -> None:
-        for process in self._tree:
+        for process in self._tree or ():
             if process.pid not in self._pythons and _PYTHON.match(process.name):
                 self._pythons.add(process.pid)
+                user = procfs.owner(process.pid)
+                if self._enabled and user not in (None, os.geteuid()):
+                    self._is_given = _give(self._paths.events, user)
+                    self._is_excluded = not self._is_given
                 command = procfs.command_line(process.pid)
                 self._disabling_option = self._disabling_option or disabling_option(command)
 
     def _is_loaded(self) -> bool:
-        return self._paths.hook_loaded.exists()
+        # Another user's Python loads the hook before it may write to the folder.
+        is_given = self._is_given and not self._disabling_option
+        return is_given or self._paths.hook_loaded.exists()
 
     def _reason(self, facts: HookFacts) -> str:
         """Return the key of `HookFacts.reason` while nothing is attached."""
@@ -124,7 +134,30 @@ class HookMonitor:
             return "reported"
         if self._is_loaded():
             return "unsupported_framework" if unsupported_frameworks(facts) else "no_framework"
-        return self._disabling_option or ("not_loaded" if self._pythons else "no_python")
+        if self._disabling_option:
+            return self._disabling_option
+        if self._is_excluded:
+            return "other_user"
+        return "not_loaded" if self._pythons else "no_python"
+
+
+def _give(folder: Path, user: int) -> bool:
+    """Let another user write to a folder, as root only. Return whether this user now can.
+
+    Only root may be able to replace a folder on the path, or the user could redirect this function
+    to any folder. In a folder with the sticky bit (/tmp), nobody can replace those of others.
+    """
+    folder = folder.resolve()
+    for status in (parent.stat() for parent in folder.parents):
+        is_open = status.st_mode & stat.S_IXOTH
+        is_shared = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+        if status.st_uid or not is_open or (is_shared and not status.st_mode & stat.S_ISVTX):
+            return False
+    try:
+        os.chown(folder, user, -1, follow_symlinks=False)
+    except OSError:  # not root, or a file system without owners
+        return False
+    return True
 
 
 def disabling_option(command: list[str]) -> str:

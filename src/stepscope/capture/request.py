@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from stepscope.errors import MonitorError
+from stepscope.inject.masking import mask_text
 from stepscope.records.facts import RunFacts
-from stepscope.runs.masking import mask_text
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths, make_run_folder, new_run_folder
 
 SHORTEST_INTERVAL_S, LONGEST_INTERVAL_S = 0.02, 60.0

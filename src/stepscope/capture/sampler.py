@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
 from stepscope.capture.schedule import BackgroundReader, Rates, ScheduledSensor, TakenReadings
+from stepscope.capture.startup import reason_of
 from stepscope.metrics import SCOPES, Scope
 from stepscope.records import Entity, Reading
 from stepscope.records.facts import SensorCost, SensorFacts
@@ -72,7 +74,7 @@ class Sampler:
                 if scheduled.spent_s + scheduled.cost_s <= allowed:
                     scheduled.due_ns = 0
 
-    def read_all(self, *sensors: Sensor) -> None:
+    def read_all(self, *sensors: Sensor | None) -> None:
         """Read these sensors now, due or not (the last sample)."""
         for scheduled in self._scheduled:
             if scheduled.sensor in sensors and not scheduled.failed:
@@ -91,8 +93,14 @@ class Sampler:
                 continue
             if closed is not None:
                 thread = threading.Thread(target=_pack_quietly, args=(closed,), daemon=True)
-                thread.start()
-                self._packers.append(thread)
+                with contextlib.suppress(RuntimeError):  # no more threads: it stays a stream
+                    thread.start()
+                    self._packers.append(thread)
+
+    def load_packing(self) -> None:
+        """Import what `finish` needs: pyarrow may be upgraded or removed during a long run."""
+        for module in ("pyarrow.parquet", "stepscope.runs.segments"):
+            importlib.import_module(module)
 
     def finish(self) -> None:
         """Write the remaining rows and convert the streams to Parquet. A stream that cannot be
@@ -100,17 +108,18 @@ class Sampler:
         for reader in self._readers:
             reader.finish()
         self._collect()
-        self.flush()
         for scheduled in self._scheduled:
-            scheduled.sensor.close()
+            with contextlib.suppress(OSError):
+                scheduled.sensor.close()
         for thread in self._packers:
             thread.join()
         for writer in self._writers.values():
             try:
                 writer.flush()
                 pack(writer.finish())
-            except OSError as error:
-                self._report_problem(f"some samples could not be written: {error.strerror}")
+            except Exception as error:
+                reason = getattr(error, "strerror", None) or reason_of(error)
+                self._report_problem(f"some samples could not be written: {reason}")
 
     def facts(self, missing: dict[str, str], hints: dict[str, str]) -> SensorFacts:
         """Return the facts for run.json. `missing` and `hints` are those of sensors that were not
@@ -161,7 +170,7 @@ class Sampler:
 
 
 def _pack_quietly(closed: Path) -> None:
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(Exception):
         pack(closed)
 
 

@@ -12,6 +12,7 @@ there was sent to the whole group.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import os
 import select
@@ -20,7 +21,9 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import NoReturn
 
+from stepscope.capture.startup import start_error
 from stepscope.errors import MonitorError
 from stepscope.sensors import procfs
 
@@ -29,45 +32,66 @@ _FORWARDED = (*TERMINATION_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
 _FROM_KERNEL = 128
 _SETTLE_S = 0.02
 """Time for the sender to signal all processes of the group."""
+_MAX_SELECTED = 1024
+"""`select` supports descriptors below this number."""
 
 
-@dataclass(frozen=True)
 class GroupMember:
     """A process in our group that blocks all signals. A byte in the control pipe discards its
     pending signals; closing the pipe ends it."""
 
-    pid: int
-    control: int
+    def __init__(self) -> None:
+        """Start the process. Call it before heavy imports and before threads are started."""
+        self.pid, self._control = self._fork()
 
-    @classmethod
-    def start(cls) -> GroupMember:
-        """Fork the process. Call it before heavy imports and before threads are started."""
+    def _fork(self) -> tuple[int, int]:
         source, control = os.pipe()
-        pid = os.fork()
-        if pid == 0:
+        try:
+            pid = os.fork()
+            if pid == 0:
+                _hold_signals(source)
+        except OSError:
             os.close(control)
-            everything = signal.valid_signals()
-            signal.pthread_sigmask(signal.SIG_BLOCK, everything)
-            try:
-                while os.read(source, 1):
-                    while signal.sigtimedwait(everything, 0) is not None:
-                        pass
-            finally:
-                os._exit(0)
-        os.close(source)
-        return cls(pid, control)
+            raise
+        finally:
+            os.close(source)
+        return pid, control
+
+    def restart_if_killed(self) -> None:
+        """Start the process again if it has exited; raises OSError if that fails."""
+        with contextlib.suppress(ChildProcessError):  # reaped by an earlier call, which failed
+            if os.waitpid(self.pid, os.WNOHANG)[0] == 0:
+                return
+        broken = self._control
+        self.pid, self._control = self._fork()
+        os.close(broken)
 
     def received(self, number: int) -> bool:
         """Return whether a signal was sent to the whole process group."""
         time.sleep(_SETTLE_S)
         status = procfs.status(self.pid)
         is_pending = status is not None and status.has_pending(number)
-        os.write(self.control, b"f")
+        with contextlib.suppress(BrokenPipeError):  # it was killed
+            os.write(self._control, b"f")
         return is_pending
 
     def end(self) -> None:
-        os.close(self.control)
-        os.waitpid(self.pid, 0)
+        os.close(self._control)  # nothing waits for it: it may be stopped
+
+
+def _hold_signals(source: int) -> NoReturn:
+    """Block all signals, and discard pending ones for each byte from `source`, until it ends."""
+    try:
+        # It must not keep the files of the monitor open, such as the output of the command.
+        os.closerange(0, source)
+        os.closerange(source + 1, _MAX_SELECTED)
+        everything = signal.valid_signals()
+        signal.pthread_sigmask(signal.SIG_BLOCK, everything)
+        while os.read(source, 1):
+            while signal.sigtimedwait(everything, 0) is not None:
+                pass
+    finally:
+        os._exit(0)
 
 
 @dataclass(frozen=True)
@@ -94,11 +118,16 @@ def intercept_signals() -> Signals:
     forwarded = {number for number in _FORWARDED if signal.getsignal(number) != signal.SIG_IGN}
     blocked = {signal.SIGCHLD, *forwarded}
     inherited = {signal.Signals(n) for n in signal.pthread_sigmask(signal.SIG_BLOCK, blocked)}
-    group_member = GroupMember.start()
     mask = (ctypes.c_uint64 * 16)(sum(1 << (number - 1) for number in blocked))
-    descriptor = int(ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC))
-    if descriptor < 0:
-        raise MonitorError(f"signalfd() failed: {os.strerror(ctypes.get_errno())}")
+    try:
+        group_member = GroupMember()
+        descriptor = int(ctypes.CDLL(None, use_errno=True).signalfd(-1, mask, os.O_CLOEXEC))
+        if descriptor < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        if descriptor >= _MAX_SELECTED:
+            raise MonitorError(f"More than {_MAX_SELECTED} files are open", "Close some of them")
+    except OSError as error:
+        raise start_error("Monitoring cannot start", error) from None
     return Signals(inherited, blocked, descriptor, group_member)
 
 
@@ -138,6 +167,11 @@ def forward(info: signal.struct_siginfo, pid: int, signals: Signals) -> bool:
             os.kill(pid, number)
         except ProcessLookupError:
             return False
+        except PermissionError:
+            name = signal.Signals(number).name
+            raise MonitorError(
+                f"{name} was not forwarded: the command runs as another user"
+            ) from None
     return number in TERMINATION_SIGNALS
 
 

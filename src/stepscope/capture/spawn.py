@@ -2,7 +2,7 @@
 
 As a subreaper the monitor inherits, and accounts for, the orphans of the tree. If the output is
 searched for a pattern, the command writes to a pseudo-terminal in place of a terminal, so that
-colors and progress bars stay, and to a pipe otherwise. The pump, a separate process that keeps
+colors and progress bars stay, and to a pipe otherwise. A pump, a separate process that keeps
 running if the monitor is killed, forwards the output.
 """
 
@@ -18,20 +18,23 @@ import subprocess
 import sys
 import termios
 import threading
-from collections.abc import MutableMapping
-from dataclasses import dataclass, field
+import time
+from collections.abc import Callable, MutableMapping
 from pathlib import Path
 from typing import Any
 
 import stepscope.inject
 from stepscope.capture.request import RunRequest
 from stepscope.capture.signals import Signals
-from stepscope.errors import CommandNotExecutable, CommandNotFound
+from stepscope.errors import CommandNotExecutable, CommandNotFound, MonitorError
 from stepscope.inject.events import FOLDER_VARIABLE
+from stepscope.inject.pump import SOURCE_ENDED, TARGET_GONE
 from stepscope.runs.paths import RunPaths
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
-_DRAIN_S = 2.0
+_DRAIN_S, _DRAIN_POLL_S = 2.0, 0.002
+RESTART_S = 0.5
+"""Shortest time between two starts of a pump."""
 HOOK_SITE = Path(stepscope.inject.__file__).with_name("site")
 """Folder that makes Python load the import hook when it is first in PYTHONPATH."""
 
@@ -132,48 +135,97 @@ def spawn(
         ) from None
 
 
-@dataclass
-class Output:
-    """The command's ends of its captured output, and the pump that reads the other ends."""
+class Pump:
+    """A process that forwards one stream of the output.
 
-    for_command: dict[int, int] = field(default_factory=dict)
-    """Descriptor in the command (1, 2) to the descriptor that replaces it."""
-    pump: subprocess.Popen[bytes] | None = None
+    The reading end stays open here too: the command can write while a killed pump is started again.
+    """
+
+    def __init__(self, source: int, target: int, log: Path, events: Path, pattern: str) -> None:
+        self.source, self.target = source, target
+        program = Path(stepscope.inject.__file__).with_name("pump.py")
+        self._command = [sys.executable, "-I", "-W", "ignore", str(program), str(events)]
+        self._command += [f"{os.getpid()}.bin", pattern, str(source), str(target), str(log)]
+
+    def start(self, ready: int = -1) -> None:
+        """Start the process, which writes a byte to `ready`. Raises OSError if that fails."""
+        self.started = time.monotonic()
+        self.process = subprocess.Popen(
+            [*self._command, str(ready)],
+            stdin=subprocess.DEVNULL,
+            pass_fds=[self.source] if ready < 0 else [self.source, ready],
+        )
+
+
+class Output:
+    """The captured output of a command: the ends for the command, and a pump for each stream."""
+
+    def __init__(self) -> None:
+        self.for_command: dict[int, int] = {}
+        """Descriptor in the command (1, 2) to the descriptor that replaces it."""
+        self.pumps: list[Pump] = []
+        self.closed_because = ""
+        """Why the command can no longer write to a stream."""
+        self._ready = -1
+
+    def capture(self, paths: RunPaths, pattern: str) -> None:
+        """Start the pumps for a command that is about to start. Raises OSError."""
+        self._ready, ready = os.pipe()
+        for descriptor, log in ((1, paths.stdout_log), (2, paths.stderr_log)):
+            if not os.get_inheritable(descriptor):
+                continue  # it was closed, and stays so
+            source, end = os.openpty() if os.isatty(descriptor) else os.pipe()
+            with contextlib.suppress(termios.error):  # a pipe
+                settings = termios.tcgetattr(end)
+                settings[1] &= ~termios.OPOST  # the real terminal already translates line endings
+                termios.tcsetattr(end, termios.TCSANOW, settings)
+            self.for_command[descriptor] = end
+            pump = Pump(source, descriptor, log, paths.events, pattern)
+            pump.start(ready)
+            self.pumps.append(pump)
+        os.close(ready)
+
+    def wait_until_ready(self) -> None:
+        """Raise MonitorError if the output cannot be captured."""
+        if any(os.read(self._ready, 1) == b"" for _ in self.pumps):
+            raise MonitorError("The process that captures the output did not start")
+
+    def abandon(self) -> None:
+        """End the pumps of a command that was not started."""
+        for pump in self.pumps:
+            pump.process.kill()
+            pump.process.wait()
 
     def command_started(self) -> None:
-        """Close the command's ends here, so that the pump ends with the last writer."""
-        for descriptor in set(self.for_command.values()):
+        """Close the command's ends here, so that the pumps end with the last writer."""
+        for descriptor in {*self.for_command.values(), self._ready} - {-1}:
             os.close(descriptor)
 
-    def drain(self) -> None:
+    def restart_killed(self, report_problem: Callable[[str], None]) -> bool:
+        """Start pumps again that were killed, and return whether all are running. If a pump has
+        ended by itself, close its stream: the command gets SIGPIPE if nobody reads its output."""
+        for pump in list(self.pumps):
+            code = pump.process.poll()
+            if code in (SOURCE_ENDED, TARGET_GONE):
+                self.pumps.remove(pump)
+                os.close(pump.source)
+                if code == TARGET_GONE:
+                    name = "standard output" if pump.target == 1 else "standard error"
+                    self.closed_because = f"the reader of its {name} had exited"
+            elif code is not None and time.monotonic() - pump.started > RESTART_S:
+                pump.start()
+                report_problem(
+                    "the process that captures the output was killed and has been restarted; some "
+                    "output may be missing"
+                )
+        return all(pump.process.returncode is None for pump in self.pumps)
+
+    def drain(self, report_problem: Callable[[str], None]) -> None:
         """Wait until all output was forwarded, for a limited time: survivors may still write."""
-        if self.pump is not None:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self.pump.wait(_DRAIN_S)
-
-
-def capture_output(paths: RunPaths, pattern: str) -> Output:
-    """Start a pump for the standard output and error of a command that is about to start."""
-    for_command: dict[int, int] = {}
-    arguments, sources = [], []
-    for descriptor, log in ((1, paths.stdout_log), (2, paths.stderr_log)):
-        source, end = os.openpty() if os.isatty(descriptor) else os.pipe()
-        with contextlib.suppress(termios.error):  # a pipe
-            settings = termios.tcgetattr(end)
-            settings[1] &= ~termios.OPOST  # the real terminal already translates line endings
-            termios.tcsetattr(end, termios.TCSANOW, settings)
-        for_command[descriptor] = end
-        sources.append(source)
-        arguments.append(f"{source}:{descriptor}:{log}")
-    program = Path(stepscope.inject.__file__).with_name("pump.py")
-    pump = subprocess.Popen(
-        [sys.executable, "-I", str(program), str(paths.events), pattern, *arguments],
-        stdin=subprocess.DEVNULL,
-        pass_fds=sources,
-    )
-    for source in sources:
-        os.close(source)
-    return Output(for_command, pump)
+        deadline = time.monotonic() + _DRAIN_S
+        while self.pumps and time.monotonic() < deadline:
+            time.sleep(_DRAIN_POLL_S)
+            self.restart_killed(report_problem)
 
 
 def exit_like(status: int) -> int:

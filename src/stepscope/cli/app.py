@@ -11,7 +11,7 @@ from typing import Any
 import typer
 
 import stepscope
-from stepscope.cli.console import CommandGroup
+from stepscope.cli.console import CommandGroup, print_message
 from stepscope.cli.doctor import doctor
 from stepscope.cli.explain import explain
 from stepscope.cli.fit import fit
@@ -73,12 +73,21 @@ app.add_typer(study, name="study")
 app.command()(doctor)
 
 
+def _reserve_standard_descriptors() -> None:
+    """Open the standard descriptors that are closed, so that no other file gets their number:
+    libraries write messages to descriptor 2. Started commands do not inherit them."""
+    while (descriptor := os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)) <= 2:
+        pass
+    os.close(descriptor)
+
+
 def main() -> None:
     """Run the command line. A StepscopeError becomes one line on stderr and its exit code."""
     try:
+        _reserve_standard_descriptors()
         app()
     except StepscopeError as error:
-        sys.stderr.write(f"stepscope: {error}\n")
+        print_message(str(error))
         sys.exit(error.exit_code)
     except OSError as error:
         if error.filename is not None or error.strerror is None:

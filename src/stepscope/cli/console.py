@@ -16,6 +16,7 @@ from typer.core import TyperGroup
 
 from stepscope.records import Outcome
 from stepscope.records.codec import dumps
+from stepscope.report.kit.format import printable_lines
 from stepscope.runs.paths import DEFAULT_FOLDER
 
 if TYPE_CHECKING:
@@ -78,9 +79,10 @@ def _hide_flag_types(options: Sequence[Any]) -> Sequence[Any]:
 
 
 def print_message(text: str) -> None:
-    """Print one line to standard error, and ignore a closed standard error."""
+    """Print to standard error, and ignore a closed standard error. Names and texts from files of
+    somebody else may contain escape sequences."""
     with contextlib.suppress(OSError, ValueError, AttributeError):
-        sys.stderr.write(f"stepscope: {text}\n")
+        sys.stderr.write(f"stepscope: {printable_lines(text)}\n")
         sys.stderr.flush()
 
 

@@ -95,14 +95,17 @@ def fit(
     available; 10 not even a batch of 1 fits in GPU memory; 11 not even a batch of 1 fits in host
     memory; 14 no result because of a memory leak; 130 interrupted.
     """
-    from rich.console import Console
+    from stepscope.capture.startup import loading
 
-    from stepscope.api import find_batch_size
-    from stepscope.cli.progress import FitBar
-    from stepscope.fit.request import FitRequest, fit_workload, parse_headroom
-    from stepscope.report.fit.view import fit_document
-    from stepscope.report.kit.terminal import draw
-    from stepscope.trials.limits.spec import Limits, parse_size
+    with loading(TrialError):
+        from rich.console import Console
+
+        from stepscope.api import find_batch_size
+        from stepscope.cli.progress import FitBar
+        from stepscope.fit.request import FitRequest, fit_workload, parse_headroom
+        from stepscope.report.fit.view import fit_document
+        from stepscope.report.kit.terminal import draw
+        from stepscope.trials.limits.spec import Limits, parse_size
 
     sizes = [size.strip() for size in (predict_for or "").split(",") if size.strip()]
     if predict_for is not None and not sizes:

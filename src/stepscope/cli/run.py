@@ -24,6 +24,7 @@ from stepscope.cli.console import (
     print_message,
 )
 from stepscope.cli.report import show
+from stepscope.errors import StepscopeError
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths
 
 _MAX_LISTED = 8  # processes that are still running
@@ -68,6 +69,7 @@ def run(
     """
     from stepscope.capture.request import RunRequest
     from stepscope.capture.signals import intercept_signals, restore_signals
+    from stepscope.capture.startup import loading
 
     request = RunRequest(
         name or name_of(command),
@@ -79,21 +81,24 @@ def run(
         wait_tree=wait_tree,
     )
     signals = intercept_signals()
-    from stepscope.capture.command import monitor_command
-    from stepscope.capture.spawn import exit_like
+    with loading():
+        from stepscope.capture.command import monitor_command
+        from stepscope.capture.spawn import exit_like
 
     def notify(text: str) -> None:
         if not quiet:
             print_message(text)
 
     finished = monitor_command(request, notify, signals)
-    shown = Shown(verbose, quiet, as_json, open_report)
-    show_run(finished.paths.folder, shown, lambda: restore_signals(signals))
-    if finished.survivors:
-        notify(f"{still_running(finished.survivors)}; use --wait-tree to wait for them")
-    # `os._exit` skips the teardown of the interpreter, which is slow, and which would end with a
-    # Ctrl-C that arrived during an exec instead of the exit code of the command.
-    os._exit(exit_like(finished.status))
+    try:
+        shown = Shown(verbose, quiet, as_json, open_report)
+        show_run(finished.paths.folder, shown, lambda: restore_signals(signals))
+        if finished.survivors:
+            notify(f"{still_running(finished.survivors)}; use --wait-tree to wait for them")
+    finally:
+        # `os._exit` skips the teardown of the interpreter, which is slow, and which would end with
+        # a Ctrl-C that arrived during an exec instead of the exit code of the command.
+        os._exit(exit_like(finished.status))
 
 
 def still_running(survivors: Sequence[str]) -> str:
@@ -117,6 +122,11 @@ def show_run(folder: Path, shown: Shown, begin: Callable[[], None]) -> None:
     """
     try:
         begin()
+        import pyarrow
+
+        from stepscope.capture.startup import check_threads
+
+        check_threads(pyarrow.cpu_count() + pyarrow.io_thread_count())
         from stepscope.report.run.derive import derive
         from stepscope.report.run.result import run_result
         from stepscope.runs.reader import open_run
@@ -131,6 +141,7 @@ def show_run(folder: Path, shown: Shown, begin: Callable[[], None]) -> None:
         )
     except (Exception, SystemExit) as error:  # rich raises SystemExit if the output is closed
         known = isinstance(error, OSError) and error.strerror
+        known = error.message if isinstance(error, StepscopeError) else known
         reason = known or f"{type(error).__name__}: {str(error)[:200]}"
         print_message(
             f"the report could not be created ({reason}). "

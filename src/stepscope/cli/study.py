@@ -100,7 +100,9 @@ def run(
     another process is running the study; 130 interrupted (run the same command to
     resume).
     """
-    with _quick_reading():
+    from stepscope.capture.startup import loading
+
+    with loading(TrialError):
         from stepscope.capture.request import check_interval
         from stepscope.cli.progress import StudyBar
         from stepscope.report.study.export import study_dict
@@ -109,6 +111,7 @@ def run(
         from stepscope.studies.run import run_study
         from stepscope.studies.study import Study
 
+    with _quick_reading():
         check_interval(interval, TrialError)
         study = Study.of(file, out).to_run()
     end_on_request()
@@ -203,6 +206,7 @@ def show_study(
     open_report: bool = False,
 ) -> None:
     """Show a study; with `full`, also write its report and its tables."""
+    from stepscope.report.kit.format import printable_lines
     from stepscope.report.study.read import read_view
     from stepscope.studies.design.file import read_design, trials_text
     from stepscope.studies.folder import StudyPaths
@@ -227,7 +231,7 @@ def show_study(
     console = _draw(view, full)
     if page:
         lines = f"\nReport: {page.absolute().as_uri()}\nTables: {near(page.parent)}/*.csv"
-        console.print(lines, markup=False, highlight=False, soft_wrap=True)
+        console.print(printable_lines(lines), markup=False, highlight=False, soft_wrap=True)
         if open_report:
             open_page(page)
 

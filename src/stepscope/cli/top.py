@@ -78,12 +78,14 @@ def _latest(runs: Path) -> Path:
 
     A run with packed samples is not running, so only folders with a live stream are opened.
     """
-    from stepscope.runs.reader import latest_run, open_run
+    from stepscope.runs.reader import latest_run, open_run, runs_in
 
     running: dict[Path, int] = {}
-    for stream in runs.glob("*/process.arrows"):
+    for folder in runs_in(runs):
+        if not os.path.exists(folder / "process.arrows"):
+            continue
         with contextlib.suppress(RunFolderError):
-            run = open_run(stream.parent)
+            run = open_run(folder)
             if run.exit_status.outcome is Outcome.RUNNING:
                 running[run.path] = run.begin_ns
     return max(running, key=running.__getitem__) if running else latest_run(runs)
@@ -105,7 +107,7 @@ def _ending(follower: Follower, frame: Frame) -> str:
     from stepscope.report.live.screen import ending_text
 
     paths = follower.tail.paths
-    if paths.report_html.exists():
+    if os.path.exists(paths.report_html):
         return ending_text(frame, paths.report_html.absolute().as_uri())
     return ending_text(frame, f"stepscope report {near(paths.folder)}")
 

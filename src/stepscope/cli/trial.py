@@ -24,6 +24,7 @@ from stepscope.cli.console import (
 )
 from stepscope.cli.report import show
 from stepscope.cli.workload_options import Model, with_settings
+from stepscope.errors import TrialError
 from stepscope.records import Outcome
 from stepscope.runs.paths import DEFAULT_FOLDER
 
@@ -82,12 +83,15 @@ def trial(
     that of the first trial that is not ok.
     """
     end_on_request()
-    from stepscope.api import run_trials
-    from stepscope.cli.progress import TrialBar
-    from stepscope.records.trial import TrialFacts
-    from stepscope.runs.masking import mask_command
-    from stepscope.trials.limits.spec import Limits
-    from stepscope.trials.request import TrialRequest, workload_of
+    from stepscope.capture.startup import loading
+
+    with loading(TrialError):
+        from stepscope.api import run_trials
+        from stepscope.cli.progress import TrialBar
+        from stepscope.inject.masking import mask_command
+        from stepscope.records.trial import TrialFacts
+        from stepscope.trials.limits.spec import Limits
+        from stepscope.trials.request import TrialRequest, workload_of
 
     request = TrialRequest(
         workload_of(model, settings),

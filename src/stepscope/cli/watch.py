@@ -48,9 +48,12 @@ def watch(
     into a running process. The outcome of the process is reported if it can be determined; the exit
     code is 0 even if the process failed.
     """
-    from stepscope.capture.attach import monitor_process
-    from stepscope.capture.request import RunRequest, check_interval
-    from stepscope.capture.target import find_target
+    from stepscope.capture.startup import loading
+
+    with loading():
+        from stepscope.capture.attach import monitor_process
+        from stepscope.capture.request import RunRequest, check_interval
+        from stepscope.capture.target import find_target
 
     def notify(text: str) -> None:
         if not quiet:

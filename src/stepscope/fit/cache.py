@@ -21,8 +21,8 @@ from stepscope.fit.memory_budget import host_memory_free
 from stepscope.fit.request import FitRequest
 from stepscope.fit.result import ChosenGpu, FitResult, NoteKind, Verdict
 from stepscope.records.codec import dumps, loads, to_json
-from stepscope.runs.paths import replace_atomically
-from stepscope.trials.state import state_folder
+from stepscope.runs.files import replace_atomically
+from stepscope.state import state_folder
 from stepscope.workloads.custom import find_custom
 from stepscope.workloads.spec import NOT_FOR_FIT, Workload
 

@@ -63,6 +63,9 @@ then opens files gets low numbers, so that ours cannot be one of them."""
 _MAX_BUFFERED = 32768 * SIZE
 """Bytes of records that are kept in memory if they cannot be written."""
 
+_MAX_NAMES = 4096
+"""Texts whose ids are kept. The others are written again."""
+
 _now = time.monotonic_ns
 _pack = RECORD.pack
 _write = os.write
@@ -74,6 +77,22 @@ def name_id(text):
 
     digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=8).digest()
     return int.from_bytes(digest, "little") & 0x7FFFFFFFFFFFFFFF
+
+
+def _mask(text):
+    """Mask the credentials in a text. The module is loaded with the first text."""
+    name = "_stepscope_masking"
+    try:
+        if name not in sys.modules:
+            from importlib.machinery import SourceFileLoader
+
+            path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "masking.py")
+            masking = type(sys)(name)
+            exec(SourceFileLoader(name, path).get_code(name), masking.__dict__)
+            sys.modules[name] = masking
+        return sys.modules[name].mask_text(text)
+    except Exception:  # without the module, no text is stored
+        return "***"
 
 
 def name_records(text):
@@ -168,17 +187,21 @@ class Writer:
         """Start over, in a forked child. It opens its own file with its first record."""
         self._fd = -1
         self._started = False
-        self._named = set()
+        self._ids = {}
         self._gpus = {}
         self._buffer = b""
         self._dropped = 0
 
     def _name(self, text):
-        """Return the id of a text, and write the text if it is new."""
-        ident = name_id(text)
-        if ident not in self._named:
-            self._named.add(ident)
-            self._append(name_records(text))
+        """Return the id of a text, and write the text, with credentials masked, if it is new."""
+        ident = self._ids.get(text)
+        if ident is None:
+            masked = _mask(text)
+            ident = name_id(masked)
+            if len(self._ids) >= _MAX_NAMES:
+                self._ids.clear()
+            self._ids[text] = ident
+            self._append(name_records(masked))
         return ident
 
     def _append(self, data):
@@ -213,8 +236,13 @@ class Writer:
     def _open(self):
         """Open the file, and return its first record if it is new."""
         path = os.path.join(self.folder, self._file_name or "%d.bin" % os.getpid())
-        self._fd = open_high(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        # The folder may belong to another user: never write to a link or wait for a FIFO.
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_NONBLOCK
+        self._fd = open_high(path, flags)
         self._file = os.fstat(self._fd)
+        if self._file.st_nlink > 1:
+            self.close()
+            raise OSError("a link to another file")
         if self._started:
             return b""
         self._started = True
@@ -228,7 +256,7 @@ class Writer:
         self._buffer += data[:space]
         if len(data) > space:
             self._dropped += (len(data) - space) // SIZE
-            self._named.clear()
+            self._ids.clear()
 
     def _truncate(self):
         """Remove a partially written record (full disk), so that records stay aligned."""

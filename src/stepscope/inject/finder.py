@@ -72,9 +72,12 @@ def install(folder):
         sys.meta_path.insert(0, StepscopeFinder())
     start = (time.monotonic_ns(), 1, 0, os.getpid(), -1, sys.hexversion)  # as in events.py
     path = os.path.join(folder, "interpreters.bin")
-    fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+    # The folder may belong to another user: never write to a link or wait for a FIFO.
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK
+    fd = os.open(path, flags, 0o644)
     try:
-        os.write(fd, struct.pack("<qHHIqq", *start))
+        if os.fstat(fd).st_nlink == 1:
+            os.write(fd, struct.pack("<qHHIqq", *start))
     finally:
         os.close(fd)
 

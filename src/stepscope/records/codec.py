@@ -4,6 +4,7 @@
     from_json(Type, plain)  the record, checked against its annotations; unknown keys are ignored
     dumps(record)           the record as JSON text
     loads(Type, text)       the record from JSON text
+    parse(text)             plain values from JSON text
 
 A record is a dataclass. Its annotations are evaluated at run time, so the types of its fields must
 not be imported under TYPE_CHECKING only.
@@ -22,6 +23,9 @@ from types import UnionType
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _T = TypeVar("_T")
+
+_MAX_DEPTH = 64
+"""The deepest record has less than ten levels."""
 
 
 def to_json(value: Any, *, omit_defaults: bool = False) -> Any:
@@ -99,8 +103,48 @@ def loads(kind: type[_T], text: str | bytes) -> _T:
 
     try:
         return msgspec.json.decode(text, type=kind, dec_hook=_decode_other)
-    except ValueError:  # includes lone surrogates, NaN and large numbers, which only `json` reads
-        return from_json(kind, json.loads(text))
+    except (ValueError, RecursionError):  # lone surrogates and large numbers need `json`
+        return from_json(kind, parse(text))
+
+
+def parse(text: str | bytes) -> Any:
+    """Return the plain values in a JSON text. Raises ValueError if it is invalid, nested deeper
+    than any record, or has a number that fits neither 64 bits nor a float."""
+    try:
+        plain = json.loads(
+            text, parse_int=_int64, parse_float=_finite, parse_constant=_not_a_number
+        )
+    except RecursionError:
+        raise ValueError("the values are nested too deeply") from None
+    level = [plain]
+    for _ in range(_MAX_DEPTH):
+        level = [
+            inner
+            for value in level
+            if isinstance(value, dict | list)
+            for inner in (value.values() if isinstance(value, dict) else value)
+        ]
+        if not level:
+            return plain
+    raise ValueError(f"the values are nested more than {_MAX_DEPTH} levels deep")
+
+
+def _int64(digits: str) -> int:
+    number = int(digits)
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"the number {digits[:30]} is out of range")
+    return number
+
+
+def _finite(digits: str) -> float:
+    number = float(digits)
+    if not math.isfinite(number):
+        raise ValueError(f"the number {digits[:30]} is out of range")
+    return number
+
+
+def _not_a_number(name: str) -> float:
+    raise ValueError(f"{name} is not a JSON number")
 
 
 def _default(field: dataclasses.Field[Any]) -> Any:

@@ -153,7 +153,8 @@ class HookFacts:
     frameworks: dict[str, str] = field(default_factory=dict)  # imported frameworks, with versions
     reason: str = ""
     """Why nothing is attached: `disabled`, `already_running`, `no_python`, `ignores_environment`,
-    `no_site`, `not_loaded`, `no_framework`, `unsupported_framework`, or `reported`: by marks."""
+    `no_site`, `not_loaded`, `other_user`, `no_framework`, `unsupported_framework`, or `reported`:
+    by marks."""
     other_run: str = ""  # run folder of another monitor that the process already reports to
 
 

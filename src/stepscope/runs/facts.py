@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import socket
 import time
@@ -13,24 +12,29 @@ from pathlib import Path
 from typing import Any
 
 from stepscope.errors import RunFolderError
+from stepscope.inject.masking import mask_values
 from stepscope.records import ExitStatus, Outcome
 from stepscope.records.codec import from_json, salvage, to_json
 from stepscope.records.facts import ProcessIdentity, RunFacts
 from stepscope.records.trial import LimitFacts, TrialFacts
-from stepscope.runs.paths import FORMAT, RunPaths, write_json
+from stepscope.runs.events import EVER, TimeSpan
+from stepscope.runs.files import read_json, write_json
+from stepscope.runs.paths import FORMAT, RunPaths
 from stepscope.sensors import procfs
 
 _SILENCE_S = 30.0
 """A monitor writes about every second. After this time without a write it is considered gone."""
+_SECOND = 1_000_000_000
 _DAMAGED_HINT = "The run folder is damaged: copy it again, or run the command again"
 
 
 def write_facts(paths: RunPaths, facts: RunFacts) -> None:
-    """Replace `run.json`. Unknown values, and the keys of trials in other runs, are omitted."""
+    """Replace `run.json`, with credentials masked. Unknown values, and the keys of trials in other
+    runs, are omitted."""
     trial_defaults = {"limits": LimitFacts(), "trial": TrialFacts()}
     plain = to_json(facts)
     known = {k: v for k, v in plain.items() if getattr(facts, k) != trial_defaults.get(k)}
-    write_json(paths.run_json, known)
+    write_json(paths.run_json, mask_values(known))
 
 
 def read_run_json(folder: Path) -> dict[str, Any]:
@@ -41,7 +45,7 @@ def read_run_json(folder: Path) -> dict[str, Any]:
             f"No such run folder: {folder}", "List the run folders with `ls runs/`"
         )
     try:
-        plain = json.loads(path.read_text(encoding="utf-8"))
+        plain = read_json(path)
     except FileNotFoundError:
         raise RunFolderError(
             f"{folder} is not a run folder: it has no run.json",
@@ -79,6 +83,9 @@ def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
             f"{RunPaths(folder).run_json} is invalid: {error}",
             _DAMAGED_HINT,
         ) from None
+    times = (facts.clock.monotonic_ns, facts.exit_status.monotonic_ns or 0)
+    if not all(0 <= each < EVER.last_ns for each in times):
+        raise RunFolderError(f"{RunPaths(folder).run_json} has impossible times", _DAMAGED_HINT)
     return replace(
         facts,
         workload=plain.get("workload"),
@@ -109,6 +116,16 @@ def exit_status_of(facts: RunFacts, folder: Path) -> ExitStatus:
             "the monitor was killed or the machine went down before the command exited",
         )
     return ExitStatus(outcome, stored.reason, stored.exit_code, stored.signal, stored.evidence)
+
+
+def event_span(facts: RunFacts) -> TimeSpan:
+    """Return the time in which the processes of a run can report events."""
+    first_ns, end_ns = facts.clock.monotonic_ns - _SECOND, facts.exit_status.monotonic_ns
+    if end_ns is not None and facts.exit_status.outcome != Outcome.RUNNING and not facts.survivors:
+        return TimeSpan(first_ns, end_ns + 60 * _SECOND)
+    if facts.monitor.boot_id == procfs.boot_id():
+        return TimeSpan(first_ns, time.monotonic_ns() + _SECOND)
+    return TimeSpan(first_ns)
 
 
 def identity(pid: int) -> ProcessIdentity:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 import time
 from pathlib import Path
-from typing import Any
 
 from stepscope.metrics import Scope
-from stepscope.records.codec import dumps
+from stepscope.runs.files import entries_in
 
 FORMAT = 1
 DEFAULT_FOLDER = "runs"
@@ -64,13 +62,14 @@ class RunPaths:
     def segments(self, scope: Scope) -> list[Path]:
         """Return all sample files of a scope, oldest first. A Parquet file replaces its stream."""
         numbers: dict[int, Path] = {}
-        pattern = re.compile(rf"{scope}\.(\d+)\.(arrows|parquet)")
-        for path in sorted(self.folder.iterdir()):
-            match = pattern.fullmatch(path.name)
+        pattern = re.compile(rf"{scope}\.([0-9]{{1,9}})\.(arrows|parquet)")
+        names = [entry.name for entry in entries_in(self.folder)]
+        for name in names:
+            match = pattern.fullmatch(name)
             if match:  # sorted: .parquet comes after .arrows and replaces it
-                numbers[int(match[1])] = path
+                numbers[int(match[1])] = self.folder / name
         segments = [numbers[number] for number in sorted(numbers)]
-        if self.live_stream(scope).exists():
+        if self.live_stream(scope).name in names:
             segments.append(self.live_stream(scope))
         return segments
 
@@ -93,19 +92,3 @@ def make_run_folder(folder: Path) -> RunPaths:
 def slug(name: str) -> str:
     """Return the name with only characters that are safe in a path."""
     return re.sub(r"[^A-Za-z0-9.-]+", "-", name).strip("-.")[:40] or "run"
-
-
-def replace_atomically(path: Path, text: str) -> None:
-    """Write a file so that readers see either the old or the new contents, never a part."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        temporary.write_bytes(text.encode("utf-8", "replace"))
-        os.replace(temporary, path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
-
-
-def write_json(path: Path, record: Any, indent: int | None = 1) -> None:
-    """Replace a JSON file with this record. Read it with `records.codec.loads`."""
-    replace_atomically(path, dumps(record, indent=indent) + "\n")

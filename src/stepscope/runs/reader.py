@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -9,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 from stepscope.errors import RunFolderError
 from stepscope.metrics import Scope
 from stepscope.records import ExitStatus
-from stepscope.runs.facts import exit_status_of, parse_facts, read_run_json
+from stepscope.runs.facts import event_span, exit_status_of, parse_facts, read_run_json
+from stepscope.runs.files import entries_in, refuse_link
 from stepscope.runs.paths import DEFAULT_FOLDER, RunPaths
 
 if TYPE_CHECKING:
@@ -29,26 +31,33 @@ def find_run(path: str | Path) -> Path:
     folder = Path(path)
     if folder.is_file():
         folder = folder.parent
-        if not any((each / "run.json").exists() for each in (folder, folder.parent)):
+        if not any(os.path.exists(each / "run.json") for each in (folder, folder.parent)):
             raise RunFolderError(
                 f"{path} is not in a run folder", "Pass the folder that `stepscope run` printed"
             )
     if folder.name in ("derived", "events", "trial"):
         folder = folder.parent
-    if not (folder / "run.json").exists() and next(folder.glob("*/run.json"), None):
+    if not os.path.lexists(folder / "run.json") and runs_in(folder):
         return latest_run(folder)
     return folder
+
+
+def runs_in(parent: Path) -> list[Path]:
+    """Return the run folders in a folder. Links to others are left out: somebody else may have
+    made them."""
+    folders = [entry.path for entry in entries_in(parent) if entry.is_dir(follow_symlinks=False)]
+    return [Path(folder) for folder in folders if os.path.exists(f"{folder}/run.json")]
 
 
 def latest_run(parent: str | Path = DEFAULT_FOLDER) -> Path:
     """Return the folder of the newest run in a folder of runs. Raises RunFolderError if it has no
     runs."""
-    folders = sorted(p.parent for p in Path(parent).glob("*/run.json"))
+    folders = runs_in(Path(parent))
     if not folders:
         raise RunFolderError(
             f"There are no runs in {parent}", "Create one with `stepscope run -- python train.py`"
         )
-    return max(folders, key=lambda p: (p / "run.json").stat().st_mtime)
+    return max(folders, key=lambda folder: os.path.getmtime(folder / "run.json"))
 
 
 class Run:
@@ -60,6 +69,8 @@ class Run:
     def __init__(self, folder: Path, run_json: dict[str, Any]) -> None:
         self.path = folder
         self.paths = RunPaths(folder)
+        for inner in (self.paths.events, self.paths.trial, self.paths.derived):
+            refuse_link(inner)
         self.json = run_json
         """The contents of `run.json`."""
         self.facts = parse_facts(run_json, folder)
@@ -86,15 +97,16 @@ class Run:
         """The events of each monitored process."""
         from stepscope.runs.events import read_folder
 
-        return read_folder(self.paths.events)
+        return read_folder(self.paths.events, event_span(self.facts))
 
     def samples(self, scope: Scope = "process", columns: list[str] | None = None) -> pa.Table:
         """Return the samples of a scope as an Arrow table (`.to_pandas()` for pandas)."""
         import pyarrow as pa
 
-        from stepscope.runs.streams import read_stored, schema_of
+        from stepscope.runs.segments import read_stored
+        from stepscope.runs.streams import schema_of
 
-        segments = (read_stored(path, columns) for path in self.paths.segments(scope))
+        segments = (read_stored(path, columns).table for path in self.paths.segments(scope))
         tables = [table for table in segments if table.num_columns]
         if not tables:
             empty = schema_of(scope).empty_table()

@@ -15,7 +15,14 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from stepscope.analysis.run.series import Floats, Ints, Series
+from stepscope.errors import RunFolderError
 from stepscope.metrics import BY_KEY
+
+_LARGEST = 1e21
+_LONGEST_S = 1e8
+"""Of a window. Three years."""
+_MAX_ENTITIES = 1000
+"""Roles, GPUs and network namespaces in a segment."""
 
 _Bools = npt.NDArray[np.bool_]
 _Times = tuple[Ints, Floats]
@@ -57,7 +64,9 @@ def pieces_of(batch: pa.RecordBatch) -> dict[_Key, _Piece]:
     t, window = _numbers(batch.column("t_ns")), np.zeros(len(batch))
     windows = batch.column("window_s")
     if windows.null_count < len(windows):
-        window = np.where(_known(windows), _numbers(windows), 0.0)
+        seconds = _numbers(windows)
+        is_possible = _usable(windows) & (seconds > 0) & (seconds < _LONGEST_S)
+        window = np.where(is_possible, seconds, 0.0)
     whole = ~_known(batch.column("pid"))
     together = _read_together(batch, whole)
     for entity, rows in _rows_by_entity(batch.column("entity"), whole):
@@ -72,6 +81,11 @@ def pieces_of(batch: pa.RecordBatch) -> dict[_Key, _Piece]:
 def _rows_by_entity(column: pa.Array, whole: _Bools) -> list[tuple[str, Ints]]:
     """Return the rows of each entity, in the order of the first row."""
     coded = column if pa.types.is_dictionary(column.type) else column.dictionary_encode()
+    if len(coded.dictionary) > _MAX_ENTITIES:
+        raise RunFolderError(
+            f"The samples have {len(coded.dictionary):,} entities; the limit is {_MAX_ENTITIES:,}",
+            "The run folder is damaged: copy it again",
+        )
     codes = np.where(whole, _numbers(coded.indices), -1)
     rows = [np.flatnonzero(codes == code) for code in range(len(coded.dictionary))]
     pairs = [each for each in zip(coded.dictionary.to_pylist(), rows, strict=True) if len(each[1])]
@@ -84,10 +98,18 @@ def _read_together(batch: pa.RecordBatch, whole: _Bools) -> list[tuple[_Bools, d
     groups: dict[bytes, tuple[_Bools, dict[str, Floats]]] = {}
     for metric, column in zip(batch.schema.names, batch.columns, strict=True):
         if metric in BY_KEY and column.null_count < len(column):  # newer versions have more
-            mask = whole & _known(column)
+            mask = whole & _usable(column)
             group = groups.setdefault(np.packbits(mask).tobytes(), (mask, {}))
             group[1][metric] = _numbers(column)
     return list(groups.values())
+
+
+def _usable(column: pa.Array) -> _Bools:
+    """Return which values are present and finite. Larger ones than any metric has would overflow
+    in sums and products."""
+    known, values = _known(column), _numbers(column)
+    is_small = np.abs(values) < _LARGEST
+    return known if is_small.all() else known & is_small
 
 
 def _known(column: pa.Array) -> _Bools:

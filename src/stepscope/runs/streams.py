@@ -1,4 +1,4 @@
-"""Samples as append-only Arrow IPC streams that always contain complete batches.
+"""Write samples as append-only Arrow IPC streams that always contain complete batches.
 
 A batch is assembled in memory and appended with one write. If the disk is full, a partial write is
 truncated, and the batch is kept (up to a limit of rows) and written together with the next one.
@@ -6,22 +6,22 @@ truncated, and the batch is kept (up to a limit of rows) and written together wi
 
 from __future__ import annotations
 
+import errno
 import os
 from array import array
 from collections import deque
-from collections.abc import Collection, Iterator
 from functools import lru_cache
-from itertools import accumulate, islice
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 
 from stepscope.errors import RunFolderError
-from stepscope.metrics import BY_KEY, Scope, of_scope
+from stepscope.metrics import Scope, of_scope
 from stepscope.records import Entity
+from stepscope.runs.files import replace_atomically
 from stepscope.runs.paths import RunPaths
 
 KEYS = ("t_ns", "window_s", "entity", "pid")
@@ -31,8 +31,6 @@ MAX_ROWS_KEPT = 200_000
 ROLL_BYTES = 16 * 1024 * 1024
 """Limits the part of a killed run that is not Parquet, which is more than ten times as slow to
 read."""
-_BLOCK = 64
-"""Number of batches that are combined at once when a stream is read."""
 
 
 def schema_of(scope: Scope) -> pa.Schema:
@@ -97,14 +95,15 @@ class StreamWriter:
         live, closed = self._paths.live_stream(self.scope), self._closed()
         old, old_size = self._fd, self._size
         os.rename(live, closed)
+        self._segment += 1
         try:
             self._open()
         except OSError:  # the disk is full: continue with the old stream
             os.replace(closed, live)
+            self._segment -= 1
             self._fd, self._size = old, old_size
             raise
         os.close(old)
-        self._segment += 1
         return closed
 
     def close(self) -> None:
@@ -126,7 +125,9 @@ class StreamWriter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         self._size = 0
         try:
-            self._write_whole(self._schema.serialize())
+            number = {b"stepscope.segment": str(self._segment).encode()}
+            numbered = self._schema.with_metadata({**self._schema.metadata, **number})
+            self._write_whole(numbered.serialize())
         except OSError:
             self.close()
             raise
@@ -187,120 +188,24 @@ def _array(values: list[Any], kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, count, buffers)
 
 
-def check_schema(schema: pa.Schema, columns: Collection[str] | None = None) -> None:
-    """Raise ArrowInvalid if key columns are missing or known columns have an unexpected type."""
-    for key in KEYS:
-        if key not in schema.names and (columns is None or key in columns):
-            raise pa.ArrowInvalid(f"column {key} is missing")
-    expected = {"t_ns": "int64", "pid": "int32", "entity": "string"}
-    for field in schema:
-        known = field.name in KEYS or field.name in BY_KEY
-        kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-        if known and kind != expected.get(field.name, "double"):
-            raise pa.ArrowInvalid(f"column {field.name} has the unexpected type {field.type}")
-
-
-def read_segment(
-    path: Path, columns: Collection[str] | None = None, *, coded: bool = False
-) -> pa.Table:
-    """Return the rows of a segment, up to the last complete batch of a truncated stream.
-
-    Only the `columns` are decoded. With `coded`, the column `entity` stays dictionary-encoded if it
-    is stored so: a run of a day has millions of rows and only a few entities.
-    """
-    if path.suffix == ".parquet":
-        table = _read_parquet(path, columns, coded)
-        if table.num_rows:  # a stream without rows has no columns
-            check_schema(table.schema, columns)
-        return table
-    # Not memory-mapped: on a full disk the writer truncates the file, and accessing the truncated
-    # part of a mapping would kill the reader.
-    batches = _complete_batches(pa.py_buffer(path.read_bytes()), columns)
-    # There is one batch per second, and many small chunks are slow. Combining some of them while
-    # they are in the CPU cache halves the time.
-    blocks = []
-    while block := list(islice(batches, _BLOCK)):
-        blocks.append(pa.Table.from_batches(block).combine_chunks())
-    if not blocks:
-        return pa.table({})
-    table = pa.concat_tables(blocks)
-    if columns is not None:
-        table = table.select([name for name in columns if name in table.column_names])
-    check_schema(table.schema, columns)
-    return table.combine_chunks()
-
-
-def read_stored(
-    path: Path, columns: Collection[str] | None = None, *, coded: bool = False
-) -> pa.Table:
-    """Call `read_segment` for a run that may be damaged, or whose stream may be converted to
-    Parquet at the same time."""
-    try:
-        return read_segment(path, columns, coded=coded)
-    except FileNotFoundError:
-        return read_segment(path.with_suffix(".parquet"), columns, coded=coded)
-    except (OSError, pa.ArrowException) as error:
-        raise RunFolderError(
-            f"{path} cannot be read: {error}", "The run folder is damaged: copy it again"
-        ) from None
-
-
-def _read_parquet(path: Path, columns: Collection[str] | None, coded: bool) -> pa.Table:
-    from pyarrow import parquet
-
-    metadata = parquet.read_metadata(path)
-    present = metadata.schema.names
-    wanted = present if columns is None else [name for name in columns if name in present]
-    dictionaries = [name for name in wanted if coded and name == "entity"]
-    with parquet.ParquetFile(path, metadata=metadata, read_dictionary=dictionaries) as file:
-        return file.read(wanted).select(wanted)
-
-
-def _complete_batches(
-    data: pa.Buffer, columns: Collection[str] | None = None
-) -> Iterator[pa.RecordBatch]:
-    """Yield the batches up to the end, a truncation or a zero-filled tail (rows at time 0).
-
-    They have the `columns` and the time, which is needed to detect zeros.
-    """
-    try:
-        reader = pa.ipc.open_stream(data)
-        if columns is not None:
-            wanted = [i for i, name in enumerate(reader.schema.names) if i == 0 or name in columns]
-            options = pa.ipc.IpcReadOptions(included_fields=wanted, use_threads=False)
-            reader = pa.ipc.open_stream(data, options=options)
-    except (pa.ArrowException, OSError, EOFError):
-        return
-    last = 0
-    while True:
-        try:
-            batch = reader.read_next_batch()
-            batch.validate(full=True)
-        except (StopIteration, pa.ArrowException, OSError, EOFError, SystemError):
-            return
-        times = batch.column(0)
-        if batch.num_rows == 0 or times.null_count or times[0].as_py() < max(last, 1):
-            return
-        last = times[-1].as_py()
-        if last < times[0].as_py():
-            return
-        yield batch
-
-
 def pack(closed: Path) -> Path:
-    """Convert a closed stream to Parquet, and delete the stream afterwards."""
+    """Convert a closed stream to Parquet, and delete the stream afterwards. A damaged stream is
+    kept: it may contain more than can be read now."""
     from pyarrow import parquet
 
-    table = read_segment(closed)
+    from stepscope.runs.segments import read_segment
+
     target = closed.with_suffix(".parquet")
-    temporary = closed.with_name(f".{target.name}.tmp")
     try:
-        parquet.write_table(table, temporary, compression="zstd")
-        os.replace(temporary, target)
-    except (OSError, pa.ArrowException) as error:
-        temporary.unlink(missing_ok=True)
+        segment = read_segment(closed)
+        if segment.gaps:
+            raise OSError(errno.EIO, f"{closed.name} is damaged")
+        packed = pa.BufferOutputStream()
+        parquet.write_table(segment.table, packed, compression="zstd", write_page_checksum=True)
+        replace_atomically(target, memoryview(packed.getvalue()))
+    except (OSError, pa.ArrowException, RunFolderError) as error:
         raise OSError(
-            getattr(error, "errno", None) or 5, f"not converted to Parquet: {error}"
+            getattr(error, "errno", None) or errno.EIO, f"not converted to Parquet: {error}"
         ) from error
     closed.unlink()
     return target

@@ -6,15 +6,14 @@ second.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
-from collections import deque
 from pathlib import Path
-from typing import Any
+from typing import BinaryIO
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.ipc
 
 from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.passes import Records, Timeline
@@ -22,12 +21,20 @@ from stepscope.analysis.run.series import EMPTY, Series, concatenated
 from stepscope.inject import events as written
 from stepscope.metrics import SCOPES, Scope
 from stepscope.records import Outcome
-from stepscope.runs.events import GrowingEvents, ProcessEvents, parse
-from stepscope.runs.facts import exit_status_of, read_facts
+from stepscope.runs.events import (
+    EVER,
+    GrowingEvents,
+    ProcessEvents,
+    parse,
+    sorted_by_time,
+    within,
+)
+from stepscope.runs.facts import event_span, exit_status_of, read_facts
+from stepscope.runs.files import STREAM_LIMIT, open_regular
 from stepscope.runs.load import gpu_entities, gpus_of
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.samples import pieces_of
-from stepscope.runs.streams import check_schema, read_segment
+from stepscope.runs.segments import INVALID, StreamReader, in_order, read_segment
 from stepscope.runs.timelines import timeline_of
 from stepscope.sensors import procfs
 
@@ -38,9 +45,6 @@ _MIN_EVENTS = 256
 _STEP = {written.name_id("step"): "step"}
 """A name is written once, perhaps in the part of a long file that is not read."""
 
-_INVALID = (pa.ArrowException, OSError, EOFError, SystemError)
-"""Errors of pyarrow for invalid data; SystemError for strings with invalid lengths."""
-
 
 class StreamTail:
     """Follows `<scope>.arrows` as it grows, is closed as a segment, and is packed at the end."""
@@ -49,9 +53,7 @@ class StreamTail:
         self._paths = paths
         self._scope = scope
         self._keep_ns = int(seconds * 1e9)
-        self._fd = -1
-        self._offset = 0
-        self._schema: pa.Schema | None = None
+        self._file: BinaryIO | None = None
         self._last_ns = 0
         self._begun = False
 
@@ -68,9 +70,9 @@ class StreamTail:
         return batches
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd = -1
+        if self._file is not None:
+            self._file.close()
+        self._file = None
 
     def _read_first(self) -> list[pa.RecordBatch]:
         self._open()
@@ -87,8 +89,8 @@ class StreamTail:
     def _end_of_segment(self, path: Path, until_ns: int | None) -> list[pa.RecordBatch]:
         """Return the last rows of a closed segment that were not read from the live stream."""
         try:
-            table = read_segment(path)
-        except _INVALID:  # converted to Parquet at the same time: show less of the past
+            table = read_segment(path).table
+        except INVALID:  # converted to Parquet at the same time: show less of the past
             return []
         if not table.num_rows:
             return []
@@ -101,81 +103,50 @@ class StreamTail:
 
     def _open(self) -> None:
         self.close()
-        self._offset, self._schema = 0, None
-        try:
-            live = self._paths.live_stream(self._scope)
-            self._fd = os.open(live, os.O_RDONLY | os.O_CLOEXEC)
-        except OSError:  # not created yet, or packed at the end
-            self._fd = -1
+        live = self._paths.live_stream(self._scope)
+        self._offset, self._reader = 0, StreamReader(live)
+        with contextlib.suppress(OSError):  # not created yet, or packed at the end
+            self._file = open_regular(live, STREAM_LIMIT)
 
     def _is_replaced(self) -> bool:
         """Return whether the live stream is now another file, or gone."""
         try:
             now = os.stat(self._paths.live_stream(self._scope))
         except OSError:
-            return self._fd >= 0
-        return self._fd < 0 or not os.path.samestat(now, os.fstat(self._fd))
+            return self._file is not None
+        return self._file is None or not os.path.samestat(now, os.fstat(self._file.fileno()))
 
     def _read_new(self) -> list[pa.RecordBatch]:
-        if self._fd < 0:
+        """Return the new batches of the last seconds. A batch that is still being written is read
+        later."""
+        if self._file is None:
             return []
-        size = os.fstat(self._fd).st_size
+        descriptor = self._file.fileno()
+        size = min(os.fstat(descriptor).st_size, STREAM_LIMIT)
         if size < self._offset:  # rewritten; rows that were read before are recognized by time
-            self._offset, self._schema = 0, None
+            self._offset = 0
         if size == self._offset:
             return []
-        return self._decoded(self._messages(os.pread(self._fd, size - self._offset, self._offset)))
-
-    def _messages(self, data: bytes) -> list[Any]:
-        """Return the complete messages. A message that is still being written is read later."""
-        source, begin, messages = pa.BufferReader(data), self._offset, []
-        while True:
-            try:
-                message = pa.ipc.read_message(source)
-                if self._schema is None:
-                    schema = pa.ipc.read_schema(message)
-                    check_schema(schema)
-                    self._schema = schema
-                else:
-                    messages.append(message)
-            except _INVALID:
-                return messages
-            self._offset = begin + source.tell()
-
-    def _decoded(self, messages: list[Any]) -> list[pa.RecordBatch]:
-        """Return the batches of the last seconds. Zeros after a power failure have the time 0."""
-        batches: deque[pa.RecordBatch] = deque()
-        latest: int | None = None
-        for message in reversed(messages):
-            batch = _batch(message, self._schema)
-            if batch is None or _first_ns(batch) > _last_ns(batch):
-                continue
-            if _first_ns(batch) < self._last_ns:
-                break
-            latest = _last_ns(batch) if latest is None else latest
-            batches.appendleft(batch)
-            if _first_ns(batch) < latest - self._keep_ns:
-                break
-        self._last_ns = self._last_ns if latest is None else latest
-        return list(batches)
+        data = os.pread(descriptor, size - self._offset, self._offset)
+        try:
+            new, _ = in_order(self._reader.batches(data, is_start=self._offset == 0))
+        except INVALID:  # columns of an unknown type
+            return []
+        self._offset += new[-1].end if new else 0
+        new = [batch for batch in new if batch.first_ns >= self._last_ns]
+        self._last_ns = new[-1].last_ns if new else self._last_ns
+        since = self._last_ns - self._keep_ns
+        # One older batch shows that no older segment is needed.
+        old = sum(batch.first_ns < since for batch in new[1:])
+        return [batch.rows for batch in new[old:]]
 
 
-def _batch(message: Any, schema: pa.Schema | None) -> pa.RecordBatch | None:
-    try:
-        batch = pa.ipc.read_record_batch(message, schema)
-        batch.validate(full=True)
-    except _INVALID:
-        return None
-    times = batch.column(0)
-    return batch if len(times) and not times.null_count and _first_ns(batch) > 0 else None
+def _first_ns(rows: pa.RecordBatch) -> int:
+    return int(rows.column("t_ns")[0].as_py())
 
 
-def _first_ns(batch: pa.RecordBatch) -> int:
-    return int(batch.column(0)[0].as_py())
-
-
-def _last_ns(batch: pa.RecordBatch) -> int:
-    return int(batch.column(0)[-1].as_py())
+def _last_ns(rows: pa.RecordBatch) -> int:
+    return int(rows.column("t_ns")[-1].as_py())
 
 
 class Recent:
@@ -213,6 +184,7 @@ class EventsTail:
     def __init__(self, folder: Path, seconds: float) -> None:
         self.recent: dict[int, Records] = {}
         """Records by pid."""
+        self.span = EVER
         self._events = GrowingEvents(folder, _FIRST_EVENTS)
         self._keep_ns = int(seconds * 1e9)
 
@@ -221,7 +193,8 @@ class EventsTail:
         has_new = False
         for pid, new in self._events.poll():
             has_new = True
-            records = np.concatenate([self.recent.get(pid, parse(b"")), new])
+            known = self.recent.get(pid, parse(b""))
+            records = sorted_by_time(np.concatenate([known, within(new, self.span)]))
             starts = np.flatnonzero(records["kind"] == written.START)
             if starts.size:  # the pid may have been used before
                 records = records[starts[-1] :]
@@ -271,6 +244,7 @@ class RunTail:
         for stream in self._streams:
             for batch in stream.poll():
                 self.recent.add(batch)
+        self.events.span = event_span(self.facts)
         return self.events.poll()
 
     def close(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import json
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Literal
@@ -24,9 +24,12 @@ from stepscope.analysis.run.series import Series, concatenated, sum_of_held
 from stepscope.inject import events as written
 from stepscope.metrics import BY_KEY
 from stepscope.records import CodeLocation
-from stepscope.records.codec import salvage
+from stepscope.records.codec import parse, salvage
 from stepscope.runs.events import ProcessEvents, read_records, sorted_by_time
+from stepscope.runs.files import entries_in
 
+_WORKERS_FILE = re.compile(r"workers-[0-9]{1,9}\.bin")
+"""The events of all loader workers of a process."""
 _EDGES: dict[int, Literal["begin", "end"] | None] = {
     written.MARK: None,
     written.PHASE_BEGIN: "begin",
@@ -88,7 +91,7 @@ def trainer_of(process: ProcessEvents, timeline: Timeline) -> Trainer:
     settings = TrainerSettings()
     for record in process.of(written.SETTINGS)[::-1]:  # the first valid one counts
         with contextlib.suppress(ValueError):
-            plain = json.loads(process.name(record["a"]))
+            plain = parse(process.name(record["a"]))
             settings = salvage(TrainerSettings, plain) if isinstance(plain, dict) else settings
     return Trainer(
         timeline=timeline,
@@ -106,9 +109,9 @@ def batch_timing(
 ) -> tuple[BatchTiming, BatchTiming]:
     """Return the times of preparing and of collating samples, in processes and loader workers."""
     sources = list(processes)
-    for path in sorted(folder.glob("workers-*.bin")):  # the workers of one parent share a file
-        with contextlib.suppress(OSError):
-            sources.append(ProcessEvents(0, None, read_records(path), {}))
+    for entry in entries_in(folder):
+        if _WORKERS_FILE.fullmatch(entry.name):
+            sources.append(ProcessEvents(0, None, read_records(Path(entry.path)), {}))
     return _timing(written.PREPARED, sources), _timing(written.COLLATED, sources)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +12,8 @@ from stepscope.errors import RunFolderError
 from stepscope.records.codec import from_json, salvage
 from stepscope.records.profile import Profile, RankProfile
 from stepscope.records.trial import RankFacts, TrialSettings
+from stepscope.runs import files
+from stepscope.runs.files import EVENTS_LIMIT, read_regular
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run
 from stepscope.steplog import FIELDS, RECORD
@@ -69,7 +70,7 @@ def read_steps(path: Path) -> Steps:
     """Return the steps of a rank. Records after a truncated record, or after one that does not
     follow its predecessor (zeros after a power failure), are dropped."""
     try:
-        data = path.read_bytes()
+        data = read_regular(path, EVENTS_LIMIT, path.parents[1])
     except OSError:
         data = b""
     records = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], STEP)
@@ -82,7 +83,7 @@ def read_steps(path: Path) -> Steps:
 def read_json(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON file, or an empty dictionary if it is missing or invalid."""
     try:
-        plain = json.loads(path.read_bytes())
+        plain = files.read_json(path)
     except (OSError, ValueError):
         return {}
     return plain if isinstance(plain, dict) else {}

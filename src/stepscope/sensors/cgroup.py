@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
@@ -124,7 +124,9 @@ class Cgroup:
         )
 
 
-def find_cgroup(pid: int, proc: str = procfs.PROC) -> Cgroup:
+def find_cgroup(
+    pid: int, proc: str = procfs.PROC, controllers: Sequence[str] = CONTROLLERS
+) -> Cgroup:
     """Locate the group of a process; if there is none, return an empty one with a reason."""
     try:
         names = procfs.cgroup_paths(pid, proc)
@@ -138,7 +140,7 @@ def find_cgroup(pid: int, proc: str = procfs.PROC) -> Cgroup:
             for controller in mount.options.split(","):
                 mounts.setdefault(controller, []).append(mount)
     groups = {}
-    for controller in CONTROLLERS:
+    for controller in controllers:
         # The hybrid layout also has a version 2 line, but without controllers.
         version, key = (1, controller) if controller in names else (2, "")
         if key in names and (group := _locate(version, names[key], mounts.get(key, []))):

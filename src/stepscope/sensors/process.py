@@ -62,6 +62,9 @@ class UsageSensor(Sensor):
     def account(self, thorough: bool = False) -> None:
         """Refresh the tree and add the usage since the last call."""
         changes = self.tree.refresh(thorough)
+        if self.tree.unreadable and not self.notes:
+            reason = self.tree.unreadable.strerror
+            self.notes.append(f"Some processes are not monitored: {reason}")
         if not changes.full:
             self.cpu.observe_own((p.pid, p.cpu_s, p.role) for p in self.tree)
             return

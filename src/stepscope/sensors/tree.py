@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -83,9 +85,14 @@ class ProcessTree:
         self._newest = self._scanned_up_to = b""
         self._unsettled = False
         self._next_full = 0.0
-        self._loadavg = os.open(f"{procfs.PROC}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
         self._next_scan = 0.0
-        self._track(root)
+        self.unreadable: OSError | None = None
+        """Why a running process cannot be read, for example because too many files are open."""
+        if not self._track(root) and self.unreadable:
+            raise self.unreadable
+        self._loadavg = -1
+        with contextlib.suppress(FileNotFoundError):  # /proc may be mounted with subset=pid
+            self._loadavg = os.open(f"{procfs.PROC}/loadavg", os.O_RDONLY | os.O_CLOEXEC)
 
     def __iter__(self) -> Iterator[Process]:
         return iter(self.processes.values())
@@ -97,8 +104,10 @@ class ProcessTree:
         """
         changes = Changes()
         now = time.monotonic()
-        self._newest = procfs.parse_newest_process(os.pread(self._loadavg, 64, 0))
-        started = self._newest != self._scanned_up_to
+        started = True  # unless it is known that no process was
+        if self._loadavg >= 0:
+            self._newest = procfs.parse_newest_process(os.pread(self._loadavg, 64, 0))
+            started = self._newest != self._scanned_up_to
         # No process started or exited, and all had time to take their names: then no child can have
         # been reaped, and the cheap reading covers everything that changes between samples.
         due = started or thorough or self._unsettled or now >= self._next_full
@@ -152,7 +161,8 @@ class ProcessTree:
     def close(self) -> None:
         for process in list(self.processes.values()):
             self._forget(process)
-        os.close(self._loadavg)
+        if self._loadavg >= 0:
+            os.close(self._loadavg)
 
     def _scan(self, now: float) -> bool:
         self._scanned_up_to = self._newest
@@ -179,12 +189,14 @@ class ProcessTree:
     def _track(self, pid: int) -> bool:
         try:
             stat = procfs.open_file(pid, "stat")
-        except OSError:
-            return False
-        try:
-            statm = procfs.open_file(pid, "statm")
-        except OSError:
-            os.close(stat)
+            try:
+                statm = procfs.open_file(pid, "statm")
+            except OSError:
+                os.close(stat)
+                raise
+        except OSError as error:
+            if error.errno not in (errno.ENOENT, errno.ESRCH):  # it has not exited
+                self.unreadable = error
             return False
         process = Process(pid, stat, statm, ((~pid) << 3) | 2, time.monotonic())
         if not self._read_full(process, process.found_at):

@@ -22,7 +22,8 @@ from stepscope.analysis.study.drift import BlockJudged
 from stepscope.errors import TrialError, WorkloadError
 from stepscope.records import Outcome
 from stepscope.records.trial import StudyPlace, TrialFacts
-from stepscope.runs.paths import RunPaths, write_json
+from stepscope.runs.files import write_json
+from stepscope.runs.paths import RunPaths
 from stepscope.studies.design.records import Design
 from stepscope.studies.estimate import TrialDurations
 from stepscope.studies.folder import Ledger, StudyPaths, StudyProgress, claim, write_error

@@ -21,9 +21,9 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
-import json
 import os
 import re
+import secrets
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -34,9 +34,18 @@ from stepscope.errors import RunFolderError, StudyBusy, TrialError
 from stepscope.records.codec import dumps, from_json, loads, to_json
 from stepscope.records.facts import ProcessIdentity
 from stepscope.runs.facts import identity_of_self
-from stepscope.runs.paths import write_json
+from stepscope.runs.files import (
+    JSON_LIMIT,
+    open_own,
+    open_regular,
+    read_json,
+    read_regular,
+    refuse_link,
+    replace_atomically,
+    write_json,
+)
 from stepscope.studies.results import Attempt, Result
-from stepscope.trials.state import locked
+from stepscope.trials.locks import locked
 
 FORMAT = 1
 DEFAULT_FOLDER = "studies"
@@ -111,13 +120,15 @@ class DamagedStudy(RunFolderError):
 
 
 def is_study(folder: Path) -> bool:
-    return StudyPaths(folder).study_json.exists()
+    return os.path.exists(StudyPaths(folder).study_json)
 
 
 def read_study_facts(paths: StudyPaths) -> StudyFacts:
     hint = "Run the study again with its design file; its trials are kept"
+    for inner in (paths.ledger, paths.machines, paths.report.parent):
+        refuse_link(inner)
     try:
-        plain = json.loads(paths.study_json.read_bytes())
+        plain = read_json(paths.study_json)
     except FileNotFoundError:
         problem = f"No such study folder: {paths.folder}"
         if paths.folder.is_dir():
@@ -130,6 +141,8 @@ def read_study_facts(paths: StudyPaths) -> StudyFacts:
         facts = from_json(StudyFacts, {"format": None, **given})
     except (AttributeError, ValueError):
         raise DamagedStudy(f"{paths.study_json} does not describe a study", hint) from None
+    if any(folder in (".", "..") or "/" in folder for folder in facts.merged):
+        raise DamagedStudy(f"{paths.study_json} names a folder outside of the study", hint)
     if facts.format > FORMAT:
         raise RunFolderError(
             f"{paths.study_json} has format {facts.format}, but this version of stepscope reads "
@@ -149,7 +162,7 @@ def running_now(paths: StudyPaths) -> StudyProgress | None:
     if runner is None:
         return None
     try:
-        return loads(StudyProgress, paths.now.read_bytes())
+        return loads(StudyProgress, read_regular(paths.now, JSON_LIMIT))
     except (OSError, ValueError):
         return StudyProgress(runner.pid, runner.at)
 
@@ -160,9 +173,9 @@ def claim(paths: StudyPaths, attempt: Attempt, settings: Mapping[str, Any]) -> b
     place.parent.mkdir(exist_ok=True)
     spec = paths.spec(attempt.key)
     if not spec.exists():
-        write_json(spec, {"format": FORMAT, "settings": settings}, indent=None)
-    draft = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    draft.write_text(_own_claim() + "\n")
+        write_json(spec, {"format": FORMAT, "settings": settings}, None, paths.folder)
+    draft = place.with_name(f".{place.name}.{secrets.token_hex(8)}.tmp")
+    replace_atomically(draft, _own_claim() + "\n", paths.folder)
     try:
         os.link(draft, place)
         return True
@@ -172,7 +185,7 @@ def claim(paths: StudyPaths, attempt: Attempt, settings: Mapping[str, Any]) -> b
         if error.errno not in _NO_LINKS:
             raise
         with contextlib.suppress(FileExistsError), place.open("x") as file:
-            file.write(draft.read_text())
+            file.write(_own_claim())
             return True
         return False
     finally:
@@ -196,7 +209,8 @@ class Ledger:
         line = dumps(result, omit_defaults=True) + "\n"
         try:
             self._folder.mkdir(exist_ok=True)
-            with self._path.open("ab", buffering=0) as file:
+            flags = os.O_WRONLY | os.O_APPEND
+            with os.fdopen(open_own(self._path, flags, self._folder.parent), "ab", 0) as file:
                 file.write(line.encode())
         except OSError as error:
             raise TrialError(
@@ -215,7 +229,8 @@ def exclusive_run(paths: StudyPaths) -> Iterator[None]:
         try:
             # Retries, because `runner_of` in another process holds the lock for a moment.
             stack.enter_context(locked(paths.lock))
-            paths.lock.write_text(_own_claim())
+            with os.fdopen(open_own(paths.lock, os.O_WRONLY | os.O_TRUNC), "w") as file:
+                file.write(_own_claim())
         except BlockingIOError:
             runner = runner_of(paths) or Claim()
             details = ""
@@ -238,7 +253,7 @@ def exclusive_run(paths: StudyPaths) -> Iterator[None]:
 def runner_of(paths: StudyPaths) -> Claim | None:
     """Return the process that runs the study; None if there is none."""
     try:
-        lock = os.open(paths.lock, os.O_RDONLY | os.O_CLOEXEC)
+        lock = open_regular(paths.lock, JSON_LIMIT)
     except OSError:
         return None
     try:
@@ -246,12 +261,12 @@ def runner_of(paths: StudyPaths) -> Claim | None:
         return None
     except BlockingIOError:
         with contextlib.suppress(ValueError):
-            return loads(Claim, os.pread(lock, 65536, 0))
+            return loads(Claim, lock.read())
         return Claim()
     except OSError:  # a file system without locks
         return None
     finally:
-        os.close(lock)
+        lock.close()
 
 
 def write_error(paths: StudyPaths, error: OSError) -> TrialError:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import secrets
 import shutil
 import time
 from collections import Counter
@@ -11,6 +13,13 @@ from pathlib import Path
 
 from stepscope import __version__
 from stepscope.errors import RunFolderError, StepscopeError
+from stepscope.runs.files import (
+    EVENTS_LIMIT,
+    LINES_LIMIT,
+    entries_in,
+    open_regular,
+    refuse_link,
+)
 from stepscope.runs.paths import slug
 from stepscope.studies.folder import (
     StudyFacts,
@@ -20,6 +29,9 @@ from stepscope.studies.folder import (
     write_study_facts,
 )
 from stepscope.studies.study import Study
+
+_MAX_DEPTH = 8
+"""Levels of folders in a study, which has four."""
 
 
 def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
@@ -34,7 +46,7 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
     _check(studies, out)
     names = _machine_names(studies)
     places = [f"{number}-{slug(name)}" for number, name in enumerate(names, 1)]
-    draft = out.with_name(f".{out.name}.{os.getpid()}.tmp")
+    draft = out.with_name(f".{out.name}.{secrets.token_hex(8)}.tmp")
     try:
         for study, place in zip(studies, places, strict=True):
             _copy(study.paths.folder, StudyPaths(draft).machines / place)
@@ -65,6 +77,7 @@ def parts_of(paths: StudyPaths) -> Iterator[tuple[str, Study]]:
     if not merged:
         yield "", Study.in_folder(paths.folder)
     for folder, machine in merged.items():
+        refuse_link(paths.machines / folder)
         yield machine, Study.in_folder(paths.machines / folder)
 
 
@@ -101,22 +114,36 @@ def _machine_names(studies: Sequence[Study]) -> list[str]:
 
 
 def _copy(folder: Path, copy: Path) -> None:
-    """Copy a study, with hard links where possible: finished run folders never change."""
-
-    def copy_file(source: str, target: str) -> str:
-        if source.endswith((".jsonl", ".json", ".yaml")):
-            return str(shutil.copy2(source, target))
-        try:
-            os.link(source, target)
-            return target
-        except OSError:
-            return str(shutil.copy2(source, target))
-
+    """Copy a study without its reports. The copy gets the permissions of the umask: a file of
+    somebody else may be executable with the rights of its owner."""
     paths = StudyPaths(folder)
     not_copied = {path.name for path in (paths.lock, paths.now, paths.report.parent)}
-    shutil.copytree(
-        folder,
-        copy,
-        copy_function=copy_file,
-        ignore=lambda _, names: not_copied.intersection(names),
-    )
+    remaining = [(folder, copy)]
+    while remaining:
+        source, target = remaining.pop()
+        if len(source.relative_to(folder).parts) > _MAX_DEPTH:
+            hint = "The study is damaged: copy it again"
+            raise RunFolderError(f"The folders in {folder} are nested too deeply", hint)
+        target.mkdir(parents=True)
+        for entry in entries_in(source):
+            refuse_link(Path(entry.path))
+            if entry.name in not_copied:
+                continue
+            if entry.is_dir():
+                remaining.append((source / entry.name, target / entry.name))
+            else:
+                _copy_file(source / entry.name, target / entry.name)
+
+
+def _copy_file(path: Path, target: Path) -> None:
+    """Copy a file, as a hard link where possible: finished run folders never change."""
+    is_text = path.suffix in (".jsonl", ".json", ".yaml")
+    with open_regular(path, LINES_LIMIT if is_text else EVENTS_LIMIT) as file:
+        if not is_text:
+            with contextlib.suppress(OSError):
+                os.link(path, target)
+                return
+        with target.open("xb") as copy:
+            shutil.copyfileobj(file, copy)
+        status = os.fstat(file.fileno())
+        os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

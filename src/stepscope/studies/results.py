@@ -6,6 +6,7 @@ counts only after it has happened three times.
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -149,8 +150,7 @@ class Results:
     def add(self, result: Result) -> None:
         self.results.append(result)
         trial = (result.key, result.role, result.repeat)
-        self._by_trial[trial].append(result)
-        self._by_trial[trial].sort(key=lambda result: result.attempt)
+        insort(self._by_trial[trial], result, key=lambda result: result.attempt)
         self.add_attempt(Attempt(*trial, result.attempt))
         self._judged = None
 
@@ -209,9 +209,11 @@ class Results:
         """All blocks by number, and whether they are flagged."""
         if self._judged is None:
             self._judged = {}
+            by_machine: dict[str, list[Result]] = defaultdict(list)
+            for result in self.results:
+                by_machine[result.machine].append(result)
             for (machine, _), blocks in self._comparable_blocks().items():
-                noise = noise_before([each for each in self.results if each.machine == machine])
-                self._judged |= judge_blocks(blocks, noise)
+                self._judged |= judge_blocks(blocks, noise_before(by_machine[machine]))
         return self._judged
 
     @property

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from stepscope import __version__
 from stepscope.errors import TrialError
-from stepscope.runs.paths import replace_atomically
+from stepscope.runs.files import replace_atomically
 from stepscope.studies import folder
 from stepscope.studies.engine import Engine, ProgressListener, StopReason
 from stepscope.studies.launchers.contract import Launcher

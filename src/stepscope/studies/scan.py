@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -15,13 +14,23 @@ from stepscope.errors import StepscopeError
 from stepscope.records import Outcome
 from stepscope.records.codec import loads
 from stepscope.runs.facts import exit_status_of, is_alive, read_facts
+from stepscope.runs.files import (
+    JSON_LIMIT,
+    LINES_LIMIT,
+    UnsafeFile,
+    entries_in,
+    open_regular,
+    read_json,
+    read_regular,
+    refuse_link,
+)
 from stepscope.runs.paths import RunPaths
 from stepscope.studies.folder import Claim, StudyPaths
 from stepscope.studies.results import REFERENCE, Attempt, Result, Role
 
 _KEY = re.compile(r"[0-9a-f]{12}")
-_PLACE = re.compile(r"([rs])(\d+)a(\d+)(\.claim)?")
-_LEDGER_LINE = re.compile(rb"[^\n]+\n")
+_PLACE = re.compile(r"([rs])([0-9]{1,9})a([0-9]{1,9})(\.claim)?")
+_MAX_LINE_BYTES = 1 << 20
 DAMAGED = (StepscopeError, OSError, EOFError, ValueError)
 """Errors while reading a run whose files are damaged."""
 
@@ -70,13 +79,18 @@ def _attempts(folder: Path) -> tuple[set[Attempt], set[Attempt]]:
     """Return all attempts with a claim or a run folder, and those with a run folder."""
     attempts: set[Attempt] = set()
     folders: set[Attempt] = set()
-    for entry in os.scandir(folder):
-        if not _KEY.fullmatch(entry.name) or not entry.is_dir():
+    for entry in entries_in(folder):
+        if not _KEY.fullmatch(entry.name):
             continue
-        for child in os.scandir(entry.path):
+        refuse_link(Path(entry.path))
+        if not entry.is_dir():
+            continue
+        for child in entries_in(Path(entry.path)):
             match = _PLACE.fullmatch(child.name)
             if match is None:
                 continue
+            if child.is_symlink():
+                refuse_link(Path(child.path))
             role: Role = REFERENCE if match[1] == "s" else "trial"
             attempt = Attempt(entry.name, role, int(match[2]), int(match[3]))
             attempts.add(attempt)
@@ -88,18 +102,34 @@ def _attempts(folder: Path) -> tuple[set[Attempt], set[Attempt]]:
 def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
     """Return the results of all runners; invalid lines are skipped and counted in a remark."""
     results, damaged = [], 0
-    for path in sorted(folder.glob("*.jsonl")):
-        for line in _LEDGER_LINE.findall(path.read_bytes()):
-            try:
-                results.append(loads(Result, line))
-            except (ValueError, TypeError, AttributeError):
-                damaged += 1
+    for entry in entries_in(folder):
+        if not entry.name.endswith(".jsonl"):
+            continue
+        with open_regular(Path(entry.path), LINES_LIMIT, folder.parent) as lines:
+            for line in lines:
+                if line == b"\n" or not line.endswith(b"\n"):  # the last line may be incomplete
+                    continue
+                try:
+                    results.append(_parse(line))
+                except ValueError:
+                    damaged += 1
     if not damaged:
         return results, []
-    lines = "1 line" if damaged == 1 else f"{damaged} lines"
+    count = "1 line" if damaged == 1 else f"{damaged} lines"
     files = f"{folder.name}/*.jsonl"
-    remark = f"{lines} of the list of results ({files}) cannot be read"
+    remark = f"{count} of the list of results ({files}) cannot be read"
     return results, [f"{remark}: the run folders are read instead"]
+
+
+def _parse(line: bytes) -> Result:
+    """Return the result in a line of the ledger; raises ValueError if it is not possible."""
+    if len(line) > _MAX_LINE_BYTES:
+        raise ValueError("too long")
+    result = loads(Result, line)
+    numbers = (result.repeat, result.attempt, result.block)
+    if not _KEY.fullmatch(result.key) or not all(0 <= each < 10**9 for each in numbers):
+        raise ValueError("not a trial")
+    return result
 
 
 def _recover(
@@ -118,7 +148,7 @@ def _recover(
         )
     settings: Mapping[str, Any] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-        settings = dict(json.loads(paths.spec(attempt.key).read_bytes())["settings"])
+        settings = dict(read_json(paths.spec(attempt.key), paths.folder)["settings"])
     lost = Result(
         key=attempt.key,
         settings=settings,
@@ -141,7 +171,7 @@ def _recover(
     except DAMAGED as error:
         if _is_claimed(claim, folder):
             return None
-        if RunPaths(folder).run_json.exists():
+        if isinstance(error, UnsafeFile) or RunPaths(folder).run_json.exists():
             problem = getattr(error, "message", f"Cannot read {folder}: {error}")
             remarks.append(f"{problem}: the trial counts as lost and is retried")
         return lost
@@ -156,6 +186,6 @@ def _last_changed(path: Path) -> float:
 def _is_claimed(claim: Path, folder: Path) -> bool:
     """Return whether the process that made a claim is still running."""
     try:
-        return is_alive(loads(Claim, claim.read_bytes()), folder)
+        return is_alive(loads(Claim, read_regular(claim, JSON_LIMIT)), folder)
     except (OSError, ValueError):
         return False

@@ -20,7 +20,7 @@ from pathlib import Path
 from stepscope.errors import WorkloadError
 from stepscope.records.codec import loads
 from stepscope.runs.paths import RunPaths
-from stepscope.trials.processes import stacks
+from stepscope.trials.processes import stacks, trial_processes
 from stepscope.workloads.custom import error_location, hint_for
 from stepscope.workloads.frameworks.contract import Framework, check_capabilities, failure_kind
 from stepscope.workloads.frameworks.registry import get_framework
@@ -43,6 +43,8 @@ def main(spec_file: str) -> int:
     """Run the training of the specification; return the exit code."""
     began = time.monotonic()
     exit_with_parent()
+    if trial_processes.runner_is_running(os.environ.get(trial_processes.VARIABLE, "")) is False:
+        os.kill(os.getpid(), signal.SIGKILL)  # it was killed before the line above
     spec = loads(ChildSpec, Path(spec_file).read_bytes())
     paths = RunPaths(Path(spec_file).parent.parent)
     stacks.arm(paths.trial_stacks)

@@ -20,8 +20,9 @@ from stepscope.analysis.trial.throughput import ASSUMED_NOISE, MIN_NOISE_DOF, sc
 from stepscope.records.codec import dumps, loads
 from stepscope.records.facts import Environment
 from stepscope.records.trial import ProcessNoise, RankFacts
-from stepscope.runs.paths import replace_atomically
-from stepscope.trials.state import STATE_VARIABLE, locked, state_folder
+from stepscope.runs.files import UnsafeFile, replace_atomically
+from stepscope.state import STATE_VARIABLE, state_folder
+from stepscope.trials.locks import locked
 
 Device = Literal["cpu", "gpu"]
 
@@ -106,9 +107,13 @@ class NoiseStore:
             with locked(self.path.with_suffix(".lock")):
                 entries = updated(self._read(rename_damaged=True))
                 replace_atomically(self.path, dumps(_NoiseFile(FORMAT, entries), indent=1) + "\n")
-        except OSError as error:
+        except (OSError, UnsafeFile) as error:
+            if isinstance(error, UnsafeFile):
+                problem = error.message
+            else:
+                problem = f"{self.path}: {error.strerror}"
             self._warn_once(
-                f"the noise estimate could not be saved: {self.path}: {error.strerror}. "
+                f"the noise estimate could not be saved: {problem}. "
                 f"Set {STATE_VARIABLE} to a writable folder"
             )
             entries = updated(self._read())

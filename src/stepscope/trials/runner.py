@@ -1,7 +1,8 @@
 """Run a trial: start, limit, monitor and evaluate it, and clean up after it.
 
 The processes of a trial have their own session and process group, so that Ctrl-C in the terminal
-reaches only the runner. If the runner is killed, the guard ends them. Leftovers of a trial prevent
+reaches only the runner, and their own cgroup, so that no process is lost. If the runner is killed,
+the guard ends them; if the guard is killed too, the next trial does. Leftovers of a trial prevent
 the next one from starting.
 """
 
@@ -25,8 +26,9 @@ from stepscope.capture.command import Reaper
 from stepscope.capture.outcome import KernelEvidence
 from stepscope.capture.request import RunRequest
 from stepscope.capture.schedule import sample_times
-from stepscope.capture.session import Session
+from stepscope.capture.session import IncompleteMonitoring, Session
 from stepscope.capture.spawn import allow_many_descriptors, environment_of, subreaper
+from stepscope.capture.startup import start_error
 from stepscope.errors import (
     GpuUnavailable,
     MonitorError,
@@ -35,12 +37,13 @@ from stepscope.errors import (
     TrialError,
     WorkloadError,
 )
+from stepscope.inject.masking import mask_text
 from stepscope.records import ExitStatus, Outcome
 from stepscope.records.codec import to_json
 from stepscope.records.facts import RunFacts
 from stepscope.records.trial import RankFacts
-from stepscope.runs.masking import mask_text
-from stepscope.runs.paths import RunPaths, write_json
+from stepscope.runs.files import write_json
+from stepscope.runs.paths import RunPaths
 from stepscope.sensors import procfs
 from stepscope.trials import child
 from stepscope.trials.heartbeat import Heartbeat, Progress
@@ -49,7 +52,12 @@ from stepscope.trials.noise import MachineKind, NoiseStore, device_kind
 from stepscope.trials.outcome import Stopped, TrialEvidence, judge_trial
 from stepscope.trials.processes import stacks, trial_processes
 from stepscope.trials.processes.guard import Guard
-from stepscope.trials.processes.leftovers import Snapshot, check_clean, leftovers
+from stepscope.trials.processes.leftovers import (
+    RunningTrial,
+    Snapshot,
+    check_clean,
+    leftovers,
+)
 from stepscope.trials.request import TrialRequest
 from stepscope.workloads.datasets.locate import locate
 
@@ -87,13 +95,17 @@ class TrialSeries:
         self._is_clean = True
 
     def __enter__(self) -> TrialSeries:
-        self._guard = Guard(self.token)
+        try:
+            self._guard = Guard(self.token)
+        except OSError as error:
+            raise start_error("The trial was not started", error, TrialError) from None
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._is_clean:
             self._guard.dismiss()
         else:
+            self._guard.keep_running()
             self._guard.clean_up()
 
     def run(
@@ -160,6 +172,7 @@ def run_trial(
     descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
     enforced_limits = EnforcedLimits(request.limits, token, workload.ranks, workload.workers)
     try:
+        guard.keep_running(notify)
         for path in enforced_limits.group_paths():
             guard.add_group(path)
         trial = replace(request.facts, started_ns=started_ns)
@@ -178,9 +191,10 @@ def run_trial(
         paths = _make_folder(request, run, enforced_limits)
         run = replace(run, command=[*run.command, str(paths.trial_spec)])
         with subreaper:
-            return _Trial(request, run, paths, enforced_limits, token, notify, show).run()
+            return _Trial(request, run, paths, enforced_limits, token, guard, notify, show).run()
     finally:
         enforced_limits.close()
+        RunningTrial.remove(token)
         # Monitoring raises the limit of open files; restore it for the next trial.
         with contextlib.suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
@@ -238,6 +252,7 @@ class _Trial:
     paths: RunPaths
     enforced_limits: EnforcedLimits
     token: str
+    guard: Guard
     notify: Callable[[str], None]
     show: Callable[[Progress], None]
 
@@ -245,17 +260,22 @@ class _Trial:
         self._heartbeat = Heartbeat(self.paths, self.request.workload)
         self._seen = trial_processes.SeenProcesses()
         self._pid: int | None = None
+        self._own_children = frozenset[int]()
+        self._started: int | None = None  # clock ticks
         self._stopped: Stopped | None = None
         self._stepped = False
         self._environment = self.enforced_limits.environment(
             environment_of(self.run_request, self.paths)
         )
         self._before = Snapshot.take()
+        groups = self.enforced_limits.group_paths()
+        self._record = RunningTrial.of(self.paths.folder, groups, self._before)
+        self._record.write(self.token)
         try:
             self._session = Session(self.run_request, self.paths, self.notify, self._environment)
-        except (OSError, MonitorError) as error:
+        except Exception as error:
             shutil.rmtree(self.paths.folder, ignore_errors=True)
-            raise TrialError(f"Cannot monitor the trial: {error}") from None
+            raise start_error("Cannot monitor the trial", error, TrialError) from None
 
     def run(self) -> CompletedTrial:
         self._session.restart_clock()
@@ -293,31 +313,76 @@ class _Trial:
         )
 
     def _begin(self, spawned_ns: int) -> int:
-        own_children = procfs.children()
+        self._own_children = frozenset(procfs.children())
         append, paths = os.O_WRONLY | os.O_CREAT | os.O_APPEND, self.paths
-        self._pid = pid = os.posix_spawn(
-            sys.executable,
-            [*self._session.request.command],
-            self._environment,
-            file_actions=[
-                (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-                (os.POSIX_SPAWN_OPEN, 1, str(paths.stdout_log), append, 0o644),
-                (os.POSIX_SPAWN_OPEN, 2, str(paths.stderr_log), append, 0o644),
-            ],
-            setsid=True,
-            setsigmask=[],
-            setsigdef=[n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)],
-        )
+        try:
+            self._pid = pid = os.posix_spawn(
+                sys.executable,
+                [*self._session.request.command],
+                self._environment,
+                file_actions=[
+                    (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
+                    (os.POSIX_SPAWN_OPEN, 1, str(paths.stdout_log), append, 0o644),
+                    (os.POSIX_SPAWN_OPEN, 2, str(paths.stderr_log), append, 0o644),
+                ],
+                setsid=True,
+                setsigmask=[],
+                setsigdef=[n for n in signal.Signals if n not in (signal.SIGKILL, signal.SIGSTOP)],
+            )
+        except OSError as error:
+            raise start_error("The trial was not started", error, TrialError) from None
+        self._started = procfs.start_ticks(pid)
         self._reaper = Reaper(self._session, pid)
         self.enforced_limits.place(pid)
         allow_many_descriptors()
-
-        def is_orphan(pid: int) -> bool:
-            """Whether a new child belongs to this trial; we may have other children."""
-            return trial_processes.belongs(pid, self.token, self._seen)
-
-        self._session.begin(pid, os.getpid(), spawned_ns, tuple(own_children), is_orphan)
+        own_children = tuple(self._own_children)
+        try:
+            self._session.begin(pid, os.getpid(), spawned_ns, own_children, self._is_orphan)
+        except IncompleteMonitoring as error:
+            raise TrialError(f"Cannot monitor the trial: {error}") from None
+        self.enforced_limits.hold_together(pid)
         return pid
+
+    def _is_orphan(self, pid: int) -> bool:
+        """Whether a new child belongs to this trial; we may have other children."""
+        members = self.enforced_limits.members()
+        if pid in {each.pid for each in members} or trial_processes.belongs(
+            pid, self.token, self._seen
+        ):
+            return True
+        adopted = next((each for each in self._adopted() if each.pid == pid), None)
+        if adopted is None or not _is_own_program():
+            return False
+        # Nobody else can link it to the trial: it has neither its token nor its cgroup.
+        self.guard.add_process(adopted)
+        identities = (*self._record.processes, (adopted.pid, adopted.started))
+        self._record = replace(self._record, processes=identities)
+        self._record.write(self.token)
+        return True
+
+    def _adopted(self) -> list[trial_processes.TrialProcess]:
+        """Without a cgroup, return our children that started after the trial, in another session
+        and without a token: orphans of the trial, unless another part of this program started
+        them."""
+        if self._started is None or self.enforced_limits.group_paths():
+            return []
+        children = set(procfs.children()) - self._own_children - Guard.pids - {self._pid}
+        return [
+            process
+            for process in map(trial_processes.identify, children)
+            if process is not None
+            and process.started >= self._started
+            and process.session != os.getsid(0)
+            and procfs.environ_value(process.pid, trial_processes.VARIABLE) is None
+        ]
+
+    def _more(self) -> list[trial_processes.TrialProcess]:
+        """Return the processes of the trial that need not have its token."""
+        found = self.enforced_limits.members()
+        if _is_own_program():
+            found += self._adopted()
+        self._seen.remember(found)
+        return found
 
     def _monitor(self, pid: int) -> None:
         """Sample, and check limits and progress, until the main process exits or must end."""
@@ -331,6 +396,7 @@ class _Trial:
             for next_sample in sample_times(self._reaper.tick, self.request.interval):
                 if self._reaper.root_has_ended():
                     return
+                self.guard.keep_running(self.notify)
                 pids = [p.pid for p in self._session.tree if p.state != "Z"]
                 self._seen.add(pids)
                 self._stopped = self.enforced_limits.inspect(pids) or self._check_progress(pids)
@@ -362,22 +428,22 @@ class _Trial:
         return Stopped(Outcome.TIMEOUT, reason, evidence)
 
     def _end_processes(self) -> None:
-        trial_processes.end_all(self.token, self._seen, _END_PATIENCE_S)
+        trial_processes.end_all(self.token, self._seen, _END_PATIENCE_S, self._more)
 
     def _finish(self) -> CompletedTrial:
         session, reaper = self._session, self._reaper
 
         def all_exited() -> bool:
-            return not trial_processes.processes_of(self.token, self._seen)
+            return not trial_processes.processes_of(self.token, self._seen, self._more)
 
         if not all_exited():
             # Workers exit a moment after their main process.
             _wait_until(all_exited, _ORPHAN_PATIENCE_S)
             self._end_processes()
         _wait_until(reaper.root_has_ended, _REAP_TIMEOUT_S)
-        reaper.safely(reaper.reap_orphans)
+        session.safely(reaper.reap_orphans)
         session.mark_end_time(time.monotonic_ns())
-        reaper.safely(session.last_sample)
+        session.safely(session.last_sample)
         ranks = self._heartbeat.ranks()
         errors = [rank.error for rank in ranks if rank.error]
         invalid = next((error for error in errors if error.kind == "workload"), None)
@@ -388,7 +454,9 @@ class _Trial:
         )
         if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
-        left = leftovers(self._before, self.token, self._seen)
+        self._reap()
+        left = leftovers(self._before, self.token, self._seen, more=self._more)
+        uncertain = [] if _is_own_program() else self._adopted()
         device = device_kind(next(iter(ranks), RankFacts()))
         machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
         trial = replace(
@@ -396,12 +464,15 @@ class _Trial:
             noise=NoiseStore(notify=self.notify).get(machine),
             ended_ns=session.facts.exit_status.monotonic_ns,
             cleaned_ns=time.monotonic_ns(),
-            leftovers=tuple(left.describe()),
+            leftovers=(
+                *left.describe(),
+                *(f"{each}, unless your program started it" for each in uncertain),
+            ),
             removed=tuple(left.removed),
             unclaimed=tuple(left.unclaimed),
         )
         session.facts = replace(session.facts, limits=self.enforced_limits.facts(), trial=trial)
-        reaper.safely(session.end, exit_status, [])
+        session.end(exit_status, [])
         if invalid:  # an invalid workload is not a result: keep nothing
             shutil.rmtree(self.paths.folder, ignore_errors=True)
             kinds = {kind.__name__: kind for kind in (TooFewSamples, GpuUnavailable)}
@@ -412,6 +483,18 @@ class _Trial:
             leftovers=left.describe(),
             termination_requested=exit_status.outcome is Outcome.INTERRUPTED,
         )
+
+    def _reap(self) -> None:
+        """Reap orphans that the monitor did not see, or did not see exit."""
+        for process in self._seen:
+            stat = procfs.stat(process.pid)
+            if (
+                stat is not None
+                and stat.has_ended
+                and (stat.started_ticks, stat.parent) == (process.started, os.getpid())
+            ):
+                with contextlib.suppress(ChildProcessError):
+                    os.waitpid(process.pid, os.WNOHANG)
 
     def _judge(self, ranks: list[RankFacts]) -> ExitStatus:
         session = self._session
@@ -439,6 +522,11 @@ class _Trial:
             return exit_status
         where = {"phase": progress.phase, "steps": progress.steps}
         return replace(exit_status, evidence={**where, **exit_status.evidence})
+
+
+def _is_own_program() -> bool:
+    """Whether this is the command line: in other programs, any thread may start processes."""
+    return "stepscope.cli.app" in sys.modules
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> None:

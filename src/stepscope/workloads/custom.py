@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stepscope.errors import WorkloadError
+from stepscope.runs.files import read_regular
 from stepscope.workloads.code_reference import parse_reference
 from stepscope.workloads.spec import Workload, close_names, did_you_mean, nearest
 from stepscope.workloads.user_file import functions_in, names_at_import, skeleton_of, training_line
@@ -46,6 +47,7 @@ _HINTS = {
 }
 # fmt: on
 """Hints for frequent mistakes, by a pattern of PyTorch's or Python's error message."""
+_MAX_SOURCE_BYTES = 16 << 20
 _TRACEBACK_LINE = re.compile(r'^ *File "(.+)", line (\d+), in (.+)$', re.MULTILINE)
 _STEPSCOPE = Path(__file__).parents[1]
 _STANDARD_LIBRARY = Path(sysconfig.get_path("stdlib"))
@@ -215,7 +217,7 @@ def _module_file(name: str) -> Path:
 
 def _parse(file: Path) -> ast.Module:
     try:
-        return ast.parse(file.read_bytes(), str(file))
+        return ast.parse(read_regular(file, _MAX_SOURCE_BYTES), str(file))
     except SyntaxError as error:
         raise WorkloadError(f"{shown(file)}:{error.lineno}: SyntaxError: {error.msg}") from None
     except (OSError, ValueError) as error:

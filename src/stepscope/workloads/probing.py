@@ -2,7 +2,7 @@
 
 A probe runs a full training cycle, because memory can run out in every part of it: some steps (the
 first one creates the optimizer state), the smaller last batch of an epoch, an evaluation, and more
-steps. Both ends of the pipe import this module, so it uses only the standard library.
+steps. Both ends of the pipe import this module, so it imports no framework.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import fcntl
 import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -18,6 +17,8 @@ from pathlib import Path
 from typing import Literal
 
 from stepscope.analysis.memory.model import Parts
+from stepscope.runs.files import UnsafeFile, open_own
+from stepscope.state import state_folder
 
 Kind = Literal["ok", "gpu_oom", "gpu_busy", "host_oom", "error", "workload", "timeout", "killed"]
 """How a probe ended. `gpu_busy`: the GPU accepts no second process. `killed`: by SIGKILL, from a
@@ -56,16 +57,19 @@ def training_lock(exclusive: bool, waiting: Path | None = None) -> Iterator[None
     """Hold the lock that all probes of a user on this machine share.
 
     A timed probe takes it exclusively, so that two searches do not slow each other down unnoticed.
-    `waiting` exists while the lock is awaited. If the lock file is not accessible, the probe
-    continues without it.
+    `waiting` exists while the lock is awaited. If the lock file is not accessible or not a regular
+    file, the probe continues without it.
     """
-    lock = Path(tempfile.gettempdir()) / f"stepscope-turns-{os.getuid()}"
+    # Only this user can write to the folder, which several machines may share.
+    path = state_folder() / f"probes-{os.uname().nodename}.lock"
     with ExitStack() as stack:
-        with suppress(OSError):
-            file = stack.enter_context(lock.open("ab"))
+        with suppress(OSError, UnsafeFile):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            lock = open_own(path, os.O_RDWR)
+            stack.callback(os.close, lock)
             if waiting is not None:
                 waiting.touch()
-            fcntl.flock(file, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
+            fcntl.flock(lock, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         if waiting is not None:
             waiting.unlink(missing_ok=True)
         yield

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Literal
 
 from stepscope import marks
-from stepscope.runs.paths import write_json
+from stepscope.inject.masking import mask_values
+from stepscope.records.codec import to_json
+from stepscope.runs.files import write_json
 
 FailureKind = Literal["workload", "gpu_oom", "host_oom", "error"]
 _MAX_MESSAGE = 4000
@@ -69,7 +71,8 @@ class RankReport:
         """Add facts (the fields of `RankFacts`, and others for the record) and write the file."""
         self._facts.update(facts)
         header = {"rank": self.placement.rank, "pid": os.getpid(), "phases": self.phases}
-        write_json(self.placement.facts, {**header, "error": None, "done": False, **self._facts})
+        facts = {**header, "error": None, "done": False, **self._facts}
+        write_json(self.placement.facts, mask_values(to_json(facts)))
 
     def fail(
         self, kind: FailureKind, error: BaseException, hint: str = "", where: str | None = None

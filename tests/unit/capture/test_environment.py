@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from stepscope.capture import environment
+from stepscope.inject.masking import MASK
 from stepscope.records.codec import to_json
-from stepscope.runs.masking import MASK
 from stepscope.sensors import procfs
 
 SECTIONS = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from pathlib import Path
 from typing import Any
@@ -123,3 +124,10 @@ def test_gpu_uuid_is_written_once_and_peaks_when_they_change(tmp_path: Path) -> 
     assert process.of(events.GPU_MEMORY)["a"].tolist() == [5, 6, 7, 8, 0]
     assert process.of(events.GPU_PEAK)["a"].tolist() == [7, 8]
     assert process.of(events.GPU_RETRIES)["a"].tolist() == [0, 1]
+
+
+def test_injected_code_runs_on_old_versions_of_python() -> None:
+    files = list(Path(events.__file__).parent.rglob("*.py"))
+    assert len(files) > 8
+    for file in files:
+        ast.parse(file.read_text(encoding="utf-8"), feature_version=(3, 7))

@@ -57,7 +57,11 @@ def run(tmp_path: Path) -> Run:
         (tmp_path / "events").mkdir()
         (tmp_path / "train.py").write_text(script)
         done = subprocess.run(
-            [sys.executable, "train.py"], cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [sys.executable, "-W", "ignore", "train.py"],  # Python 3.12 warns of forks and threads
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=60,
         )
         assert done.returncode == 0 and not done.stderr, done.stderr
         return json.loads(done.stdout) if done.stdout else None

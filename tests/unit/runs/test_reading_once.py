@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 from stepscope.cli.app import app
 from stepscope.cli.trial import _show
 from stepscope.report.trial.view import trial_view
-from stepscope.runs import streams
+from stepscope.runs import segments
 from synthetic import write_cut_off_run, write_run
 from synthetic_trials import Trial, even_steps, write_trial
 
@@ -21,13 +21,13 @@ from synthetic_trials import Trial, even_steps, write_trial
 def readings(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     """The number of reads of each segment."""
     counts: Counter[str] = Counter()
-    read = streams.read_segment
+    read = segments.read_segment
 
     def counted(path: Path, *args: object, **options: object) -> object:
         counts[f"{path.parent.name}/{path.name}"] += 1
         return read(path, *args, **options)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(streams, "read_segment", counted)
+    monkeypatch.setattr(segments, "read_segment", counted)
     return counts
 
 

@@ -16,8 +16,9 @@ from pyarrow import parquet
 
 from stepscope.metrics import SCOPES, Scope, of_scope
 from stepscope.records import Entity
+from stepscope.runs.files import write_json
 from stepscope.runs.load import load
-from stepscope.runs.paths import RunPaths, write_json
+from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run, open_run
 from stepscope.runs.samples import series_of
 from stepscope.runs.streams import StreamWriter, pack

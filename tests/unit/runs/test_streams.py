@@ -18,7 +18,8 @@ from stepscope.metrics import SCOPES, of_scope
 from stepscope.records import Entity
 from stepscope.runs import streams
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.streams import StreamWriter, pack, read_segment, read_stored
+from stepscope.runs.segments import read_segment, read_stored
+from stepscope.runs.streams import StreamWriter, pack
 
 METRICS = [metric.key for metric in of_scope("process")]
 values = st.dictionaries(
@@ -44,7 +45,7 @@ def test_round_trip(tmp_path_factory, batches) -> None:  # type: ignore[no-untyp
             expected.append((time, window, name, pid, *(given_values.get(k) for k in METRICS)))
         writer.flush()
     for path in (paths.live_stream("process"), pack(writer.finish())):
-        table = read_segment(path) if path.exists() else None
+        table = read_segment(path).table if path.exists() else None
         if table is not None:
             assert [tuple(row.values()) for row in table.to_pylist()] == expected
 
@@ -71,7 +72,7 @@ def test_truncated_stream_is_read_to_the_last_complete_batch(tmp_path: Path) -> 
     )
     for cut in sorted({*range(0, len(data), 5), *chain(*edges)}):
         path.write_bytes(data[:cut])
-        count = read_segment(path).num_rows
+        count = read_segment(path).table.num_rows
         assert count == (20 if cut == len(data) else 10 if cut >= first else 0), cut
 
 
@@ -81,8 +82,8 @@ def test_truncated_stream_with_some_columns(tmp_path: Path, columns: list[str]) 
     data = path.read_bytes()
     for cut in (*range(0, len(data), 97), first - 1, first, len(data) - 1, len(data)):
         path.write_bytes(data[:cut])
-        everything = read_segment(path)
-        some = read_segment(path, columns)
+        everything = read_segment(path).table
+        some = read_segment(path, columns).table
         assert some.num_rows == everything.num_rows, cut
         if everything.num_rows:
             assert some == everything.select(columns)
@@ -93,7 +94,7 @@ def test_truncated_stream_with_some_columns(tmp_path: Path, columns: list[str]) 
 def test_tail_of_zeros_is_dropped(tmp_path: Path, zeros: int, columns: list[str] | None) -> None:
     path, _ = two_batches(tmp_path)
     path.write_bytes(path.read_bytes() + bytes(zeros))
-    table = read_segment(path, columns)
+    table = read_segment(path, columns).table
     assert table.column(0).to_pylist() == list(range(1, 21))
 
 
@@ -104,15 +105,22 @@ def test_batch_of_zeros_is_dropped(tmp_path: Path, columns: list[str] | None) ->
     data = path.read_bytes()
     body = first + 8 + int.from_bytes(data[first + 4 : first + 8], "little")
     path.write_bytes(data[:body] + bytes(len(data) - body))
-    assert read_segment(path, columns).num_rows == 10
+    assert read_segment(path, columns).table.num_rows == 10
+
+
+def test_stream_without_its_schema(tmp_path: Path) -> None:
+    """pyarrow crashes if another message is read as a schema."""
+    path, first = two_batches(tmp_path)
+    path.write_bytes(path.read_bytes()[first:])
+    assert read_segment(path).table.column("t_ns").to_pylist() == list(range(11, 21))
 
 
 def test_columns_have_the_requested_order(tmp_path: Path) -> None:
     path, _ = two_batches(tmp_path)
     columns = ["host_cpu", "t_ns", "not_there", "entity"]
-    stream = read_segment(path, columns)
-    packed = read_segment(pack(path), columns)
-    coded = read_segment(path.with_suffix(".parquet"), columns, coded=True)
+    stream = read_segment(path, columns).table
+    packed = read_segment(pack(path), columns).table
+    coded = read_segment(path.with_suffix(".parquet"), columns, coded=True).table
     assert stream.column_names == packed.column_names == ["host_cpu", "t_ns", "entity"]
     assert stream == packed
     assert coded.to_pylist() == packed.to_pylist()
@@ -126,7 +134,7 @@ def test_streams_of_many_batches(tmp_path: Path) -> None:
     for time in range(1, 151):
         writer.append(time, None, Entity("host"), {"host_cpu": float(time)})
         writer.flush()
-    table = read_segment(paths.live_stream("host"), ["t_ns", "host_cpu"])
+    table = read_segment(paths.live_stream("host"), ["t_ns", "host_cpu"]).table
     assert table.column("t_ns").to_pylist() == table.column("host_cpu").to_pylist()
     assert table.column("t_ns").num_chunks == 1 and table.num_rows == 150
 
@@ -144,7 +152,7 @@ def test_rolled_segments_read_in_order(tmp_path: Path) -> None:
                 pack(closed)
     names = [path.name for path in paths.segments("host")]
     assert names == ["host.0000.parquet", "host.0001.arrows", "host.0002.arrows", "host.arrows"]
-    *rolled, live = [read_segment(path) for path in paths.segments("host")]
+    *rolled, live = [read_segment(path).table for path in paths.segments("host")]
     assert live.num_rows == 0
     assert [t for table in rolled for t in table.column("t_ns").to_pylist()] == list(range(1, 31))
 
@@ -162,10 +170,10 @@ def test_failed_write_leaves_complete_batches_and_keeps_the_rows(tmp_path: Path)
     with pytest.raises(OSError):
         writer.flush()
     writer._fd = real
-    assert read_segment(paths.live_stream("host")).num_rows == 1
+    assert read_segment(paths.live_stream("host")).table.num_rows == 1
     writer.append(3, None, Entity("host"), {"host_cpu": 3.0})
     writer.flush()
-    assert read_segment(paths.live_stream("host")).column("t_ns").to_pylist() == [1, 2, 3]
+    assert read_segment(paths.live_stream("host")).table.column("t_ns").to_pylist() == [1, 2, 3]
 
 
 def test_kept_batches_are_encoded_once_and_the_oldest_dropped(
@@ -193,7 +201,7 @@ def test_kept_batches_are_encoded_once_and_the_oldest_dropped(
     writer.flush()
     assert encoded == [2] * 5
     assert writer.rows_dropped == 6
-    stored = read_segment(paths.live_stream("host"))
+    stored = read_segment(paths.live_stream("host")).table
     assert stored.column("t_ns").to_pylist() == [7, 8, 9, 10]
     assert stored.column("host_cpu").to_pylist() == [1.0, None, 1.0, None]
 
@@ -210,7 +218,7 @@ def test_full_disk_at_a_new_segment(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     writer.append(2, None, Entity("host"), {"host_cpu": 2.0})
     writer.flush()
     assert [path.name for path in paths.segments("host")] == ["host.arrows"]
-    assert read_segment(paths.live_stream("host")).column("t_ns").to_pylist() == [1, 2]
+    assert read_segment(paths.live_stream("host")).table.column("t_ns").to_pylist() == [1, 2]
 
 
 def test_writing_does_not_import_pandas(tmp_path: Path) -> None:

@@ -19,8 +19,10 @@ from stepscope.inject import events
 from stepscope.records import Entity, Outcome
 from stepscope.runs.events import parse
 from stepscope.runs.facts import identity, identity_of_self, read_run_json
-from stepscope.runs.paths import RunPaths, write_json
-from stepscope.runs.streams import StreamWriter, pack, read_segment
+from stepscope.runs.files import write_json
+from stepscope.runs.paths import RunPaths
+from stepscope.runs.segments import read_segment
+from stepscope.runs.streams import StreamWriter, pack
 from stepscope.runs.tail import EventsTail, Recent, RunTail, StreamTail
 from synthetic import RUNNING, Plan, write_run
 
@@ -77,7 +79,7 @@ def test_any_split_of_the_stream_gives_the_same_rows(
         with paths.live_stream("host").open("ab") as file:
             file.write(data[begin:end])
         batches += tail.poll()
-    assert rows_of(batches) == read_segment(stream).to_pylist()
+    assert rows_of(batches) == read_segment(stream).table.to_pylist()
 
 
 def test_only_the_end_of_a_long_stream_is_decoded(paths: RunPaths) -> None:
@@ -179,7 +181,7 @@ def test_replaced_file_returns_only_new_rows(paths: RunPaths) -> None:
 def test_tail_of_zeros_is_dropped(paths: RunPaths, stream: Path, zeros: int) -> None:
     data = stream.read_bytes()
     paths.live_stream("host").write_bytes(data + bytes(zeros))
-    assert rows_of(StreamTail(paths, "host", LONG).poll()) == read_segment(stream).to_pylist()
+    assert rows_of(StreamTail(paths, "host", LONG).poll()) == read_segment(stream).table.to_pylist()
     paths.live_stream("host").write_bytes(data[:-200] + bytes(200))
     assert max(seconds_of(StreamTail(paths, "host", LONG).poll())) < 72
 

@@ -69,7 +69,6 @@ def test_invalid_record_and_later_records_are_dropped(path: Path, bad: Step) -> 
 
 def test_missing_file_has_no_steps(tmp_path: Path) -> None:
     assert len(read_steps(tmp_path / "nothing.bin")) == 0
-    assert len(read_steps(tmp_path)) == 0
 
 
 def test_complete_trial(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -53,4 +54,21 @@ def test_role_follows_a_later_rename() -> None:
             time.sleep(0.02)
         sensor.account()
         assert sensor.cpu.totals["worker"] > 0.6 * _BURN_S
+    tree.close()
+
+
+def test_processes_beyond_the_limit_of_open_files() -> None:
+    tree = ProcessTree(os.getpid())
+    sensor = UsageSensor(tree, started_here=False)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with late_worker() as (child, _):
+        free = os.open(os.devnull, os.O_RDONLY)
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free + 1, limits[1]))
+        try:
+            sensor.account(thorough=True)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        assert child not in tree.processes and os.getpid() in tree.processes
+        assert sensor.notes == ["Some processes are not monitored: Too many open files"]
     tree.close()

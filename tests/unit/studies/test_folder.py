@@ -389,7 +389,7 @@ def test_a_second_process_cannot_run_the_study(paths: StudyPaths) -> None:
 def test_reading_the_lock_does_not_block_a_run(
     paths: StudyPaths, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.trials.state._ATTEMPTS", 1000)
+    monkeypatch.setattr("stepscope.trials.locks._ATTEMPTS", 1000)
     with exclusive_run(paths):
         pass
     reader = os.open(paths.lock, os.O_RDONLY)

@@ -20,8 +20,8 @@ from stepscope.analysis.trial.throughput import ASSUMED_NOISE
 from stepscope.records import Gpu
 from stepscope.records.facts import CpuFacts, Environment
 from stepscope.records.trial import ProcessNoise
+from stepscope.state import state_folder
 from stepscope.trials.noise import MachineKind, NoiseStore
-from stepscope.trials.state import state_folder
 
 CPU = MachineKind("AMD EPYC × 2", "cpu")
 GPU = MachineKind("AMD EPYC × 2; NVIDIA H200", "gpu")
@@ -124,10 +124,17 @@ def test_unwritable_folder_is_not_an_error(tmp_path: Path, messages: list[str]) 
     assert any("STEPSCOPE_STATE" in text for text in messages)
 
 
+def test_unsafe_lock_is_not_an_error(store: NoiseStore, messages: list[str]) -> None:
+    store.path.parent.mkdir()
+    os.mkfifo(store.path.with_suffix(".lock"))
+    assert store.learn(CPU, repeats(6, 0.05)).source == "learned"
+    assert any("noise.lock is not a regular file" in text for text in messages)
+
+
 def test_lock_that_is_never_released(
     store: NoiseStore, messages: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepscope.trials.state._ATTEMPTS", 5)
+    monkeypatch.setattr("stepscope.trials.locks._ATTEMPTS", 5)
     store.path.parent.mkdir()
     with open(store.path.with_suffix(".lock"), "w") as other:
         fcntl.flock(other, fcntl.LOCK_EX)
@@ -138,9 +145,9 @@ def test_lock_that_is_never_released(
 def test_concurrent_runners_lose_nothing(store: NoiseStore) -> None:
     program = f"""
 from pathlib import Path
-from stepscope.trials import state
+from stepscope.trials import locks
 from stepscope.trials.noise import MachineKind, NoiseStore
-state._ATTEMPTS = 3000
+locks._ATTEMPTS = 3000
 for _ in range(10):
     NoiseStore(Path({str(store.path)!r}), print).learn({CPU!r}, [100.0, 101.0])
 """

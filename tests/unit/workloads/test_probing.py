@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 import threading
 from pathlib import Path
@@ -58,7 +59,7 @@ def test_an_exclusive_probe_trains_alone(
     exclusive: bool,
     waits: bool,
 ) -> None:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("STEPSCOPE_STATE", str(tmp_path))
     acquired = threading.Event()
 
     def other() -> None:
@@ -71,3 +72,36 @@ def test_an_exclusive_probe_trains_alone(
         assert acquired.wait(0.2 if waits else 20) != waits
     thread.join(20)
     assert acquired.is_set()
+
+
+@pytest.mark.parametrize("kind", ["link", "fifo", "unwritable"])
+def test_probe_continues_without_an_unsafe_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """It neither follows a link nor waits for the reader of a FIFO."""
+    state = tmp_path / "state"
+    monkeypatch.setenv("STEPSCOPE_STATE", str(state))
+    with training_lock(True):
+        (lock,) = state.iterdir()
+    lock.unlink()
+    if kind == "link":
+        lock.symlink_to(tmp_path / "target")
+    elif kind == "fifo":
+        os.mkfifo(lock)
+    else:
+        state.rmdir()
+        state.write_text("not a folder")
+    with training_lock(True, tmp_path / "waiting"):
+        assert not (tmp_path / "waiting").exists()
+    assert not (tmp_path / "target").exists()
+
+
+def test_lock_is_not_in_the_temporary_folder_of_all_users(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There, another user could create it first and hold it."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
+    monkeypatch.setenv("STEPSCOPE_STATE", str(tmp_path / "state"))
+    with training_lock(True):
+        assert list((tmp_path / "tmp").iterdir()) == []

@@ -18,6 +18,7 @@ from stepscope.analysis.run.gpus import (
 from stepscope.analysis.run.passes import RECORD, Records, Timeline, find_passes, training_loaders
 from stepscope.analysis.run.series import EMPTY, Floats, Ints, Series, SeriesTable
 from stepscope.analysis.run.steps import StepGroup, step_groups
+from stepscope.metrics import Scope
 from stepscope.records import CodeLocation, ExitStatus, Gpu
 from stepscope.records.facts import RunFacts
 
@@ -138,6 +139,15 @@ NO_BATCH_TIMING = BatchTiming(np.empty(0, np.int64), *[np.empty(0)] * 3)
 
 
 @dataclass(frozen=True)
+class SampleGap:
+    """Samples of a scope that are missing because files are damaged or missing."""
+
+    scope: Scope
+    begin_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True)
 class RunData:
     """A run, or its last seconds, in memory."""
 
@@ -155,6 +165,10 @@ class RunData:
     collation: BatchTiming = NO_BATCH_TIMING
     events_dropped: int = 0
     """Number of events that the processes could not write."""
+    events_outside: int = 0
+    """Number of events that were dropped because they are not from the time of the run."""
+    gaps: tuple[SampleGap, ...] = ()
+    """Times without samples because files are damaged or missing."""
 
     def of(self, metric: str, entity: str = "tree") -> Series:
         return self.series.get((metric, entity), EMPTY)

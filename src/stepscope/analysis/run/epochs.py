@@ -189,6 +189,6 @@ def _as_index(value: float | str | None) -> int | None:
     if isinstance(value, str):
         value = value.strip()
         return int(value) if value.isdecimal() and len(value) < 18 else None
-    if value is None or not math.isfinite(value) or value != int(value):
+    if value is None or not math.isfinite(value) or value != int(value) or abs(value) >= 1e18:
         return None
     return int(value)

@@ -105,7 +105,7 @@ def _epoch_now(
     span = spans[-1]
     index = span.index
     assert index is not None  # every epoch has a number
-    with_loaders = [timeline for timeline in timelines if timeline.pid in loaders]
+    with_loaders = [timeline for timeline in timelines if len(timeline.loader_begins)]
     if not with_loaders:
         return EpochNow(index, "training"), None
     timeline = next((t for t in with_loaders if t.pid == span.pid), with_loaders[0])

@@ -28,6 +28,8 @@ class StepStream:
         return int(self.times[-1])
 
     def between(self, begin_ns: int, end_ns: int) -> int:
+        if self.last < begin_ns or self.first > end_ns:
+            return 0
         first = np.searchsorted(self.times, begin_ns)
         last = np.searchsorted(self.times, end_ns, side="right")
         return int(self.counts[first:last].sum())

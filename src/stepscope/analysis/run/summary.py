@@ -9,7 +9,7 @@ import numpy as np
 from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.epochs import epochs_of, find_epochs, find_phases
 from stepscope.analysis.run.gpus import figures
-from stepscope.analysis.run.passes import Records
+from stepscope.analysis.run.passes import Records, Times
 from stepscope.analysis.run.series import Series, integrate, statistic
 from stepscope.analysis.run.steps import steps_between
 from stepscope.metrics import is_counter
@@ -21,7 +21,10 @@ _GPU_BYTES = ("gpu_pcie_received", "gpu_pcie_sent", "gpu_nvlink_received", "gpu_
 def summarize(data: RunData) -> Summary:
     """Summarize a run, complete or cut off."""
     source, epochs = find_epochs(data.timelines, data.begin_ns, data.end_ns)
-    own_epochs = [epochs_of(timeline, source) for timeline in data.timelines]
+    own_epochs = [
+        np.array([(span.begin_ns, span.end_ns) for span in epochs_of(timeline, source)], np.int64)
+        for timeline in data.timelines
+    ]
     phases: dict[str, list[float]] = {}
     for span in find_phases(data.timelines, data.end_ns):
         phases.setdefault(span.name, []).append(span.seconds)
@@ -47,7 +50,7 @@ def summarize(data: RunData) -> Summary:
     )
 
 
-def _epoch_row(span: Span, data: RunData, own_epochs: Sequence[Sequence[Span]]) -> EpochRow:
+def _epoch_row(span: Span, data: RunData, own_epochs: Sequence[Times]) -> EpochRow:
     assert span.index is not None  # every epoch has a number
     begin, end = span.begin_ns, span.end_ns
     samples = _samples_in(data, span, own_epochs)
@@ -80,29 +83,29 @@ def _between(records: Records, begin: int, end: int) -> Records:
     return records.take(np.flatnonzero((t >= begin) & (t <= end)))  # faster than a mask
 
 
-def _samples_in(data: RunData, span: Span, own_epochs: Sequence[Sequence[Span]]) -> int | None:
+def _samples_in(data: RunData, span: Span, own_epochs: Sequence[Times]) -> int | None:
     """Return the samples of all ranks, from each rank's busiest loader.
 
     None if the size of a batch is unknown. Ranks do not start and end an epoch at the same time,
-    so each rank counts its own epoch that overlaps most.
+    so each rank counts its own epoch that overlaps most. `own_epochs` has their begins and ends.
     """
-
-    def overlap(other: Span) -> int:
-        return min(other.end_ns, span.end_ns) - max(other.begin_ns, span.begin_ns)
-
     total = 0
     for timeline, numbers, own in zip(
         data.timelines, data.training_loaders, own_epochs, strict=True
     ):
-        epoch = max(own, key=overlap, default=span)
-        if overlap(epoch) <= 0 and own:
-            continue
-        batches = _between(timeline.batches, epoch.begin_ns, epoch.end_ns)
+        begin, end = span.begin_ns, span.end_ns
+        if len(own):
+            begins, ends = own.T
+            overlap = np.minimum(ends, end) - np.maximum(begins, begin)
+            begin, end = own[np.argmax(overlap)]
+            if overlap.max() <= 0:
+                continue
+        batches = _between(timeline.batches, begin, end)
         batches = batches[np.isin(batches["number"], numbers)]
         if (batches["b"] < 0).any():
             return None
-        per_loader = [int(batches["b"][batches["number"] == n].sum()) for n in numbers]
-        total += max(per_loader, default=0)
+        _, loader = np.unique(batches["number"], return_inverse=True)
+        total += int(np.bincount(loader, batches["b"]).max(initial=0))
     return total or None
 
 

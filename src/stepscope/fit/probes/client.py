@@ -6,11 +6,13 @@ of the server.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -186,10 +188,8 @@ def probe_folder() -> Path:
         match = pattern.fullmatch(folder.name)
         if not match or procfs.exists(int(match[1])):
             continue
-        try:
-            is_own = folder.lstat().st_uid == os.getuid()
-        except OSError:  # another process has deleted it
-            continue
-        if is_own:
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(OSError):  # another process has deleted it
+            status = folder.lstat()  # anybody can create files and links in the temporary folder
+            if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid():
+                shutil.rmtree(folder, ignore_errors=True)
     return Path(tempfile.mkdtemp(prefix=f"{_FOLDER_PREFIX}{os.getpid()}-{namespace}-"))

@@ -17,9 +17,10 @@ from stepscope.records.trial import LimitFacts, MemoryLimit, RankError, RankFact
 from stepscope.runs.trial import read_json
 from stepscope.trials.heartbeat import Progress
 from stepscope.trials.limits.spec import Limits
+from stepscope.trials.locks import machine_lock, machine_turn
+from stepscope.trials.processes.leftovers import check_clean
 from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import CompletedTrial, run_repeats
-from stepscope.trials.state import machine_lock, machine_turn
 from stepscope.workloads.probing import Kind, ProbeRequest, ProbeResult, Subject
 from stepscope.workloads.spec import Workload
 
@@ -57,6 +58,8 @@ class TrialProbes:
         """Complete once a probe has passed."""
 
     def __enter__(self) -> TrialProbes:
+        for text in check_clean():  # first: `probe_folder` deletes the runs of killed probes
+            self._notify(text)
         self._folder = probe_folder()
         return self
 

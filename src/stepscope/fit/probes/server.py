@@ -23,7 +23,7 @@ from pathlib import Path
 
 from stepscope.fit.probes.contract import KillProbe, StartProbe
 from stepscope.records.codec import dumps, loads
-from stepscope.runs.paths import replace_atomically
+from stepscope.runs.files import replace_atomically
 from stepscope.trials.child import exit_with_parent
 from stepscope.workloads.custom import describe_error
 from stepscope.workloads.frameworks.contract import BuiltWorkload, check_capabilities

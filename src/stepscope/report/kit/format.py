@@ -126,6 +126,11 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else "�" for character in text)
 
 
+def printable_lines(text: str) -> str:
+    """Return text that keeps its line breaks but cannot control the terminal."""
+    return "\n".join(printable(line.expandtabs(4)) for line in text.splitlines())
+
+
 def is_known(value: float | None) -> TypeGuard[float]:
     return value is not None and math.isfinite(value)
 

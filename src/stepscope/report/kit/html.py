@@ -22,10 +22,11 @@ from stepscope.report.kit.format import MISSING
 _FOLDER = files("stepscope.report")
 _CONTROLS = {
     code: "\N{REPLACEMENT CHARACTER}"
-    for code in (*range(32), *range(127, 160), *range(0xD800, 0xE000))
-    if chr(code) not in "\t\n\r"
-}
-"""Includes lone surrogates (file names that are not UTF-8), which cannot be encoded."""
+    for code in (*range(32), *range(127, 160), *range(0x202A, 0x202F), *range(0xD800, 0xE000))
+    if chr(code) not in "\t\n"
+} | {ord("\r"): "\n"}
+"""Includes characters that reverse the order of a text, and lone surrogates (file names that are
+not UTF-8), which cannot be encoded."""
 _X_DECIMALS = 3
 _Y_DIGITS = 4
 
@@ -55,7 +56,7 @@ def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(str(_FOLDER / "templates")),
         autoescape=True,
-        finalize=lambda value: value.translate(_CONTROLS) if type(value) is str else value,
+        finalize=_without_controls,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -68,6 +69,10 @@ def _environment() -> Environment:
     environment.tests["empty"] = is_empty
     environment.globals["MISSING"] = MISSING
     return environment
+
+
+def _without_controls(value: Any) -> Any:
+    return value.replace("\r\n", "\n").translate(_CONTROLS) if isinstance(value, str) else value
 
 
 def _asset(name: str) -> str:

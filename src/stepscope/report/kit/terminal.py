@@ -24,7 +24,7 @@ from stepscope.report.kit.document import (
     Verbatim,
     is_empty,
 )
-from stepscope.report.kit.format import TONE_COLORS, printable
+from stepscope.report.kit.format import TONE_COLORS, printable_lines
 from stepscope.report.kit.table import Table
 
 _EMPHASIS = {"": "", "lead": "", "strong": "bold", "note": "dim", "warning": "yellow"}
@@ -41,11 +41,11 @@ def render(document: Document) -> str:
 def draw(console: Console, document: Document) -> None:
     """Write the whole document."""
     color = f"bold {TONE_COLORS[document.tone]}"
-    head = Text(_clean(document.name), "bold", overflow="fold")
+    head = Text(printable_lines(document.name), "bold", overflow="fold")
     if document.state:
-        head = Text.assemble(head, "  ", (_clean(document.state), color), overflow="fold")
+        head = Text.assemble(head, "  ", (printable_lines(document.state), color), overflow="fold")
     if document.reason:
-        head.append(f"  {_clean(document.reason)}")
+        head.append(f"  {printable_lines(document.reason)}")
     console.print(head)
     _Terminal(console, document.header).draw(document.header)
     draw_blocks(console, document.blocks)
@@ -86,13 +86,15 @@ class _Terminal:
             style = ""
         text = _text(block.text, style)
         if block.label:
-            text = Text.assemble((f"{_clean(block.label)}: ", "dim"), text, overflow="fold")
+            text = Text.assemble(
+                (f"{printable_lines(block.label)}: ", "dim"), text, overflow="fold"
+            )
         self._console.print(text)
 
     @_draw.register
     def _(self, block: Verbatim) -> None:
-        label = _clean(block.label).ljust(self._margin + 2) if block.label else ""
-        line = Text.assemble((label, "dim"), _clean(block.text))
+        label = printable_lines(block.label).ljust(self._margin + 2) if block.label else ""
+        line = Text.assemble((label, "dim"), printable_lines(block.text))
         self._console.print(line, soft_wrap=True)
 
     @_draw.register
@@ -205,9 +207,4 @@ def _labels(blocks: Iterable[Block]) -> Iterable[str]:
 
 
 def _text(text: str, style: str = "") -> Text:
-    """Return text that keeps its line breaks but cannot control the terminal or rich."""
-    return Text(_clean(text), style=style, overflow="fold")
-
-
-def _clean(text: str) -> str:
-    return "\n".join(printable(line) for line in text.splitlines())
+    return Text(printable_lines(text), style=style, overflow="fold")

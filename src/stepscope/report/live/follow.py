@@ -17,6 +17,7 @@ from stepscope.analysis.run.series import SeriesTable
 from stepscope.report.live.traces import SECONDS_BACK
 from stepscope.report.live.view import Frame, frame_of
 from stepscope.runs.events import read_folder
+from stepscope.runs.facts import event_span
 from stepscope.runs.tail import RunTail
 from stepscope.runs.timelines import allocator_series, timeline_of
 
@@ -70,7 +71,7 @@ class _EventsReading(threading.Thread):
     def run(self) -> None:
         began = time.thread_time()
         try:
-            processes = read_folder(self._events)
+            processes = read_folder(self._events, event_span(self._data.facts))
             timelines = [timeline_of(process) for process in processes]
             self.reported = progress_of(timelines, self._data.begin_ns, self._now_ns)
             self.allocators = allocator_series(processes, [gpu.uuid for gpu in self._data.gpus])

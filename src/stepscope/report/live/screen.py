@@ -326,8 +326,8 @@ class _Layout:
     def _spark(self, each: LiveTrace, drawn: Floats) -> Text:
         known = np.isfinite(drawn)
         top = each.full_scale or (float(drawn[known].max()) if known.any() else 0.0)
-        shares = np.where(known, drawn, 0.0) / (top or 1.0)
-        heights = np.clip((shares * len(_LEVELS)).astype(int), 0, len(_LEVELS) - 1)
+        shares = np.clip(np.where(known, drawn, 0.0), 0.0, top) / (top or 1.0)
+        heights = np.minimum((shares * len(_LEVELS)).astype(int), len(_LEVELS) - 1)
         text = "".join(
             _LEVELS[height] if is_set else " "
             for height, is_set in zip(heights, known, strict=True)

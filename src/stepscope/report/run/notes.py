@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from stepscope.analysis.run.data import RunData
 from stepscope.analysis.run.gpus import RecordedGpu
-from stepscope.metrics import BY_KEY, of_scope
+from stepscope.metrics import BY_KEY, SCOPES, of_scope
 from stepscope.report.kit.format import count_text, plural, seconds_text, share_text
 from stepscope.report.run.panels import MAX_GPUS, drawn_roles, roles_in_order
 from stepscope.report.run.thinning import MAX_POINTS, bucket_seconds
@@ -14,6 +14,8 @@ from stepscope.runs.tracking import tracking_text
 
 _EXPECTED_MISSING = {"cgroup_memory_limit"}
 """Missing on most machines, where there is no limit."""
+_SCOPE_NAMES = {"process": "Process", "host": "Host", "gpu": "GPU"}
+_MAX_GAPS = 4
 _GPU_METRICS = frozenset(metric.key for metric in of_scope("gpu"))
 _HIGH_UTILIZATION, _LOW_SM = 0.5, 0.1
 _ENERGY_TOLERANCE = 0.05
@@ -49,9 +51,35 @@ def warnings_of(recorded: RunData) -> Iterator[str]:
     if sensors.rows_dropped:
         rows = count_text(sensors.rows_dropped)
         yield f"{rows} rows of samples were lost because they could not be written"
+    yield from _missing_samples(recorded)
+    if recorded.events_outside:
+        yield (
+            f"{count_text(recorded.events_outside)} events of the monitored processes are not from "
+            "the time of the run and are ignored: the command ran in another time namespace, or "
+            "its event files are damaged"
+        )
     if recorded.events_dropped:
         events = count_text(recorded.events_dropped)
         yield f"{events} events of the monitored processes could not be written"
+
+
+def _missing_samples(recorded: RunData) -> Iterator[str]:
+    """Yield a note for each scope with gaps."""
+    for scope in SCOPES:
+        gaps = [gap for gap in recorded.gaps if gap.scope == scope]
+        spans = [
+            " to ".join(
+                seconds_text(max(0.0, (edge - recorded.begin_ns) / 1e9))
+                for edge in (gap.begin_ns, gap.end_ns)
+            )
+            for gap in gaps[:_MAX_GAPS]
+        ]
+        more = f" and {len(gaps) - _MAX_GAPS} other times" if len(gaps) > _MAX_GAPS else ""
+        if spans:
+            yield (
+                f"{_SCOPE_NAMES[scope]} samples are missing from {', '.join(spans)}{more} after "
+                "the start: a file of the run folder is damaged or missing"
+            )
 
 
 def _by_reason(what: str, reasons: Mapping[str, str]) -> Iterator[str]:

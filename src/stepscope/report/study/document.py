@@ -25,7 +25,7 @@ from stepscope.report.kit.format import upper_first
 from stepscope.report.study import messages, plots, tables
 from stepscope.report.study.format import counted
 from stepscope.report.study.view import Best, StudyView, skipped_groups
-from stepscope.runs.paths import replace_atomically
+from stepscope.runs.files import replace_atomically
 from stepscope.studies.folder import StudyPaths
 
 # Limits of the page.
@@ -47,7 +47,7 @@ _FEW = 5
 def write_report(view: StudyView, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / StudyPaths(view.folder).report.name
-    replace_atomically(path, html.render(page_of(view)))
+    replace_atomically(path, html.render(page_of(view)), folder.parent)
     return path
 
 

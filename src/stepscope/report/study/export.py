@@ -35,7 +35,7 @@ from stepscope.report.study.messages import (
     sensitivity_text,
 )
 from stepscope.report.study.view import StudyView
-from stepscope.runs.paths import replace_atomically
+from stepscope.runs.files import replace_atomically
 from stepscope.studies.trial_spec import levels_text
 
 FORMAT = 1
@@ -87,7 +87,7 @@ def write_tables(view: StudyView, folder: Path) -> list[Path]:
     written = []
     for name, table in TABLES.items():
         path = folder / name
-        replace_atomically(path, csv_text(*table(view)))
+        replace_atomically(path, csv_text(*table(view)), folder.parent)
         written.append(path)
     return written
 

@@ -7,7 +7,8 @@ from dataclasses import asdict
 
 from stepscope.analysis.trial.measurement import Part
 from stepscope.analysis.trial.throughput import Interval
-from stepscope.records.trial import LimitFacts, ProcessNoise
+from stepscope.records.codec import salvage
+from stepscope.records.trial import LimitFacts, ProcessNoise, TrialSettings
 from stepscope.report.kit.document import Document, Facts, Paragraph, Section, Verbatim
 from stepscope.report.kit.format import (
     MISSING,
@@ -221,9 +222,9 @@ def _setting_rows(view: TrialView) -> Rows:
         per_rank, accumulated = count_text(settings.batch_size), count_text(settings.accumulate)
         split = f"{per_rank} per rank × {accumulated} accumulated × {ranks}"
         yield "Global batch", f"{count_text(batch)}  ({split})"
-    optimizer, lr = view.workload.get("optimizer"), view.workload.get("lr")
+    used = salvage(TrialSettings, view.workload)
     # The optimizer of a custom workload is recorded without a learning rate.
-    yield "Optimizer", f"{optimizer or ''}" + ("" if lr is None else f", lr {lr:g}")
+    yield "Optimizer", used.optimizer + ("" if used.lr is None else f", lr {used.lr:g}")
     data = view.record.first.data
     yield from _labelled("Data", tuple(filter(None, dict.fromkeys((data.note, *data.notes)))))
     yield from _labelled("Limits", _limit_texts(view.record.limits))

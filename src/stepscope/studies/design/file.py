@@ -63,7 +63,7 @@ def read_design(path: Path, is_kept: bool = False) -> Design:
     With `is_kept`, the file is the copy in a study folder, and the files that it names are not
     looked up.
     """
-    text, root, problems = nodes.open_design(path)
+    text, root, problems = nodes.open_design(path, is_kept)
     design = _DesignReader(root, problems, None if is_kept else path.parent).design()
     problems.raise_if_any()
     return dataclasses.replace(design, name=design.name or path.stem, file=path, text=text)
@@ -358,7 +358,7 @@ def _check_custom(model: str, base: Path) -> None:
     try:
         here = Path(place.source).exists() and not (base / place.source).exists()
         find_custom(str(base / model) if place.is_file and not here else model)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError, MemoryError) as error:
         raise WorkloadError(f"Cannot look up {model!r}: {error}") from None
 
 

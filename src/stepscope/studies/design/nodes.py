@@ -6,6 +6,7 @@ without a warning, and reads `1e-3` as text, `010` as 8 and `1:30` as 90.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
@@ -17,11 +18,13 @@ from yaml import MappingNode, Node, ScalarNode, SequenceNode
 from yaml.constructor import SafeConstructor
 
 from stepscope.errors import DesignError
+from stepscope.runs.files import LINES_LIMIT, UnsafeFile, read_regular
 from stepscope.workloads.spec import close_names, did_you_mean, nearest
 
 MAX_BYTES = 256 * 1024
 MAX_SHOWN = 10
 _EXCERPT_WIDTH = 96
+_MAX_DIGITS = 100
 _MERGE = "tag:yaml.org,2002:merge"
 _BREAK = re.compile("\r\n|[\r\n\x85\u2028\u2029]")
 _EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
@@ -89,9 +92,10 @@ class Problems:
         raise DesignError("\n".join(texts))
 
 
-def open_design(path: Path) -> tuple[str, Node, Problems]:
-    """Return the text of a file and its root node; raise DesignError if it is not YAML."""
-    text = _read_text(path)
+def open_design(path: Path, is_kept: bool) -> tuple[str, Node, Problems]:
+    """Return the text of a file and its root node; raise DesignError if it is not YAML. With
+    `is_kept`, it is the copy in a study folder, where links are not followed."""
+    text = _read_text(path, is_kept)
     problems = Problems(path, _BREAK.split(text))
     root = None
     try:
@@ -118,12 +122,12 @@ def open_design(path: Path) -> tuple[str, Node, Problems]:
     return text, root, problems
 
 
-def _read_text(path: Path) -> str:
+def _read_text(path: Path, is_kept: bool) -> str:
+    if os.path.isdir(path):
+        raise DesignError(f"{path} is a folder", "Pass the YAML file of a study")
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_BYTES + 1)
-    except IsADirectoryError:
-        raise DesignError(f"{path} is a folder", "Pass the YAML file of a study") from None
+        file = path if is_kept else Path(os.path.realpath(path))
+        data = read_regular(file, LINES_LIMIT)
     except FileNotFoundError:
         others = [each.name for end in ("yaml", "yml") for each in path.parent.glob(f"*.{end}")]
         close = close_names(path.stem, [Path(other).stem for other in others])
@@ -131,9 +135,8 @@ def _read_text(path: Path) -> str:
         if close:
             hint = did_you_mean([other for other in others if Path(other).stem in close])
         raise DesignError(f"No such file: {path}", hint) from None
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise DesignError(f"Cannot read {path}: {reason}") from None
+    except UnsafeFile as error:
+        raise DesignError(f"Cannot read the design: {error.message}", error.hint) from None
     if len(data) > MAX_BYTES:
         raise DesignError(
             f"{path} is larger than {MAX_BYTES // 1024} KiB", "Pass the YAML file of a study"
@@ -214,6 +217,8 @@ def value_of(node: Node, is_text: bool = False) -> Any:
     raw, kind = node.value, node.tag.rpartition(":")[2]
     if is_text and kind == "str":
         return raw
+    if kind in ("int", "float") and len(raw) > _MAX_DIGITS:
+        raise InvalidValue(f"Invalid value {raw[:40]!r}")
     if kind == "int" and ":" in raw:
         raise InvalidValue(
             f"YAML reads {raw} as {_construct(node)}", "Write the number, or put it in quotes"

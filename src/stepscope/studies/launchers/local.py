@@ -1,6 +1,6 @@
 """Runs trials on this machine, one at a time, because concurrent trials slow each other down.
 
-Several studies on one machine also take turns (`trials/state.py`).
+Several studies on one machine also take turns (`trials/locks.py`).
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from pathlib import Path
 from stepscope.errors import StepscopeError
 from stepscope.studies.launchers.contract import FinishedTrial, Job, Show
 from stepscope.studies.machine import MachineInfo
+from stepscope.trials.locks import machine_lock, machine_turn
 from stepscope.trials.request import TrialRequest
 from stepscope.trials.runner import TrialSeries
-from stepscope.trials.state import machine_lock, machine_turn
 
 
 class LocalLauncher:

@@ -1,10 +1,13 @@
-"""Control groups that limit the memory and CPU time of a trial.
+"""Control groups of a trial: they limit its memory and CPU time, and hold its processes together.
 
 A group is created below our own group, so that our limits apply to it too. If that is not possible,
 it is created below the nearest possible ancestor, with our limits copied. Version 1 has one
 hierarchy per controller. In version 2 a group with processes cannot have child groups with limits
 (except the root), so that an ancestor is used nearly always: for a shell under systemd, its slice,
 which belongs to the user.
+
+A trial without such limits gets a group without controllers, which changes no measurement. It is
+created below our own group or not at all.
 """
 
 from __future__ import annotations
@@ -15,10 +18,10 @@ import os
 import signal
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from stepscope.sensors.cgroup import Cgroup, Group, find_cgroup
+from stepscope.sensors.cgroup import CONTROLLERS, Cgroup, Group, find_cgroup
 from stepscope.trials.processes import trial_processes
 
 PREFIX = "stepscope-"
@@ -26,6 +29,9 @@ PREFIX = "stepscope-"
 _PERIOD_US = 100_000
 _MIN_QUOTA_US = 1000
 _KILL_S = 2.0
+_WITHOUT_LIMITS = ("unified", "freezer", "pids", "devices")
+"""Hierarchies for a group without limits, the cheapest first. `unified` is version 2: not the name
+of a controller. A group of `cpu` would be scheduled as a whole, a group of `memory` accounted."""
 _OPTIONAL = ("memory.swap.max", "memory.memsw.limit_in_bytes")
 """Missing in kernels without swap accounting."""
 _EVIDENCE = {
@@ -77,6 +83,10 @@ class TrialGroup:
         return frozenset(self.cgroup.groups)
 
     @property
+    def has_limits(self) -> bool:
+        return not self.controllers.isdisjoint(CONTROLLERS)
+
+    @property
     def version(self) -> str:
         """`cgroup v1` or `cgroup v2`; of the memory controller, if it is used."""
         groups = self.cgroup.groups
@@ -106,7 +116,7 @@ class TrialGroup:
     def counts(self) -> GroupCounts:
         evidence: dict[str, ControlValue] = {}
         for controller, group in self.cgroup.groups.items():
-            for file in _EVIDENCE[group.version, controller].split():
+            for file in _EVIDENCE.get((group.version, controller), "").split():
                 if text := _text(group.path / file):
                     evidence[file] = _numbers(text)
         peaks = (evidence.get(file) for file in ("memory.peak", "memory.max_usage_in_bytes"))
@@ -117,6 +127,9 @@ class TrialGroup:
         for folder in self.folders:
             _kill_all(folder)
 
+    def members(self) -> list[trial_processes.TrialProcess]:
+        return [each for folder in self.folders for each in trial_processes.members(folder)]
+
     def remove(self) -> list[str]:
         """Remove the groups after their processes have exited; return those that remain."""
         folders = map(str, self.folders)
@@ -126,10 +139,20 @@ class TrialGroup:
 def make_group(
     name: str, memory: int | None, cpus: float | None, own: Cgroup | None = None
 ) -> TrialGroup | Refused:
-    """Create a group with a memory limit in bytes, a CPU quota in cores, or both.
+    """Create a group with a memory limit in bytes, a CPU quota in cores, both or none.
 
     `own` is the current group of this process.
     """
+    if memory is None and cpus is None:
+        own = own or find_cgroup(os.getpid(), controllers=_WITHOUT_LIMITS)
+        refused = Refused(own.reason)
+        for hierarchy, parent in own.groups.items():
+            # Below an ancestor, our own limits would not apply.
+            made = _make_near(name, replace(parent, top=parent.path), {})
+            if isinstance(made, Group):
+                return TrialGroup(Cgroup({hierarchy: made}))
+            refused = made
+        return refused
     own = own or find_cgroup(os.getpid())
     parents: dict[Group, dict[str, float]] = {}
     for controller, requested, current in (
@@ -156,19 +179,25 @@ def make_group(
     return TrialGroup(Cgroup(created))
 
 
-def remove_stale(own: Cgroup | None = None) -> list[str]:
-    """Remove groups of exited runners with their processes; return those that remain."""
-    own = own or find_cgroup(os.getpid())
-    stale = [
+def stale_groups(own: Cgroup | None = None) -> list[Path]:
+    """Return the groups of exited runners near our own group."""
+    own = own or find_cgroup(os.getpid(), controllers=(*CONTROLLERS, *_WITHOUT_LIMITS))
+    return [
         folder
-        for group in set(own.groups.values())
-        for parent in group.lineage()
+        for parent in {parent for group in own.groups.values() for parent in group.lineage()}
         for folder in parent.glob(f"{PREFIX}*")
         if trial_processes.runner_is_running(folder.name[len(PREFIX) :]) is False
     ]
-    for folder in stale:
+
+
+def remove_groups(folders: Iterable[Path]) -> list[str]:
+    """Remove groups with their processes; return those that remain."""
+    remaining = []
+    for folder in folders:
         _kill_all(folder)
-    return [str(folder) for folder in stale if not trial_processes.remove_group(str(folder))]
+        if not trial_processes.remove_group(str(folder)):
+            remaining.append(str(folder))
+    return remaining
 
 
 def _kill_all(folder: Path) -> None:

@@ -6,6 +6,7 @@
     GPU memory      memory limit of the framework
     GPUs            CUDA_VISIBLE_DEVICES
 
+A trial without a limit that needs a cgroup has one without limits, so that no process is lost.
 `facts` returns the method that was used.
 """
 
@@ -105,9 +106,9 @@ class EnforcedLimits:
         is_part = limits.cpus is not None and limits.cpus != int(limits.cpus)
         quota = limits.cpus if is_part else None
         reason = ""
-        for part in dict.fromkeys(((limits.memory, quota), (limits.memory, None), (None, quota))):
-            if part == (None, None):
-                continue
+        # The last group has no limits: it holds the processes of the trial together.
+        parts = ((limits.memory, quota), (limits.memory, None), (None, quota), (None, None))
+        for part in dict.fromkeys(parts):
             made = make_group(f"{PREFIX}{token}", *part)
             if isinstance(made, TrialGroup):
                 self._group = made
@@ -158,7 +159,7 @@ class EnforcedLimits:
     def place(self, pid: int) -> None:
         """Apply the limits to the first process of the trial; its children inherit them."""
         try:
-            if group := self._group:
+            if (group := self._group) and group.has_limits:
                 try:
                     group.place(pid)
                 except ProcessLookupError:
@@ -174,6 +175,20 @@ class EnforcedLimits:
         except OSError as error:
             problem = f"Cannot set the CPU affinity of the trial: {error.strerror}"
             raise TrialError(problem, "Remove --cpus") from None
+
+    def hold_together(self, pid: int) -> None:
+        """Move the first process into a group without limits, after the sensors have started: in
+        version 2 they read its current group, which has the counters."""
+        if (group := self._group) and not group.has_limits:
+            try:
+                group.place(pid)
+            except OSError:
+                group.remove()
+                self._group = None
+
+    def members(self) -> list[trial_processes.TrialProcess]:
+        """Return the running processes in the group of the trial."""
+        return self._group.members() if self._group else []
 
     def inspect(self, pids: Collection[int]) -> Stopped | None:
         """Check the running processes of the trial; called several times a second."""

@@ -1,8 +1,9 @@
 """The guard: a small process that ends the trials of a runner if the runner is killed.
 
 It has its own session and waits for the exit of the runner through a pipe and a pidfd. Unless the
-runner has dismissed it, it then ends every process whose token names that runner and removes their
-cgroups. It runs without site-packages and imports only this module, `trial_processes` and
+runner has dismissed it, it then ends every process whose token names that runner, the processes
+that the runner has registered, and everything in their cgroups. If the guard is killed, the runner
+replaces it. It runs without site-packages and imports only this module, `trial_processes` and
 `procfs`, so that it starts within milliseconds.
 """
 
@@ -13,6 +14,9 @@ import os
 import select
 import signal
 import sys
+import time
+from collections.abc import Callable
+from typing import ClassVar
 
 import stepscope
 from stepscope.trials.processes import trial_processes
@@ -26,6 +30,7 @@ _PATIENCE_S = 0.5
 """Time between SIGTERM and SIGKILL; short, because the results are lost anyway."""
 _EXIT_TIMEOUT_S = 6.0
 _POLL_MS = 1000
+_RESTART_S = 1.0
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Schedulers send them to all processes; the guard must run until the runner has exited."""
 
@@ -33,15 +38,25 @@ _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class Guard:
     """The guard process, as seen by the runner."""
 
+    pids: ClassVar[set[int]] = set()
+    """The guards of this process, which are its children like the trials."""
+
     def __init__(self, runner: str) -> None:
         """Start the guard for all trials of a runner, without waiting for it."""
+        self._runner = runner
+        self._control: int | None = None
+        self._registered: list[bytes] = []
+        self._restart_at = 0.0
+        self._start()
+
+    def _start(self) -> None:
         import subprocess
 
-        source, self._control = os.pipe()
+        source, control = os.pipe()
         packages = os.path.dirname(os.path.dirname(os.path.abspath(stepscope.__file__)))
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-S", "-c", _PROGRAM, packages, runner],
+                [sys.executable, "-I", "-S", "-c", _PROGRAM, packages, self._runner],
                 stdin=source,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,
@@ -50,14 +65,41 @@ class Guard:
                 env={k: v for k, v in os.environ.items() if k != trial_processes.VARIABLE},
             )
         except OSError:
-            os.close(self._control)
+            os.close(control)
             raise
         finally:
             os.close(source)
+        if self._control is not None:
+            os.close(self._control)
+        self._control = control
+        self.pids.add(self.process.pid)
+
+    def keep_running(self, notify: Callable[[str], None] = lambda text: None) -> None:
+        """Replace the guard if it was killed, at most once a second. Tell the user the first time.
+
+        It costs one system call while the guard is running.
+        """
+        if self.process.poll() is None or time.monotonic() < self._restart_at:
+            return
+        if not self._restart_at:
+            notify(
+                "the guard process was killed and has been restarted; it stops the trial if "
+                "stepscope is killed"
+            )
+        self._restart_at = time.monotonic() + _RESTART_S
+        self.pids.discard(self.process.pid)
+        with contextlib.suppress(OSError):  # out of processes: try again later
+            self._start()
+            for line in self._registered:
+                self._send(line)
 
     def add_group(self, path: str | os.PathLike[str]) -> None:
         """Register a cgroup that must not outlive the runner."""
-        self._send(os.fsencode(path))
+        self._register(os.fsencode(path))
+
+    def add_process(self, process: trial_processes.TrialProcess) -> None:
+        """Register a process of a trial that the guard cannot find by its token."""
+        self._register(f"{process.pid} {process.started}".encode())
 
     def dismiss(self) -> None:
         """End the guard after the runner has cleaned up."""
@@ -66,15 +108,26 @@ class Guard:
 
     def clean_up(self) -> None:
         """Let the guard clean up the remaining processes, unless dismissed, and wait for it."""
+        assert self._control is not None
         os.close(self._control)
         try:
             self.process.wait(_EXIT_TIMEOUT_S)
         except Exception:  # a stuck guard is no longer needed
             self.process.kill()
             self.process.wait()
+        self.pids.discard(self.process.pid)
+
+    def _register(self, line: bytes) -> None:
+        # Groups of earlier trials no longer exist.
+        self._registered = [
+            each for each in self._registered if each[:1] != b"/" or os.path.isdir(each)
+        ]
+        self._registered.append(line)
+        self._send(line)
 
     def _send(self, line: bytes) -> None:
-        with contextlib.suppress(OSError):  # the guard was killed: the trial continues without it
+        assert self._control is not None
+        with contextlib.suppress(OSError):  # the guard was killed: `keep_running` sends it again
             os.write(self._control, line + b"\n")
 
 
@@ -101,8 +154,16 @@ def run_guard(runner: str) -> None:
                 break
         elif not trial_processes.runner_is_running(runner):
             break
-    groups = [os.fsdecode(path) for path in received.splitlines()]
-    inside = [member for group in groups for member in trial_processes.members(group)]
-    trial_processes.end_all(runner, inside, _PATIENCE_S)
+    groups, known = [], []
+    for line in received.splitlines():
+        if line.startswith(b"/"):
+            groups.append(os.fsdecode(line))
+        elif process := trial_processes.identify_same(*map(int, line.split())):
+            known.append(process)
+
+    def inside() -> list[trial_processes.TrialProcess]:
+        return [member for group in groups for member in trial_processes.members(group)]
+
+    trial_processes.end_all(runner, known, _PATIENCE_S, inside)
     for group in groups:
         trial_processes.remove_group(group)

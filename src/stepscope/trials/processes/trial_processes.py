@@ -5,7 +5,8 @@ Each process has the token of the trial in its environment, and the token names 
     <pid>.<start ticks>.<home>.<random>      home: this boot and PID namespace, 8 characters
 
 The token shows which trial a process belongs to and whether its runner is still running. A process
-that has cleared its environment is found by its ancestors or its session.
+that has cleared its environment is found by its ancestors or its session, and in the cgroup of the
+trial.
 
 Imports only the standard library and `procfs`: the guard runs it in a bare interpreter.
 """
@@ -16,7 +17,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
 from stepscope.sensors import procfs
@@ -72,6 +73,16 @@ def identify(pid: int) -> TrialProcess | None:
     return TrialProcess(pid, stat.name, stat.state, stat.started_ticks, stat.session, stat.parent)
 
 
+def identify_same(pid: int, started: int) -> TrialProcess | None:
+    """Return a running process unless its pid has been reused."""
+    process = identify(pid)
+    return process if process is not None and process.started == started else None
+
+
+Find = Callable[[], Iterable[TrialProcess]]
+"""Returns further processes of a trial, such as those in its cgroup."""
+
+
 class SeenProcesses:
     """All processes seen in a trial, including those that can no longer be linked to it."""
 
@@ -82,8 +93,10 @@ class SeenProcesses:
     def add(self, pids: Collection[int]) -> None:
         new = [pid for pid in pids if pid not in self._running]
         self._running = set(pids)
-        for process in filter(None, map(identify, new)):
-            self._seen[process.pid, process.started] = process
+        self.remember(filter(None, map(identify, new)))
+
+    def remember(self, processes: Iterable[TrialProcess]) -> None:
+        self._seen |= {(process.pid, process.started): process for process in processes}
 
     def __iter__(self) -> Iterator[TrialProcess]:
         return iter(self._seen.values())
@@ -97,20 +110,24 @@ def belongs(pid: int, name: str, known: Iterable[TrialProcess] = ()) -> bool:
     return process is not None and process.session in {each.session for each in known}
 
 
-def processes_of(name: str | None, known: Iterable[TrialProcess] = ()) -> list[TrialProcess]:
+def processes_of(
+    name: str | None, known: Iterable[TrialProcess] = (), more: Find = tuple
+) -> list[TrialProcess]:
     """Return the running processes of a trial (by token), of all trials of a runner (by name), or
     of all trials whose runner has exited (None). `known` are processes seen before.
 
-    These are the processes with a matching token, the known ones, their descendants, and all
-    processes in sessions that one of them leads or has led.
+    These are the processes with a matching token, the known ones, those that `more` finds, their
+    descendants, and all processes in sessions that one of them leads or has led.
     """
     known = list(known)
     running = map(identify, procfs.pids_of_user(os.geteuid()))
     processes = {process.pid: process for process in running if process is not None}
+    extra = {process.pid: process for process in more()}  # may have changed their user
+    processes |= extra
     pid = os.getpid()
     while pid in processes:  # exclude this process and its ancestors
         pid = processes.pop(pid).parent
-    found = {
+    found = processes.keys() & extra.keys() | {
         each.pid
         for each in known
         if each.pid in processes and processes[each.pid].started == each.started
@@ -143,7 +160,10 @@ def stale_processes() -> list[TrialProcess]:
 
 
 def end_all(
-    name: str | None, known: Iterable[TrialProcess] = (), patience_s: float = 2.0
+    name: str | None,
+    known: Iterable[TrialProcess] = (),
+    patience_s: float = 2.0,
+    more: Find = tuple,
 ) -> list[TrialProcess]:
     """Terminate all processes of `processes_of`, and kill those that remain after a while.
 
@@ -153,7 +173,7 @@ def end_all(
     for number, seconds in ((signal.SIGTERM, patience_s), (signal.SIGKILL, _KILL_S)):
         signaled: set[tuple[int, int]] = set()
         for _ in _attempts(seconds):
-            remaining = processes_of(name, known)
+            remaining = processes_of(name, known, more)
             if not remaining:
                 return []
             known = {*known, *remaining}  # an orphan may no longer be linked to the trial
@@ -166,10 +186,12 @@ def end_all(
     return remaining
 
 
-def end_stale_processes(patience_s: float = 1.0) -> tuple[list[TrialProcess], list[TrialProcess]]:
+def end_stale_processes(
+    patience_s: float = 1.0, more: Find = tuple
+) -> tuple[list[TrialProcess], list[TrialProcess]]:
     """End the processes of trials whose runner has exited; return them and those that remain."""
-    found = stale_processes()
-    return found, end_all(None, found, patience_s) if found else []
+    found = processes_of(None, (), more)
+    return found, end_all(None, found, patience_s, more) if found else []
 
 
 def send(process: TrialProcess, number: int) -> bool:
@@ -183,8 +205,7 @@ def send(process: TrialProcess, number: int) -> bool:
         except (OSError, AttributeError):
             pass  # a kernel before 5.3, a sandbox, a Python built on old headers
         # Still the same process after opening: the descriptor refers to it.
-        now = identify(process.pid)
-        if now is None or now.started != process.started:
+        if identify_same(process.pid, process.started) is None:
             return False
         if descriptor is None:
             os.kill(process.pid, number)
@@ -198,7 +219,7 @@ def send(process: TrialProcess, number: int) -> bool:
             os.close(descriptor)
 
 
-def members(group: str) -> list[TrialProcess]:
+def members(group: str | os.PathLike[str]) -> list[TrialProcess]:
     """Return the running processes in a cgroup and its descendants."""
 
     def pids() -> list[int]:

@@ -368,7 +368,7 @@ def test_events_are_read_only_if_there_are_new_ones(
     readings: list[int] = []
     monkeypatch.setattr("stepscope.report.live.follow._SHARE", 1e9)
     monkeypatch.setattr(
-        "stepscope.report.live.follow.read_folder", lambda _: readings.append(1) or []
+        "stepscope.report.live.follow.read_folder", lambda *_: readings.append(1) or []
     )
     follower = Follower(paths.folder)
     for _ in range(5):

@@ -176,6 +176,7 @@ INVALID: list[tuple[str, int, str]] = [
     (MODEL + "factors:\n  batch_size: [32, big]\n", 3, "big"),
     (MODEL + "factors:\n  batch_size: ['32']\n", 3, "Remove the quotes"),
     (MODEL + "factors:\n  batch_size: [1:30]\n", 3, "YAML reads 1:30 as 90"),
+    (MODEL + f"factors:\n  batch_size: [1{':59' * 3000}]\n", 3, "Invalid value '1:59:59"),
     (
         MODEL + "factors:\n  batch_size: [2024-01-01]\n",
         3,

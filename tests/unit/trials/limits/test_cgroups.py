@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +19,8 @@ from stepscope.trials.limits.cgroups import (
     Refused,
     TrialGroup,
     make_group,
-    remove_stale,
+    remove_groups,
+    stale_groups,
 )
 from stepscope.trials.processes import trial_processes
 
@@ -159,6 +161,42 @@ def test_v1_creates_a_group_per_controller(tmp_path: Path) -> None:
     assert only_memory.folders == (memory / "job/y",)
 
 
+def test_v2_group_without_limits_enables_no_controller(tmp_path: Path) -> None:
+    """Even if our own group has limits: they apply to its children."""
+    top = folder_v2(tmp_path, enabled="memory cpu")
+    shell = folder_v2(top / "limited.scope")
+    busy(shell)
+    (shell / "memory.max").write_text(str(256 * MIB))
+    group = made(make_group("x", None, None, Cgroup({"unified": Group(2, shell, top)})))
+    assert group.folders == (shell / "x",) and not group.has_limits
+    assert os.listdir(shell / "x") == []
+    assert (top / "cgroup.subtree_control").read_text() == "memory cpu\n"
+    assert group.counts() == GroupCounts()
+
+
+def test_v1_group_without_limits_uses_the_first_possible_hierarchy(tmp_path: Path) -> None:
+    own = {name: Group(1, tmp_path / name / "job", tmp_path / name) for name in ("freezer", "pids")}
+    for group in own.values():
+        group.top.mkdir()
+        (group.top / "cgroup.procs").write_text("")
+    own["pids"].path.mkdir()
+    (own["pids"].path / "cgroup.procs").write_text("")
+    group = made(make_group("x", None, None, Cgroup(own)))
+    assert group.folders == (tmp_path / "pids/job/x",) and group.version == "cgroup v1"
+    assert list(tmp_path.glob("freezer/*/x")) == [] and not (tmp_path / "freezer/x").exists()
+    group.place(4711)
+    assert (tmp_path / "pids/job/x/cgroup.procs").read_text() == "4711"
+
+
+def test_group_without_limits_is_not_created_below_an_ancestor(tmp_path: Path) -> None:
+    """There, the limits of our own group would not apply."""
+    top = folder_v2(tmp_path)
+    refused = make_group("x", None, None, Cgroup({"unified": Group(2, top / "gone", top)}))
+    assert refused == Refused("the controller is not available")
+    assert not (top / "x").exists()
+    assert make_group("x", None, None, Cgroup(reason="none")) == Refused("none")
+
+
 def test_missing_controller_is_the_reason() -> None:
     assert make_group("x", MIB, None, Cgroup(reason="none is mounted")) == Refused(
         "none is mounted"
@@ -233,6 +271,22 @@ def test_real_group_has_limits_and_members(real: Make) -> None:
     assert group.counts().kills is None and group.remove() == []
 
 
+def test_real_group_without_limits_holds_processes_and_changes_nothing(real: Make) -> None:
+    group = real(None)
+    before = find_cgroup(os.getpid())
+    process = start("import os, time; os.fork() or os.setsid(); os.fork(); time.sleep(60)")
+    group.place(process.pid)
+    inside = find_cgroup(process.pid)
+    assert inside.memory_limit() == before.memory_limit()
+    assert inside.cpu_quota() == before.cpu_quota()
+    until = time.monotonic() + 20
+    while len(group.members()) < 4 and time.monotonic() < until:
+        time.sleep(0.01)
+    assert len(group.members()) == 4
+    group.kill_all()
+    assert process.wait(20) == -9 and group.members() == []
+
+
 def test_real_group_with_processes_is_not_removed(real: Make) -> None:
     group = real(100 * MIB)
     process = start()
@@ -289,19 +343,22 @@ def test_real_v2_hierarchy_without_the_controller_is_refused() -> None:
     assert not (top / "stepscope-none").exists()
 
 
+@pytest.mark.parametrize("memory", [100 * MIB, None], ids=["with a limit", "without limits"])
 def test_groups_of_exited_runners_are_removed_with_their_processes(
-    real: Make, monkeypatch: pytest.MonkeyPatch
+    real: Make, monkeypatch: pytest.MonkeyPatch, memory: int | None
 ) -> None:
     hide_from_other_tests(monkeypatch)
-    current = real(100 * MIB)
-    stale = make_group(f"{PREFIX}{exited_runner()}.ab", 100 * MIB, None)
-    foreign = make_group(f"{PREFIX}1.2.00000000.ab", 100 * MIB, None)
+    current = real(memory)
+    stale = make_group(f"{PREFIX}{exited_runner()}.ab", memory, None)
+    foreign = make_group(f"{PREFIX}1.2.00000000.ab", memory, None)
     process = start()
     made(stale).place(process.pid)
     try:
-        assert remove_stale() == []
+        groups = stale_groups()
+        assert made(stale).folders[0] in groups
+        assert not {current.folders[0], made(foreign).folders[0]} & set(groups)
+        assert remove_groups(made(stale).folders) == []
         assert process.wait(20) == -9
         assert not made(stale).folders[0].exists()
-        assert current.folders[0].exists() and made(foreign).folders[0].exists()
     finally:
         assert made(foreign).remove() == []

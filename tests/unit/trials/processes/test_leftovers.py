@@ -17,7 +17,7 @@ import pytest
 import fake_nvml
 from runners import PYTHON, SLEEPS, exited_runner, hide_from_other_tests
 from stepscope.trials.processes import leftovers, trial_processes
-from stepscope.trials.processes.leftovers import Leftovers, Snapshot, check_clean
+from stepscope.trials.processes.leftovers import Leftovers, RunningTrial, Snapshot, check_clean
 from stepscope.trials.processes.leftovers import leftovers as find_leftovers
 
 HOLDS = """
@@ -214,7 +214,131 @@ def test_stale_processes_are_stopped_before_a_trial(
     hide_from_other_tests(monkeypatch)
     stale = start(SLEEPS, token=f"{exited_runner()}.ab")
     own = start(SLEEPS, token=trial_processes.new_token())
+    monkeypatch.setenv("STEPSCOPE_STATE", "/nonexistent")
     messages = check_clean()
     assert stale.wait(20) == -signal.SIGTERM
     assert any(text.startswith("stopped ") and f"PID {stale.pid}" in text for text in messages)
     assert own.poll() is None
+
+
+@pytest.fixture
+def killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The token of a trial whose runner was killed, with a run folder and a state folder."""
+    hide_from_other_tests(monkeypatch)
+    monkeypatch.setenv("STEPSCOPE_STATE", str(tmp_path / "state"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "run.json").write_text("{}")
+    return f"{exited_runner()}.ab.1"
+
+
+def write_record(token: str, tmp_path: Path, before: Snapshot) -> Path:
+    RunningTrial.of(tmp_path / "run", (), before).write(token)
+    (record,) = (tmp_path / "state" / "running").glob(f"{token}*")
+    return record
+
+
+def test_files_of_a_killed_trial_are_removed_by_the_next(
+    shm: Path, tmp_path: Path, killed: str
+) -> None:
+    (shm / "psm_00000001").write_bytes(b"before")
+    record = write_record(killed, tmp_path, Snapshot.take(shm))
+    (shm / "psm_00000002").write_bytes(bytes(8192))
+    (shm / "my dataset").write_bytes(b"precious")
+    (shm / f"torch_{os.getpid()}_1_0").write_bytes(b"of a running process")
+    (message,) = check_clean(shm)
+    file = f"{shm / 'psm_00000002'} (8 KiB)"
+    assert message == f"removed {file}, a leftover file of a trial whose runner was killed"
+    kept = {"psm_00000001", "my dataset", f"torch_{os.getpid()}_1_0"}
+    assert set(os.listdir(shm)) == kept
+    assert not record.exists() and check_clean(shm) == []
+
+
+@pytest.mark.parametrize("folder_exists", [True, False])
+def test_file_that_is_newer_than_the_killed_trial_is_kept(
+    shm: Path, tmp_path: Path, killed: str, folder_exists: bool
+) -> None:
+    record = write_record(killed, tmp_path, Snapshot.take(shm))
+    long_ago = time.time() - 60
+    os.utime(record, (long_ago, long_ago))
+    if folder_exists:
+        os.utime(tmp_path / "run" / "run.json", (long_ago, long_ago))
+        (tmp_path / "run" / "derived").mkdir()  # a report that was made later
+        (tmp_path / "run" / "derived" / "report.html").write_text("")
+    else:
+        shutil.rmtree(tmp_path / "run")
+    (shm / "psm_00000001").write_bytes(b"of another program")
+    os.utime(shm / "psm_00000001", (long_ago, long_ago))  # does not change its ctime
+    assert check_clean(shm) == [] and (shm / "psm_00000001").exists()
+
+
+def test_file_in_use_is_kept(shm: Path, start: Start, tmp_path: Path, killed: str) -> None:
+    write_record(killed, tmp_path, Snapshot.take(shm))
+    start(HOLDS, str(shm / "psm_00000001"), "mapped")
+    assert check_clean(shm) == [] and (shm / "psm_00000001").exists()
+
+
+def test_files_are_kept_while_another_trial_is_running(
+    shm: Path, tmp_path: Path, killed: str
+) -> None:
+    """It may have created them. They are removed after it."""
+    write_record(killed, tmp_path, Snapshot.take(shm))
+    running = trial_processes.new_token()
+    RunningTrial(str(tmp_path / "other")).write(running)
+    (shm / "psm_00000001").write_bytes(b"x")
+    assert check_clean(shm) == [] and (shm / "psm_00000001").exists()
+    RunningTrial.remove(running)
+    assert len(check_clean(shm)) == 1 and not (shm / "psm_00000001").exists()
+
+
+def test_only_records_of_killed_runners_of_this_machine_are_used(
+    shm: Path, tmp_path: Path, killed: str
+) -> None:
+    (shm / "psm_00000001").write_bytes(b"x")
+    record = write_record(killed, tmp_path, Snapshot({}))
+    record.rename(record.with_name("1.2.00000000.ab.1.json"))
+    (record.parent / f"{killed}.json").write_text("not JSON")
+    (record.parent / f"{killed}0.json").symlink_to(record.parent / "1.2.00000000.ab.1.json")
+    os.mkfifo(record.parent / f"{killed}1.json")
+    assert check_clean(shm) == [] and (shm / "psm_00000001").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create files of another user")
+def test_record_of_another_user_is_ignored(shm: Path, tmp_path: Path, killed: str) -> None:
+    (shm / "psm_00000001").write_bytes(b"x")
+    os.chown(write_record(killed, tmp_path, Snapshot({})), 12345, 12345)
+    assert check_clean(shm) == [] and (shm / "psm_00000001").exists()
+
+
+def test_registered_processes_and_groups_of_a_killed_trial_are_ended(
+    shm: Path, start: Start, tmp_path: Path, killed: str
+) -> None:
+    """They have no token, and the group is not near our own."""
+    orphan, reused, bystander = (start(SLEEPS) for _ in range(3))
+    started = {
+        pid: process.started
+        for pid in (orphan.pid, reused.pid)
+        if (process := trial_processes.identify(pid))
+    }
+    processes = ((orphan.pid, started[orphan.pid]), (reused.pid, started[reused.pid] - 1))
+    other = tmp_path / "user.slice"  # a group with another name is not ours
+    other.mkdir()
+    (other / "cgroup.procs").write_text(f"{bystander.pid}\n")
+    RunningTrial("", (str(other),), processes=processes).write(killed)
+    (message,) = check_clean(shm)
+    assert f"PID {orphan.pid}" in message and orphan.wait(20) == -signal.SIGTERM
+    assert reused.poll() is None and bystander.poll() is None
+
+
+@pytest.mark.parametrize("state", ["missing", "a file"])
+def test_trial_runs_without_a_state_folder(
+    shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
+) -> None:
+    folder = tmp_path / "state"
+    if state == "a file":
+        folder.write_text("")
+        folder = folder / "below"
+    monkeypatch.setenv("STEPSCOPE_STATE", str(folder))
+    assert check_clean(shm) == []
+    RunningTrial("").write("1.2.3.4")
+    RunningTrial.remove("1.2.3.4")
+    assert RunningTrial.read_all() == {}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -14,8 +13,9 @@ import torch.distributed as dist
 from torch.utils.data import Dataset, IterableDataset, Subset
 
 from stepscope.errors import WorkloadError
+from stepscope.inject.masking import mask_text
 from stepscope.records.codec import to_json
-from stepscope.runs.paths import replace_atomically
+from stepscope.runs.files import write_json
 from stepscope.steplog import StepLog
 from stepscope.workloads.frameworks.torch import batches, models
 from stepscope.workloads.frameworks.torch import device as devices
@@ -210,8 +210,8 @@ def _profile(loop: Loop, report: RankReport, device: torch.device) -> None:
         except Exception as error:
             if placement.ranks > 1:  # the other ranks wait for this step
                 raise
-            profile = {"error": f"A step failed under the profiler: {error}"}
-        replace_atomically(placement.profile, json.dumps(profile, indent=1) + "\n")
+            profile = {"error": mask_text(f"A step failed under the profiler: {error}")}
+        write_json(placement.profile, profile)
 
 
 def _finish_cycle(loop: Loop, stepper: Stepper, report: RankReport) -> None:

@@ -25,7 +25,7 @@ from torch import nn
 
 from stepscope.analysis.memory.model import Parts
 from stepscope.errors import WorkloadError
-from stepscope.runs.paths import replace_atomically
+from stepscope.runs.files import replace_atomically
 from stepscope.workloads import probing
 from stepscope.workloads.custom import describe_error
 from stepscope.workloads.frameworks.contract import failure_kind

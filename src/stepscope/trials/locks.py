@@ -1,4 +1,4 @@
-"""Persistent state of this machine: its folder, and locks between stepscope processes."""
+"""Locks between stepscope processes, as files in the state folder or in the folder of a study."""
 
 from __future__ import annotations
 
@@ -10,31 +10,24 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from stepscope.errors import TrialError
+from stepscope.runs.files import UnsafeFile, open_own, read_regular
+from stepscope.state import STATE_VARIABLE, state_folder
 from stepscope.trials.processes import trial_processes
 
-STATE_VARIABLE = "STEPSCOPE_STATE"
 _ATTEMPTS, _RETRY_S = 100, 0.02
-
-
-def state_folder() -> Path:
-    """Return `$STEPSCOPE_STATE`, `$XDG_STATE_HOME/stepscope` or `~/.local/state/stepscope`."""
-    if folder := os.environ.get(STATE_VARIABLE):
-        return Path(folder)
-    home = os.path.expanduser("~")
-    if home == "~":  # the user does not have a home directory
-        home = "/nonexistent"
-    return Path(os.environ.get("XDG_STATE_HOME") or f"{home}/.local/state") / "stepscope"
+_HOLDER_BYTES = 4096
 
 
 @contextlib.contextmanager
-def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[None]:
+def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[int]:
     """Hold a lock file exclusively; the kernel releases the lock of a process that exits.
 
     If the lock stays taken, call `wait` once and wait for the lock; without `wait`, raise
-    BlockingIOError.
+    BlockingIOError. Raises UnsafeFile if the file is a link or not a regular file. Yields the
+    descriptor of the file.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+    lock = open_own(path, os.O_RDWR)
     try:
         for _ in range(_ATTEMPTS):
             try:
@@ -47,7 +40,7 @@ def locked(path: Path, wait: Callable[[], None] | None = None) -> Iterator[None]
                 wait()
             # A blocking call queues us, even if the holder soon takes the lock again.
             fcntl.flock(lock, fcntl.LOCK_EX | (fcntl.LOCK_NB if wait is None else 0))
-        yield
+        yield lock
     finally:
         os.close(lock)
 
@@ -65,25 +58,32 @@ def machine_turn(notify: Callable[[str], None], path: Path, command: str) -> Ite
     """
     with contextlib.ExitStack() as turn:
         try:
-            turn.enter_context(locked(path, lambda: notify(_waiting_text(path))))
+            lock = turn.enter_context(locked(path, lambda: notify(_waiting_text(path))))
+        except UnsafeFile as error:
+            hint = f"Remove it, or set {STATE_VARIABLE} to another folder"
+            raise TrialError(error.message, hint) from None
         except OSError as error:
             hint = f"Set {STATE_VARIABLE} to a writable folder"
             raise TrialError(f"Cannot write {path}: {error.strerror}", hint) from None
         with contextlib.suppress(OSError):
-            path.write_text(f"{command} {trial_processes.runner_name()}\n")
+            os.ftruncate(lock, 0)
+            os.pwrite(lock, f"{command} {trial_processes.runner_name()}\n".encode(), 0)
         try:
             yield
         finally:
             with contextlib.suppress(OSError):
-                path.write_text("")
+                os.ftruncate(lock, 0)
 
 
 def _waiting_text(path: Path) -> str:
     """Describe the holder of a lock. A file that is unreadable, or that a killed process left
     behind, does not name one."""
-    holder = ""
-    with contextlib.suppress(OSError, ValueError):
-        command, process = path.read_text().split()
+    with contextlib.suppress(OSError, ValueError, UnsafeFile):
+        command, process = read_regular(path, _HOLDER_BYTES).decode().split()
         if trial_processes.runner_is_running(process):
-            holder = f" ({command}, PID {process.partition('.')[0]})"
-    return f"waiting for another stepscope process on this machine{holder} to finish"
+            pid = process.partition(".")[0]
+            return (
+                f"waiting for another stepscope process on this machine ({command}, PID {pid}) "
+                "to finish"
+            )
+    return f"waiting for another process to release {path}"

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepscope.runs.masking import (
+from stepscope.inject.masking import (
     MASK,
     is_secret_name,
     mask_command,
@@ -56,9 +56,9 @@ SECRET_NAMES = [
     "NEPTUNE_API_TOKEN",
     "COMET_API_KEY",
     "ssh-key",
-    "key",
-    "s3_key",
 ]
+IF_RANDOM = ["key", "s3_key", "session", "run_token", "TF_TOKEN_app_terraform_io"]
+"""Names of many things: only random values are masked."""
 
 HARMLESS = [
     ["--tokenizer", "gpt2"],
@@ -118,13 +118,12 @@ TOKENS = [
     "AIza" + "a1B2_" * 7,
     "xoxb-123456789012-abcdef",
     "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl",
-    "0123456789abcdef0123456789abcdef01234567",
 ]
 
 secrets = st.text(string.ascii_letters + string.digits + "+/_.~!#%^*", min_size=6, max_size=40).map(
-    lambda text: f"Q{text}Z"
+    lambda text: f"Q{text}7Z"
 )
-"""Starts and ends with letters, so that it is not a boolean, a number or a mask."""
+"""With letters and a digit, so that it is not a boolean, a number, a plain word or a mask."""
 names = st.sampled_from(SECRET_NAMES)
 
 
@@ -133,6 +132,14 @@ def test_secret_names(name: str) -> None:
     assert is_secret_name(name)
     assert is_secret_name(f"--{name}")
     assert mask_environment({name: "hunter2x"}) == {name: MASK}
+
+
+@pytest.mark.parametrize("name", IF_RANDOM)
+def test_values_of_common_names_are_masked_if_they_look_random(name: str) -> None:
+    assert is_secret_name(name)
+    for value, masked in (("q8Zr2mXw51Lk", MASK), ("image/train-01", "image/train-01")):
+        assert mask_environment({name: value}) == {name: masked}
+        assert mask_command([f"--{name}", value]) == [f"--{name}", masked]
 
 
 @pytest.mark.parametrize("command", HARMLESS, ids=" ".join)
@@ -155,7 +162,7 @@ def test_tokens_of_known_formats_are_masked(token: str, frame: str) -> None:
         (["--api-key", "X"], ["--api-key", MASK]),
         (["--api_key=X"], [f"--api_key={MASK}"]),
         (["--password", "1234"], ["--password", MASK]),
-        (["--pass", "1234"], ["--pass", MASK]),
+        (["--pass", "tr0ub4dor"], ["--pass", MASK]),
         (["--password", "two words"], ["--password", MASK]),
         (["--password=two words"], [f"--password={MASK}"]),
         (["--token", "-Xy93-abcdef"], ["--token", MASK]),
@@ -165,7 +172,16 @@ def test_tokens_of_known_formats_are_masked(token: str, frame: str) -> None:
         (["--export=ALL,HF_TOKEN=X"], [f"--export=ALL,HF_TOKEN={MASK}"]),
         (["+logger.apiKey=X"], [f"+logger.apiKey={MASK}"]),
         (["-H", "Authorization: Bearer X"], ["-H", f"Authorization: {MASK}"]),
-        (["--tokens", "hfa,hfb"], ["--tokens", MASK]),
+        (["--tokens", "q8Zr2mXw51Lk,hT4nV0pGq"], ["--tokens", MASK]),
+        (
+            ["bash", "-c", "TOKEN=X python a.py --lr 1"],
+            ["bash", "-c", f"TOKEN={MASK} python a.py --lr 1"],
+        ),
+        (["curl", "-u", "me:X", "host"], ["curl", "-u", f"me:{MASK}", "host"]),
+        (
+            ["aws", "configure", "set", "secret_key", "X"],
+            ["aws", "configure", "set", "secret_key", MASK],
+        ),
     ],
 )
 def test_commands(command: list[str], masked: list[str]) -> None:
@@ -177,21 +193,22 @@ def test_commands(command: list[str], masked: list[str]) -> None:
     [
         ("https://user:pw@host/x", f"https://{MASK}@host/x"),
         ("https://user:p@w@host/x", f"https://{MASK}@host/x"),
-        ("https://x-token@host/x", f"https://{MASK}@host/x"),
+        ("https://q8Zr2mXw51Lk@host/x", f"https://{MASK}@host/x"),
+        ("ssh://git@host/x", "ssh://git@host/x"),
         ("postgres://u:p@h/db?password=x", f"postgres://{MASK}@h/db?password={MASK}"),
-        ("https://h/x?sig=abc%2F&se=1", f"https://h/x?sig={MASK}&se=1"),
-        ("https://h/x?X-Amz-Signature=abc", f"https://h/x?X-Amz-Signature={MASK}"),
+        ("https://h/x?sig=abc1%2F&se=1", f"https://h/x?sig={MASK}&se=1"),
+        ("https://h/x?X-Amz-Signature=a1b2c3", f"https://h/x?X-Amz-Signature={MASK}"),
         ("Authorization: Basic dXNlcg==", f"Authorization: {MASK}"),
         ("curl with Bearer abcdefgh.123", f"curl with Bearer {MASK}"),
         ('{"token": "abc", "lr": 0.1}', f'{{"token": "{MASK}", "lr": 0.1}}'),
         ("{'api_key':'a b','lr':1}", f"{{'api_key':'{MASK}','lr':1}}"),
-        ('{\\"token\\": \\"abc\\"}', f'{{\\"token\\": {MASK}'),
+        ('{\\"token\\": \\"abc\\"}', f'{{\\"token\\": \\"{MASK}\\"}}'),
         ('os.environ["HF_TOKEN"] = "abc"', f'os.environ["HF_TOKEN"] = "{MASK}"'),
         ("login(token='abc', new=True)", f"login(token='{MASK}', new=True)"),
         ("note: password=abc", f"note: password={MASK}"),
         ("api_key := abc", f"api_key := {MASK}"),
         ("AccountName=x;AccountKey=ab==", f"AccountName=x;AccountKey={MASK}"),
-        ("password='never closed", f"password='{MASK}'"),
+        ("password='never closed", f"password='{MASK}"),
         ("token:\nnext line", "token:\nnext line"),
         ("-----BEGIN RSA PRIVATE KEY-----\nMIIE\n-----END RSA PRIVATE KEY-----", MASK),
     ],

@@ -14,14 +14,14 @@ import pytest
 
 from runners import exited_runner
 from stepscope.errors import TrialError
+from stepscope.trials.locks import machine_turn
 from stepscope.trials.processes import trial_processes
-from stepscope.trials.state import machine_turn
 
-UNKNOWN = "waiting for another stepscope process on this machine to finish"
+UNKNOWN = "waiting for another process to release {}"
 HOLDER = """
 import sys
 from pathlib import Path
-from stepscope.trials.state import machine_turn
+from stepscope.trials.locks import machine_turn
 with machine_turn(print, Path(sys.argv[1]), "fit"):
     print("holding", flush=True)
     sys.stdin.readline()
@@ -30,7 +30,7 @@ with machine_turn(print, Path(sys.argv[1]), "fit"):
 
 @pytest.fixture
 def lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr("stepscope.trials.state._ATTEMPTS", 2)
+    monkeypatch.setattr("stepscope.trials.locks._ATTEMPTS", 2)
     return tmp_path / "state" / "machine.lock"
 
 
@@ -77,7 +77,7 @@ def test_message_names_the_holder(lock: Path) -> None:
 
 def test_killed_holder_is_not_named(lock: Path) -> None:
     with held(lock, f"fit {exited_runner()}\n".encode()):
-        assert waiting_message(lock) == UNKNOWN
+        assert waiting_message(lock) == UNKNOWN.format(lock)
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_killed_holder_is_not_named(lock: Path) -> None:
 )
 def test_unreadable_holder_is_not_named(lock: Path, contents: bytes) -> None:
     with held(lock, contents):
-        assert waiting_message(lock) == UNKNOWN
+        assert waiting_message(lock) == UNKNOWN.format(lock)
 
 
 def test_lock_of_a_killed_process_is_free(lock: Path) -> None:
@@ -104,3 +104,35 @@ def test_unwritable_folder_is_an_error(tmp_path: Path) -> None:
         pass
     assert caught.value.hint == "Set STEPSCOPE_STATE to a writable folder"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_link_in_place_of_a_lock_is_not_followed(lock: Path, tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("of the user")
+    lock.parent.mkdir()
+    lock.symlink_to(tmp_path / "precious")
+    with (
+        pytest.raises(TrialError, match="is a symbolic link") as caught,
+        machine_turn(pytest.fail, lock, "study"),
+    ):
+        pass
+    assert caught.value.hint == "Remove it, or set STEPSCOPE_STATE to another folder"
+    assert (tmp_path / "precious").read_text() == "of the user"
+
+
+def test_fifo_in_place_of_a_lock_is_an_error(lock: Path) -> None:
+    lock.parent.mkdir()
+    os.mkfifo(lock)
+    with (
+        pytest.raises(TrialError, match="is not a regular file"),
+        machine_turn(pytest.fail, lock, "study"),
+    ):
+        pass
+
+
+def test_lock_that_is_replaced_is_not_written(lock: Path, tmp_path: Path) -> None:
+    """The contents are written to the file that was locked."""
+    (tmp_path / "precious").write_text("of the user")
+    with machine_turn(pytest.fail, lock, "study"):
+        lock.unlink()
+        lock.symlink_to(tmp_path / "precious")
+    assert (tmp_path / "precious").read_text() == "of the user"
