@@ -1,0 +1,1 @@
+"""The parts of `tests/attack/fuzz.py`: intact folders, damage, readers and checks."""
