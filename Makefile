@@ -36,6 +36,7 @@ test-gpu: ## GPU tests; set PYTHON to an interpreter with PyTorch: make test-gpu
 bench: $(VENV)/.dev ## CPU benchmarks; results are written to benchmarks/results/
 	$(BIN)/python benchmarks/monitor_cost.py
 	$(BIN)/python benchmarks/live_view.py
+	$(BIN)/python benchmarks/pump.py
 	$(BIN)/python benchmarks/trial_noise.py
 	$(BIN)/python benchmarks/explain.py --device cpu
 	$(BIN)/python benchmarks/explain_cost.py

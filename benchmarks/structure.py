@@ -34,13 +34,13 @@ PROC_FILES = {
 }
 COUNTED_TRIAL = """
 import sys
-from stepscope.runs import streams
-read, folder = streams.read_segment, sys.argv[1]
+from stepscope.runs import segments
+read, folder = segments.read_segment, sys.argv[1]
 def counting(path, *arguments, **options):
     with open(folder + "/readings", "a") as log:
         print(path.name, file=log)
     return read(path, *arguments, **options)
-streams.read_segment = counting
+segments.read_segment = counting
 from stepscope.cli.app import main
 sys.argv = ["stepscope", "trial", "cnn", "--steps", "30", "--batch-size", "8", "--out", folder]
 main()
