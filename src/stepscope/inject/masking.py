@@ -27,6 +27,8 @@ MASK = "***"
 
 # Names
 
+_NO, _IF_RANDOM, _UNLESS_PLAIN, _ALWAYS = range(4)
+"""How likely the value of a name is a secret."""
 _WORDS = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+")
 
 
@@ -96,55 +98,55 @@ _REFERENCE = re.compile(
 """A variable, an expression of a program or a placeholder, not the value itself."""
 _CHOSEN = re.compile(r"(?=.*[A-Za-z])(?=.*[0-9!@#$%^&*+:~?])[^\s()\[\]/<>,]+")
 """A password that a person chose: not a plain word."""
+_SEPARATORS = re.compile(r"[._/-]")
 _PATH = re.compile(r"(?:~|\.{1,2})?/(?:[\w.@+-]+/?)+|[A-Za-z]:\\.*")
 
 
 def looks_random(value: str) -> bool:
-    """Return whether a text alternates between kinds of characters as random tokens do and words,
-    numbers and versions do not."""
-    if len(value) < 8 or any(character in value for character in " \t\n()"):
+    """Return whether a part of a text, such as `q8Zr2mXw51` in `run-q8Zr2mXw51`, alternates between
+    kinds of characters as random tokens do and words, numbers and versions do not."""
+    if any(character in value for character in " \t\n()"):
         return False
+    return any(_alternates(part) for part in _SEPARATORS.split(value) if len(part) >= 8)
+
+
+def _alternates(text: str) -> bool:
     kinds = [
         "d" if character.isdigit() else "u" if character.isupper() else "l"
-        for character in value
+        for character in text
         if character.isalnum()
     ]
-    changes = sum(a != b for a, b in zip(kinds, kinds[1:], strict=False))
-    capitals = sum(a == "u" and b == "l" for a, b in zip(kinds, kinds[1:], strict=False))
-    # A capital letter begins a word.
-    return changes - capitals >= 3 or (len(value) >= 20 and changes >= 5)
+    pairs = list(zip(kinds, kinds[1:]))  # noqa: B905 (strict is new in Python 3.10)
+    changes = sum(a != b for a, b in pairs)
+    capitals = pairs.count(("u", "l"))  # a capital letter begins a word
+    return changes - capitals >= 3 or (len(text) >= 20 and changes >= 5)
 
 
 @lru_cache(maxsize=4096)
 def _strength(name: str) -> int:
-    """Return 3 if the value of this name is a secret, 2 if it is one unless it is a plain word, 1
-    if it is one when it looks random, else 0."""
+    """Return whether the value of this name is a secret: `_ALWAYS`, `_UNLESS_PLAIN` (a plain word
+    or number), `_IF_RANDOM` or `_NO`."""
     words = [word.lower() for word in _WORDS.findall(name)]
     if not words:
-        return 0
+        return _NO
     *before, last = words
     qualifier = before[-1] if before else ""
     if last in _PROPERTIES or (last in ("id", "ids") and qualifier != "secret"):
-        return 0
+        return _NO
     if last in _STRONG or _JOINED.search("".join(words)):
-        return 3
+        return _ALWAYS
     if last.endswith("pass") and last not in _NOT_PASSWORDS:  # SSHPASS, requirepass
-        return 3
+        return _ALWAYS
     singular = last[:-1] if last in ("tokens", "keys") else last
     if qualifier in _HARMLESS_BEFORE.get(singular, ()):
-        return 0
+        return _NO
     if (last == "token" and not before) or (last == "pass" and before):
-        return 3
+        return _ALWAYS
     if qualifier in _STRONG_PAIRS.get(singular, ()):
-        return 3
+        return _ALWAYS
     if not _STRONG.isdisjoint(words) or not _MEDIUM.isdisjoint(words):
-        return 2
-    return int(not _WEAK.isdisjoint(words))
-
-
-def is_secret_name(name: str) -> bool:
-    """Return whether a variable or an option with this name contains a credential."""
-    return _strength(name) > 0
+        return _UNLESS_PLAIN
+    return _NO if _WEAK.isdisjoint(words) else _IF_RANDOM
 
 
 def _is_secret(name: str, value: str) -> bool:
@@ -157,8 +159,8 @@ def _is_secret(name: str, value: str) -> bool:
         return False
     if value.lower() == name.lower().lstrip("-") or (name.lower() == "pwd" and value[0] in "/~"):
         return False
-    if strength < 3 and (_PATH.fullmatch(value) or not looks_random(value)):
-        return strength == 2 and len(value) >= 6 and bool(_CHOSEN.fullmatch(value))
+    if strength < _ALWAYS and (_PATH.fullmatch(value) or not looks_random(value)):
+        return strength == _UNLESS_PLAIN and len(value) >= 6 and bool(_CHOSEN.fullmatch(value))
     # A special token of a tokenizer; a path to the secret.
     is_short = value[0] in "<[" and len(value) <= 12
     return not is_short and (not _PATH.fullmatch(value) or looks_random(value))
@@ -166,47 +168,33 @@ def _is_secret(name: str, value: str) -> bool:
 
 # Formats
 
-_ALNUM, _WIDE = "[A-Za-z0-9]", r"[\w-]"
-_TOKENS = {
-    **dict.fromkeys(("hf_", "api_org_", "gho_", "ghp_", "ghr_", "ghs_", "ghu_"), _ALNUM + "{20,}"),
-    **dict.fromkeys(("r8_", "gsk_", "pplx-", "xai-", "npm_", "phc_", "tgp_v1_"), _WIDE + "{30,}"),
-    **dict.fromkeys(("lin_api_", "rnd_", "akcp", "whsec_"), _ALNUM + "{20,}"),
-    **dict.fromkeys(("akia", "asia", "abia", "acca"), "[A-Z0-9]{16}"),
-    **dict.fromkeys(("gldt-", "glpat-", "glptt-", "glrt-", "glsa_", "glc_"), r"[\w.+/=-]{15,}"),
-    **dict.fromkeys(("dckr_oat_", "dckr_pat_", "figd_", "nvapi-", "github_pat_"), _WIDE + "{20,}"),
-    **dict.fromkeys(("pk_live_", "rk_live_", "sk_live_", "sk_test_", "rk_test_"), _ALNUM + "{10,}"),
-    **dict.fromkeys(
-        ("xoxa-", "xoxb-", "xoxe-", "xoxo-", "xoxp-", "xoxr-", "xoxs-"), _WIDE + "{10,}"
-    ),
-    **dict.fromkeys(("atatt", "atbb", "atctt", "gocspx-", "xapp-", "nrak-"), r"[\w=-]{20,}"),
-    **dict.fromkeys(
-        ("doo_v1_", "dop_v1_", "dor_v1_", "pul-", "sbp_", "rubygems_"), "[0-9a-f]{40,}"
-    ),
-    **dict.fromkeys(("shpat_", "shpca_", "shppa_", "shpss_"), "[0-9a-fA-F]{32}"),
-    **dict.fromkeys(("hvb.", "hvr.", "hvs."), _WIDE + "{20,}"),
-    **dict.fromkeys(("sntrys_", "sntryu_", "sq0atp-", "sq0csp-"), r"[\w=+/-]{20,}"),
-    **dict.fromkeys(("dp.ct.", "dp.pt.", "dp.sa.", "dp.st."), r"[\w.-]{20,}"),
-    **dict.fromkeys(("eyj", "eyk"), r"[\w-]{10,400}\.[\w-]{5,}(?:\.[\w-]*)*"),
-    "sk-": r"(?=[\w-]{0,60}\d)[\w-]{16,}",
-    "sg.": r"[\w-]{16,}\.[\w-]{16,}",
-    "aiza": _WIDE + "{30,}",
-    "ya29.": _WIDE + "{20,}",
-    "1//0": _WIDE + "{30,}",
-    "dapi": r"[0-9a-f]{32}(?:-\d)?",
-    "pypi-": _WIDE + "{30,}",
-    "age-secret-key-1": "[A-Z0-9]{30,}",
-    "pmak-": "[0-9a-f]{20,}-[0-9a-f]{30,}",
-    "jfrt@": r"\w{20,}",
-    **dict.fromkeys(
-        ("pcsk_", "bkua_", "bkct_", "jina_", "tvly-", "lsv2_", "csk-", "fw_", "rpa_", "napi_")
-        + ("nfp_", "vercel_", "sgp_", "pscale_", "hrku-", "rzp_live_", "cfpat-", "tfp_", "sl.")
-        + ("dt0c01.", "squ_", "sqp_", "absk", "apify_api_", "fm2_", "clojars_", "pnu_", "pat-eu1-")
-        + ("xkeysib-", "ccipat_", "xoxc-", "xoxd-", "shippo_", "ntn_", "pat-na1-", "tskey-"),
-        r"[\w.+/-]{24,}",
-    ),
-    "wandb_v": r"\d_\w{20,}",
+_FORMATS = {
+    "[A-Za-z0-9]{10,}": "pk_live_ rk_live_ sk_live_ sk_test_ rk_test_",
+    "[A-Za-z0-9]{20,}": "hf_ api_org_ gho_ ghp_ ghr_ ghs_ ghu_ lin_api_ rnd_ akcp whsec_",
+    "[A-Z0-9]{16}": "akia asia abia acca",
+    "[A-Z0-9]{30,}": "age-secret-key-1",
+    "[0-9a-f]{40,}": "doo_v1_ dop_v1_ dor_v1_ pul- sbp_ rubygems_",
+    "[0-9a-fA-F]{32}": "shpat_ shpca_ shppa_ shpss_",
+    r"[0-9a-f]{32}(?:-\d)?": "dapi",
+    "[0-9a-f]{20,}-[0-9a-f]{30,}": "pmak-",
+    r"\w{20,}": "jfrt@",
+    r"\d_\w{20,}": "wandb_v",
+    r"[\w-]{10,}": "xoxa- xoxb- xoxe- xoxo- xoxp- xoxr- xoxs-",
+    r"[\w-]{20,}": "dckr_oat_ dckr_pat_ figd_ nvapi- github_pat_ hvb. hvr. hvs. ya29.",
+    r"[\w-]{30,}": "r8_ gsk_ pplx- xai- npm_ phc_ tgp_v1_ aiza 1//0 pypi-",
+    r"[\w=-]{20,}": "atatt atbb atctt gocspx- xapp- nrak-",
+    r"[\w.-]{20,}": "dp.ct. dp.pt. dp.sa. dp.st.",
+    r"[\w=+/-]{20,}": "sntrys_ sntryu_ sq0atp- sq0csp-",
+    r"[\w.+/=-]{15,}": "gldt- glpat- glptt- glrt- glsa_ glc_",
+    r"[\w.+/-]{24,}": "pcsk_ bkua_ bkct_ jina_ tvly- lsv2_ csk- fw_ rpa_ napi_ nfp_ vercel_ sgp_ "
+    "pscale_ hrku- rzp_live_ cfpat- tfp_ sl. dt0c01. squ_ sqp_ absk apify_api_ fm2_ clojars_ pnu_ "
+    "pat-eu1- pat-na1- xkeysib- ccipat_ xoxc- xoxd- shippo_ ntn_ tskey-",
+    r"[\w-]{10,400}\.[\w-]{5,}(?:\.[\w-]*)*": "eyj eyk",
+    r"(?=[\w-]{0,60}\d)[\w-]{16,}": "sk-",
+    r"[\w-]{16,}\.[\w-]{16,}": "sg.",
 }
-"""The first characters, in lower case, and the rest of tokens of well-known services."""
+"""The rest and the first characters, in lower case, of tokens of well-known services."""
+_TOKENS = {first: rest for rest, firsts in _FORMATS.items() for first in firsts.split()}
 
 
 @lru_cache(maxsize=None)  # compiling all of them would delay the start of a command
@@ -234,7 +222,7 @@ _IN_TEXT = {
     ".atlasv1.": re.compile(r"\.atlasv1\.([\w=-]{40,})"),
 }
 
-_IF_RANDOM = ("://", '("', "('", "/t/", "<<<")
+_IN_TEXT_IF_RANDOM = ("://", '("', "('", "/t/", "<<<")
 
 # Programs
 
@@ -309,7 +297,6 @@ _NAMES = _set(
     "bearer contrasena senha kennwort wachtwoord tkn"
 )
 _CAPITALS = re.compile("[A-Z]+")
-_SEPARATORS = re.compile(r"[_.-]")
 _SHORT_NAMES = [f"{name}{sign}" for name in _set("pw sid pat sig dsn pin psk otp") for sign in "=:"]
 """Names that are a part of many words."""
 
@@ -354,7 +341,6 @@ _SPACES = re.compile(r"[\0 \t]+")
 _SETS = _set("set modify add config configure login --set -set")
 _MAX_NAME = 100
 _MAX_COMMAND = 2000
-_MAX_VALUE = 16384
 _SHOWN = 80
 """Characters of a value that decide whether it is a secret."""
 
@@ -378,14 +364,17 @@ def mask_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def mask_values(plain: Any, name: str = "") -> Any:
-    """Mask the credentials in all texts of JSON values. The key of a text is its name, and a list
-    of texts is a command line."""
+    """Mask the credentials in all texts of JSON values. The key of a text is its name, unless it is
+    a word with other meanings such as `key`. A list of texts without a name is a command line."""
     if isinstance(plain, str):
         return MASK if name and _is_secret(name, plain[:_SHOWN]) else mask_text(plain)
     if isinstance(plain, dict):
-        return {key: mask_values(value, key) for key, value in plain.items()}
+        return {
+            mask_text(key): mask_values(value, key if _strength(key) > _IF_RANDOM else name)
+            for key, value in plain.items()
+        }
     if isinstance(plain, list):
-        if plain and all(isinstance(each, str) for each in plain):
+        if plain and not name and all(isinstance(each, str) for each in plain):
             return mask_command(plain)
         return [mask_values(each, name) for each in plain]
     return plain
@@ -428,7 +417,7 @@ class _Text:
             return (end, None) if token is None else (token.end(), token.span())
         if found in _IN_TEXT:
             match = _IN_TEXT[found].match(text, begin)
-            if match is None or (found in _IF_RANDOM and not _is_token(match[1])):
+            if match is None or (found in _IN_TEXT_IF_RANDOM and not _is_token(match[1])):
                 return end, None
             return end, match.span(1)
         span = self._given_to_program(found, begin, end) if found in _PROGRAMS else None
@@ -463,9 +452,10 @@ class _Text:
     def _value_of_name(self, begin: int, end: int, may_be_token: bool) -> tuple[int, int] | None:
         """Return the span of the value of a name, if it is a secret."""
         text, name = self._text, self._text[begin:end]
-        longest = max(_SEPARATORS.split(name), key=len)
         # A token may contain such a word.
-        if may_be_token and len(longest) >= 20 and looks_random(longest):
+        if may_be_token and any(
+            len(part) >= 20 and _alternates(part) for part in _SEPARATORS.split(name)
+        ):
             return begin, end
         if not _strength(name):
             return None
@@ -479,7 +469,7 @@ class _Text:
         is_openssl = name == "pass" and before in ("\0", " ") and span[0] == end + 1
         is_cookies = "cookie" in name.lower() and "=" in given
         if is_openssl or is_cookies or _is_secret(name, given):
-            return self._value_after(begin, end, _MAX_VALUE)
+            return self._value_after(begin, end, len(text))
         return None
 
     def _value_after(self, begin: int, end: int, limit: int) -> tuple[int, int] | None:
@@ -526,11 +516,7 @@ class _Text:
             word_end = text.find("\0", value)
             return value, len(text) if word_end < 0 else word_end
         is_whole = self._kind == "environment" or text[begin] == "-" or not self._is_shell
-        return (
-            (value, word_end if limit == _MAX_VALUE else min(word_end, value + limit))
-            if is_whole
-            else None
-        )
+        return (value, min(word_end, value + limit)) if is_whole else None
 
     def _value_at(self, name: int, name_end: int, begin: int, length: int) -> tuple[int, int]:
         """Return the span of a value in a text, without its quotes."""

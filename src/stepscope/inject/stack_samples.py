@@ -40,7 +40,8 @@ def begin(thread):
     try:
         # The new thread inherits the signal mask. It must block all signals, so that it does not
         # receive those that the script blocks for itself.
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        every = getattr(signal, "valid_signals", lambda: set(signal.Signals))()  # Python 3.8
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, every)
         try:
             _thread.start_new_thread(_run, (thread,))
         finally:

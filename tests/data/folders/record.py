@@ -48,13 +48,15 @@ def main() -> None:
 
 
 def archive(folder: Path, target: Path) -> None:
-    place = str(folder.parent).encode()
+    places = (folder.parent, HERE.parents[2], Path(sys.prefix))
     with tarfile.open(target, "w:xz", preset=9) as packed:
         for path in sorted(folder.rglob("*")):
             # Traces and reports are large, and never read.
             if path.is_file() and path.suffix != ".gz" and path.parent.name != "derived":
-                data = path.read_bytes().replace(place, b"/home/user")
-                if path.suffix in (".json", ".claim", ".lock"):
+                data = path.read_bytes()
+                if path.suffix in (".json", ".jsonl", ".claim", ".lock", ".log", ".yaml"):
+                    for place in places:
+                        data = data.replace(str(place).encode(), b"/home/user")
                     for pattern, text in OF_THIS_MACHINE.items():
                         data = re.sub(pattern, text, data)
                 entry = tarfile.TarInfo(str(path.relative_to(folder)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import string
-import time
 
 import pytest
 from hypothesis import given
@@ -12,10 +11,10 @@ from hypothesis import strategies as st
 
 from stepscope.inject.masking import (
     MASK,
-    is_secret_name,
     mask_command,
     mask_environment,
     mask_text,
+    mask_values,
 )
 
 SECRET_NAMES = [
@@ -104,6 +103,12 @@ HARMLESS = [
     ["--opts", '{"lr": 0.1, "tokens": 512}'],
     ["trainer.max_tokens=512"],
     ["KeyError: 'x'"],
+    ["KeyError: 'layer1.0.conv1.weight'"],
+    ['create_model("vit_large_patch14_clip_224")'],
+    ['load_dataset("wikitext-103-raw-v1-2024a")'],
+    ["--session", "exp3_run2b"],
+    ["--run-key", "run_2024_11_18_1530"],
+    ["mysql --version; mkdir -pv logs1"],
 ]
 
 TOKENS = [
@@ -129,14 +134,12 @@ names = st.sampled_from(SECRET_NAMES)
 
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_secret_names(name: str) -> None:
-    assert is_secret_name(name)
-    assert is_secret_name(f"--{name}")
     assert mask_environment({name: "hunter2x"}) == {name: MASK}
+    assert mask_command([f"--{name}", "hunter2x"]) == [f"--{name}", MASK]
 
 
 @pytest.mark.parametrize("name", IF_RANDOM)
 def test_values_of_common_names_are_masked_if_they_look_random(name: str) -> None:
-    assert is_secret_name(name)
     for value, masked in (("q8Zr2mXw51Lk", MASK), ("image/train-01", "image/train-01")):
         assert mask_environment({name: value}) == {name: masked}
         assert mask_command([f"--{name}", value]) == [f"--{name}", masked]
@@ -177,6 +180,10 @@ def test_tokens_of_known_formats_are_masked(token: str, frame: str) -> None:
             ["bash", "-c", "TOKEN=X python a.py --lr 1"],
             ["bash", "-c", f"TOKEN={MASK} python a.py --lr 1"],
         ),
+        (
+            ["ssh", "host", "TOKEN=X python a.py --lr 1"],
+            ["ssh", "host", f"TOKEN={MASK} python a.py --lr 1"],
+        ),
         (["curl", "-u", "me:X", "host"], ["curl", "-u", f"me:{MASK}", "host"]),
         (
             ["aws", "configure", "set", "secret_key", "X"],
@@ -215,6 +222,30 @@ def test_commands(command: list[str], masked: list[str]) -> None:
 )
 def test_texts(text: str, masked: str) -> None:
     assert mask_text(text) == masked
+
+
+def test_long_values_are_masked_completely() -> None:
+    value = "x7" * 50_000
+    assert mask_text(f"password='{value}' lr=1") == f"password='{MASK}' lr=1"
+    assert mask_command([f"--password={value}"]) == [f"--password={MASK}"]
+
+
+def test_values_of_records() -> None:
+    """Our own records have keys such as `key`, whose values are not credentials."""
+    record = {
+        "trial": {"study": {"key": "a2a6b52aa70e", "settings": {"batch_size": 8}}},
+        "command": ["train", "--api-key", "X"],
+        "credentials": {"value": "q8Zr2mXw51Lk"},
+        "api_key": ["X"],
+        "problems": {"failed: token=X": 2},
+    }
+    assert mask_values(record) == {
+        **record,
+        "command": ["train", "--api-key", MASK],
+        "credentials": {"value": MASK},
+        "api_key": [MASK],
+        "problems": {f"failed: token={MASK}": 2},
+    }
 
 
 @given(names, secrets)
@@ -266,15 +297,3 @@ def test_command_keeps_its_number_of_words(command: list[str]) -> None:
 def test_counts_stay_readable(name: str, count: int) -> None:
     assert mask_command([f"--{name}", str(count)]) == [f"--{name}", str(count)]
     assert mask_text(f"{name}={count}") == f"{name}={count}"
-
-
-@pytest.mark.parametrize(
-    "unit", ["a", "a.", "eyJ-", "sk-", "token", "token=", "https://", "a-", '"', "\\"]
-)
-def test_long_texts_are_masked_quickly(unit: str) -> None:
-    def seconds() -> float:
-        begin = time.process_time()
-        mask_text(unit * (50_000 // len(unit)))
-        return time.process_time() - begin
-
-    assert any(seconds() < 1.0 for _ in range(3)), "0.5 s at most on an idle machine"
