@@ -5,6 +5,9 @@
 A program prints lines as a training does, as fast as it can, to `cat`, to `tee` (which also stores
 them), and under `stepscope run` with several patterns. The target is /dev/null. The program times
 itself, so that the start of stepscope does not count. All variants run in turn in each round.
+
+The goal holds for patterns with a text that each match contains: lines without it are skipped.
+Other patterns are searched in each line.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from typing import Any
 import results_file
 
 GOAL_MB_PER_S = 300
+WITH_TEXT = ("text", "text, any case")
 PATTERNS = {
     "text": r"Epoch (\d+)",
     "text, any case": r"(?i)epoch[ :]+(\d+)",
@@ -97,7 +101,7 @@ def _summed(rates: dict[str, list[float]]) -> dict[str, Any]:
         }
         for name, each in rates.items()
     }
-    reached = statistics.median(rates["text"]) >= GOAL_MB_PER_S
+    reached = all(statistics.median(rates[name]) >= GOAL_MB_PER_S for name in WITH_TEXT)
     return {"variants": variants, "goal_mb_per_s": GOAL_MB_PER_S, "reached": reached}
 
 

@@ -157,13 +157,16 @@ def test_links_of_a_merged_study_are_refused(study: Path, outside: Path, tmp_pat
     assert is_refused(stepscope("study", "show", merged), "is a symbolic link")
 
 
-def test_a_merged_study_has_the_permissions_of_the_umask(study: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["program.json", "program.bin"])
+def test_a_merged_study_has_the_permissions_of_the_umask(
+    study: Path, tmp_path: Path, name: str
+) -> None:
     """A program of somebody else would run with the rights of its new owner."""
     other, merged = shutil.copytree(study, tmp_path / "other"), tmp_path / "merged"
-    (trial_of(study) / "program.json").write_bytes(b"\x7fELF")
-    (trial_of(study) / "program.json").chmod(0o4755)
+    (trial_of(study) / name).write_bytes(b"\x7fELF")
+    (trial_of(study) / name).chmod(0o4755)
     assert stepscope("study", "merge", study, other, "--out", merged).returncode == 0
-    (program,) = merged.rglob("program.json")
+    (program,) = merged.rglob(name)
     assert program.stat().st_mode & 0o7111 == 0
 
 
@@ -320,7 +323,7 @@ def test_events_of_another_time_namespace_are_reported(run: Path) -> None:
     records.tofile(run / EVENTS)
     summary = open_run(run).summary()
     assert not summary.epochs and summary.seconds == pytest.approx(20)
-    assert "events of the monitored processes are not from the time of the run" in notes_of(run)
+    assert "ignored because their times lie outside the run" in notes_of(run)
 
 
 # 8. Ledger

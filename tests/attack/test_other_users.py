@@ -76,7 +76,11 @@ def test_marks_of_another_user(tmp_path: Path, shared: Path, place: str) -> None
 
 @pytest.mark.parametrize(
     ("kind", "refused"),
-    [("symbolic link", "is a symbolic link"), ("hard link", ""), ("FIFO", "not a regular file")],
+    [
+        ("symbolic link", "is a symbolic link"),
+        ("hard link", "exited normally"),
+        ("FIFO", "not a regular file"),
+    ],
 )
 def test_planted_files(shared: Path, kind: str, refused: str) -> None:
     """They are neither written to, nor waited for. Reports refuse them with a message."""

@@ -69,7 +69,7 @@ def test_too_few_descriptors(tmp_path: Path, descriptors: int) -> None:
         return
     check_7(started, code, err)
     assert "(Too many open files). The command continues" in err
-    assert "not monitored: process" in err
+    assert "sensors not started: process" in err
 
 
 @pytest.mark.parametrize("options", [(), ("--epoch-pattern", "x")], ids=["", "pattern"])
@@ -140,7 +140,7 @@ def test_no_threads_before_the_start(tmp_path: Path, user: int, command: str, co
         words, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
     )
     assert (done.returncode, done.stdout) == (code, "")
-    assert done.stderr.count("\n") == 1 and "Raise the limit of processes" in done.stderr
+    assert done.stderr.count("\n") == 1 and "Raise the process limit" in done.stderr
     assert sorted(path.name for path in tmp_path.iterdir()) == ["planted.yaml"]
 
 

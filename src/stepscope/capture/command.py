@@ -163,7 +163,7 @@ class Reaper:
 
     def _reap(self, pid: int) -> None:
         session = self._session
-        session.safely(session.reaping, pid)
+        session.safely(session.read_zombie, pid)
         _, status, usage = os.wait4(pid, 0)
         if pid == self.root:
             self.status = status

@@ -8,6 +8,7 @@ import stat
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -42,8 +43,8 @@ class HookMonitor:
         """Python processes seen so far."""
         self._enabled = enabled
         self._off_reason = "" if enabled else "disabled"
-        self._is_given = self._is_excluded = False
-        """Whether a Python process runs as another user, who can or cannot write to `events`."""
+        self._other_user: Literal["", "can write", "cannot write"] = ""
+        """Whether a Python process runs as another user, and can write to `events`."""
         self._other_run = ""
         self._paths = paths
         self._tree = tree
@@ -116,15 +117,15 @@ class HookMonitor:
                 self._pythons.add(process.pid)
                 user = procfs.owner(process.pid)
                 if self._enabled and user not in (None, os.geteuid()):
-                    self._is_given = _give(self._paths.events, user)
-                    self._is_excluded = not self._is_given
+                    is_writable = _make_writable_for(user, self._paths.events)
+                    self._other_user = "can write" if is_writable else "cannot write"
                 command = procfs.command_line(process.pid)
                 self._disabling_option = self._disabling_option or disabling_option(command)
 
     def _is_loaded(self) -> bool:
         # Another user's Python loads the hook before it may write to the folder.
-        is_given = self._is_given and not self._disabling_option
-        return is_given or self._paths.hook_loaded.exists()
+        is_loaded_there = self._other_user == "can write" and not self._disabling_option
+        return is_loaded_there or self._paths.hook_loaded.exists()
 
     def _reason(self, facts: HookFacts) -> str:
         """Return the key of `HookFacts.reason` while nothing is attached."""
@@ -136,13 +137,14 @@ class HookMonitor:
             return "unsupported_framework" if unsupported_frameworks(facts) else "no_framework"
         if self._disabling_option:
             return self._disabling_option
-        if self._is_excluded:
+        if self._other_user == "cannot write":
             return "other_user"
         return "not_loaded" if self._pythons else "no_python"
 
 
-def _give(folder: Path, user: int) -> bool:
-    """Let another user write to a folder, as root only. Return whether this user now can.
+def _make_writable_for(user: int, folder: Path) -> bool:
+    """Make another user the owner of a folder, as root only. Return whether this user can now write
+    to it.
 
     Only root may be able to replace a folder on the path, or the user could redirect this function
     to any folder. In a folder with the sticky bit (/tmp), nobody can replace those of others.

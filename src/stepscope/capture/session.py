@@ -143,11 +143,11 @@ class Session:
         started_here = started_ns is not None
         failed: dict[str, list[str]] = {}
 
-        def add(kind: type[_S], *arguments: Any, from_ns: int | None = None) -> _S | None:
+        def add(
+            kind: type[_S], make: Callable[[type[_S]], _S], from_ns: int | None = started_ns
+        ) -> _S | None:
             try:
-                for error in (each for each in arguments if isinstance(each, Exception)):
-                    raise error  # there is no tree
-                sensor = kind(*arguments)
+                sensor = make(kind)  # raises an error if there is no tree
                 self.sampler.add(sensor, from_ns)
                 return sensor
             except Exception as error:
@@ -161,17 +161,16 @@ class Session:
             self._tree = ProcessTree(root, subreaper, exclude, is_orphan)
         except Exception as error:
             self._tree = error
-        tree = self._tree
         processes = self.tree.processes if self.has_tree else {}
-        self._usage = add(process.UsageSensor, tree, started_here, from_ns=started_ns)
-        self._io = add(process.IoSensor, tree, started_here, from_ns=started_ns)
-        detail = add(process.DetailSensor, tree, started_here, from_ns=started_ns)
-        add(process.SwitchesSensor, tree, started_here, from_ns=started_ns)
-        self._pss = add(process.SharedMemorySensor, tree, from_ns=started_ns)
-        cgroup = add(CgroupSensor, self.cgroup)
-        network = add(NetworkSensor, self.tree.network_namespaces if self.has_tree else tree)
+        self._usage = add(process.UsageSensor, lambda kind: kind(self.tree, started_here))
+        self._io = add(process.IoSensor, lambda kind: kind(self.tree, started_here))
+        detail = add(process.DetailSensor, lambda kind: kind(self.tree, started_here))
+        add(process.SwitchesSensor, lambda kind: kind(self.tree, started_here))
+        self._pss = add(process.SharedMemorySensor, lambda kind: kind(self.tree))
+        cgroup = add(CgroupSensor, lambda kind: kind(self.cgroup), None)
+        network = add(NetworkSensor, lambda kind: kind(self.tree.network_namespaces), None)
         self._last = (self._host, self._shm, self._usage, self._io, detail, cgroup, network)
-        add(MonitorSensor, self.sampler)
+        add(MonitorSensor, lambda kind: kind(self.sampler), None)
         self._gpus.processes.pids = lambda: processes
         self._gpus.processes.ran_before = not (started_here and self._gpus_in_time)
         self.sampler.add_reader(self._gpus.reader)
@@ -199,7 +198,7 @@ class Session:
         except Exception as error:
             with contextlib.suppress(Exception):  # no memory, not even for a message
                 if isinstance(error, IncompleteMonitoring):
-                    self.report_problem(f"not monitored: {error}")
+                    self.report_problem(f"sensors not started: {error}")
                 elif isinstance(error, StepscopeError):
                     self.report_problem(str(error))
                 else:
@@ -234,7 +233,7 @@ class Session:
         if self._usage is not None:
             self._usage.account(thorough=True)
 
-    def reaping(self, pid: int) -> None:
+    def read_zombie(self, pid: int) -> None:
         """Read a zombie for the last time."""
         if self._io is not None:
             self._io.reaped(pid)

@@ -125,7 +125,10 @@ def intercept_signals() -> Signals:
         if descriptor < 0:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
         if descriptor >= _MAX_SELECTED:
-            raise MonitorError(f"More than {_MAX_SELECTED} files are open", "Close some of them")
+            raise MonitorError(
+                f"stepscope inherited more than {_MAX_SELECTED} open files",
+                "Close some of them before starting stepscope",
+            )
     except OSError as error:
         raise start_error("Monitoring cannot start", error) from None
     return Signals(inherited, blocked, descriptor, group_member)

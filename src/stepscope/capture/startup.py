@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 from stepscope.errors import MonitorError, StepscopeError
 
-_MORE_PROCESSES = "Raise the limit of processes: `ulimit -u`, or pids.max of the cgroup"
+_MORE_PROCESSES = "Raise the process limit: `ulimit -u`, or pids.max of the cgroup"
 _HINTS = {
     errno.EAGAIN: _MORE_PROCESSES,
-    errno.EMFILE: "Raise the limit of open files, for example with `ulimit -n 1024`",
+    errno.EMFILE: "Raise the limit on open files, for example with `ulimit -n 1024`",
     errno.ENOSPC: "Free some space, or choose another folder with --out DIR",
 }
 _THREADS = 3
-"""Threads of the monitor: for the memory of pyarrow, for the GPU, and for closed streams."""
+"""Threads of the monitor: the allocator of pyarrow, the GPU reader, and closed streams."""
 
 
 def reason_of(error: BaseException) -> str:
@@ -55,8 +55,8 @@ def check_threads(count: int, kind: type[StepscopeError] = MonitorError) -> None
 
 @contextmanager
 def loading(kind: type[StepscopeError] = MonitorError) -> Iterator[None]:
-    """Import the modules of the monitor inside of this block, for which OpenBLAS needs no threads:
-    by default it starts one per CPU. Raises an error of this kind."""
+    """Import the modules of the monitor in this block, with a single OpenBLAS thread (by default it
+    starts one per CPU). Raises an error of this kind."""
     variable = "OPENBLAS_NUM_THREADS"
     chosen = variable in os.environ
     os.environ.setdefault(variable, "1")

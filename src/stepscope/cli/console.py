@@ -116,8 +116,12 @@ def name_of(command: Sequence[str]) -> str:
     return Path(command[0]).name
 
 
-def end_on_request() -> None:
-    """Treat SIGTERM (schedulers) and SIGHUP (a closed terminal) like Ctrl-C."""
+def prepare_for_trials() -> None:
+    """Treat SIGTERM (schedulers) and SIGHUP (a closed terminal) like Ctrl-C, and let trials end all
+    children of this process."""
+    from stepscope.trials.processes import trial_processes
+
+    trial_processes.owns_all_children = True
 
     def interrupt(number: int, frame: object) -> None:
         raise KeyboardInterrupt

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stepscope.cli.console import EXIT_CODES, Quiet, end_on_request, print_message, write_json
+from stepscope.cli.console import EXIT_CODES, Quiet, prepare_for_trials, print_message, write_json
 from stepscope.cli.workload_options import Model, with_settings
 from stepscope.errors import TrialError
 from stepscope.records import Outcome
@@ -113,7 +113,7 @@ def fit(
             f"`--predict-for {predict_for}` contains no size",
             "Pass sizes such as --predict-for 10GiB,23GiB",
         )
-    end_on_request()
+    prepare_for_trials()
     headroom_bytes, headroom_share = parse_headroom(headroom)
     request = FitRequest(
         fit_workload(model, settings),

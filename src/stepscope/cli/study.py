@@ -18,9 +18,9 @@ from stepscope.cli.console import (
     Interval,
     OpenReport,
     Quiet,
-    end_on_request,
     near,
     open_page,
+    prepare_for_trials,
     print_message,
     write_json,
 )
@@ -114,7 +114,7 @@ def run(
     with _quick_reading():
         check_interval(interval, TrialError)
         study = Study.of(file, out).to_run()
-    end_on_request()
+    prepare_for_trials()
     with StudyBar(study.design, quiet) as bar:
         try:
             launcher = LocalLauncher(bar.notify, interval, study.machine)

@@ -18,8 +18,8 @@ from stepscope.cli.console import (
     Name,
     Out,
     Quiet,
-    end_on_request,
     near,
+    prepare_for_trials,
     print_message,
 )
 from stepscope.cli.report import show
@@ -82,7 +82,7 @@ def trial(
     shm_full, 13 timeout, 14 crashed, 130 interrupted. With --repeat, the exit code is
     that of the first trial that is not ok.
     """
-    end_on_request()
+    prepare_for_trials()
     from stepscope.capture.startup import loading
 
     with loading(TrialError):

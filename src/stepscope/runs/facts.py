@@ -85,7 +85,7 @@ def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
         ) from None
     times = (facts.clock.monotonic_ns, facts.exit_status.monotonic_ns or 0)
     if not all(0 <= each < EVER.last_ns for each in times):
-        raise RunFolderError(f"{RunPaths(folder).run_json} has impossible times", _DAMAGED_HINT)
+        raise RunFolderError(f"{RunPaths(folder).run_json} contains invalid times", _DAMAGED_HINT)
     return replace(
         facts,
         workload=plain.get("workload"),

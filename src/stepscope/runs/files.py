@@ -1,4 +1,4 @@
-"""Open, read and replace files in folders that may come from somebody else.
+"""Open, read and replace files in folders that may be untrusted.
 
 A run or study folder may contain anything: links to other folders, FIFOs, devices, huge files. Only
 regular files of a limited size are opened, and no link below `root`, the run or study folder, is
@@ -58,9 +58,9 @@ def open_regular(path: Path, limit: int, root: Path | None = None) -> BinaryIO:
     if not stat.S_ISREG(status.st_mode):
         problem = "is not a regular file"
     elif status.st_size > limit:
-        problem = f"has {status.st_size / MIB:,.0f} MiB; the limit is {limit // MIB} MiB"
+        problem = f"is {status.st_size / MIB:,.0f} MiB; the limit is {limit // MIB} MiB"
     elif status.st_size > _SPARSE_RATIO * max(512 * status.st_blocks, MIB):
-        problem = f"is a sparse file of {status.st_size / MIB:,.0f} MiB without contents"
+        problem = f"is a sparse file: {status.st_size / MIB:,.0f} MiB with almost no data"
     if not problem:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
@@ -134,7 +134,7 @@ def refuse_link(path: Path) -> None:
     if os.path.islink(path):
         raise UnsafeFile(
             f"{path} is a symbolic link",
-            "Links in run and study folders are not followed. Replace it with what it refers to",
+            "Links in run and study folders are not allowed. Replace it with the file or folder",
         )
 
 

@@ -31,8 +31,8 @@ _REASONS = {
     "not_loaded": _Reason("Python did not load the import hook from PYTHONPATH"),
     "other_user": _Reason(
         "Python runs as another user, who cannot write to the run folder",
-        "Run stepscope as that user, or as root with --out in a folder of root that the user can "
-        "open",
+        "Run stepscope as that user, or as root with --out in a directory that is owned by root "
+        "and that the user can access",
     ),
     "no_framework": _Reason("neither PyTorch nor Keras was imported"),
     "unsupported_framework": _Reason("the framework is not supported"),

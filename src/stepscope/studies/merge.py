@@ -136,14 +136,15 @@ def _copy(folder: Path, copy: Path) -> None:
 
 
 def _copy_file(path: Path, target: Path) -> None:
-    """Copy a file, as a hard link where possible: finished run folders never change."""
+    """Copy a file. Samples and events of this user become hard links where possible: finished run
+    folders never change."""
     is_text = path.suffix in (".jsonl", ".json", ".yaml")
     with open_regular(path, LINES_LIMIT if is_text else EVENTS_LIMIT) as file:
-        if not is_text:
+        status = os.fstat(file.fileno())
+        if not is_text and status.st_uid == os.geteuid() and not status.st_mode & 0o7111:
             with contextlib.suppress(OSError):
                 os.link(path, target)
                 return
         with target.open("xb") as copy:
             shutil.copyfileobj(file, copy)
-        status = os.fstat(file.fileno())
         os.utime(target, ns=(status.st_atime_ns, status.st_mtime_ns))

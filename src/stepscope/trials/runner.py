@@ -351,7 +351,7 @@ class _Trial:
         ):
             return True
         adopted = next((each for each in self._adopted() if each.pid == pid), None)
-        if adopted is None or not _is_own_program():
+        if adopted is None or not trial_processes.owns_all_children:
             return False
         # Nobody else can link it to the trial: it has neither its token nor its cgroup.
         self.guard.add_process(adopted)
@@ -379,7 +379,7 @@ class _Trial:
     def _more(self) -> list[trial_processes.TrialProcess]:
         """Return the processes of the trial that need not have its token."""
         found = self.enforced_limits.members()
-        if _is_own_program():
+        if trial_processes.owns_all_children:
             found += self._adopted()
         self._seen.remember(found)
         return found
@@ -456,7 +456,7 @@ class _Trial:
             self.paths.trial_stacks.unlink(missing_ok=True)
         self._reap()
         left = leftovers(self._before, self.token, self._seen, more=self._more)
-        uncertain = [] if _is_own_program() else self._adopted()
+        uncertain = [] if trial_processes.owns_all_children else self._adopted()
         device = device_kind(next(iter(ranks), RankFacts()))
         machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
         trial = replace(
@@ -466,7 +466,7 @@ class _Trial:
             cleaned_ns=time.monotonic_ns(),
             leftovers=(
                 *left.describe(),
-                *(f"{each}, unless your program started it" for each in uncertain),
+                *(f"{each} (may belong to your program)" for each in uncertain),
             ),
             removed=tuple(left.removed),
             unclaimed=tuple(left.unclaimed),
@@ -522,11 +522,6 @@ class _Trial:
             return exit_status
         where = {"phase": progress.phase, "steps": progress.steps}
         return replace(exit_status, evidence={**where, **exit_status.evidence})
-
-
-def _is_own_program() -> bool:
-    """Whether this is the command line: in other programs, any thread may start processes."""
-    return "stepscope.cli.app" in sys.modules
 
 
 def _wait_until(condition: Callable[[], bool], seconds: float) -> None:

@@ -54,9 +54,9 @@ def warnings_of(recorded: RunData) -> Iterator[str]:
     yield from _missing_samples(recorded)
     if recorded.events_outside:
         yield (
-            f"{count_text(recorded.events_outside)} events of the monitored processes are not from "
-            "the time of the run and are ignored: the command ran in another time namespace, or "
-            "its event files are damaged"
+            f"{count_text(recorded.events_outside)} events of the monitored processes are ignored "
+            "because their times lie outside the run: the command ran in another time namespace, "
+            "or its event files are damaged"
         )
     if recorded.events_dropped:
         events = count_text(recorded.events_dropped)
@@ -74,7 +74,7 @@ def _missing_samples(recorded: RunData) -> Iterator[str]:
             )
             for gap in gaps[:_MAX_GAPS]
         ]
-        more = f" and {len(gaps) - _MAX_GAPS} other times" if len(gaps) > _MAX_GAPS else ""
+        more = f" and at {len(gaps) - _MAX_GAPS} other times" if len(gaps) > _MAX_GAPS else ""
         if spans:
             yield (
                 f"{_SCOPE_NAMES[scope]} samples are missing from {', '.join(spans)}{more} after "

@@ -31,6 +31,7 @@ _PATIENCE_S = 0.5
 _EXIT_TIMEOUT_S = 6.0
 _POLL_MS = 1000
 _RESTART_S = 1.0
+_KILLED = "the guard process, which stops the trial if stepscope is killed, was killed"
 _IGNORED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 """Schedulers send them to all processes; the guard must run until the runner has exited."""
 
@@ -81,17 +82,19 @@ class Guard:
         """
         if self.process.poll() is None or time.monotonic() < self._restart_at:
             return
-        if not self._restart_at:
-            notify(
-                "the guard process was killed and has been restarted; it stops the trial if "
-                "stepscope is killed"
-            )
+        is_first = not self._restart_at
         self._restart_at = time.monotonic() + _RESTART_S
         self.pids.discard(self.process.pid)
-        with contextlib.suppress(OSError):  # out of processes: try again later
+        try:
             self._start()
-            for line in self._registered:
-                self._send(line)
+        except OSError as error:  # out of processes: try again later
+            if is_first:
+                notify(f"{_KILLED} and cannot be restarted: {error.strerror}")
+            return
+        for line in self._registered:
+            self._send(line)
+        if is_first:
+            notify(f"{_KILLED} and has been restarted")
 
     def add_group(self, path: str | os.PathLike[str]) -> None:
         """Register a cgroup that must not outlive the runner."""

@@ -24,6 +24,10 @@ from stepscope.sensors import procfs
 
 VARIABLE = "STEPSCOPE_TRIAL"
 
+owns_all_children = False
+"""Whether all children of this process belong to trials. The command line sets it: in other
+programs, any thread may start processes."""
+
 _KILL_S = 2.0
 """Time for killed processes to exit; those that remain are stuck in the kernel."""
 
