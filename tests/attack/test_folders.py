@@ -252,8 +252,33 @@ def test_small_file_with_many_equal_rows(run: Path, command: tuple[str, ...]) ->
     parquet.write_table(table, run / "process.0000.parquet", compression="zstd")
     assert (run / "process.0000.parquet").stat().st_size < 1_000_000
     assert is_harmless(stepscope(*command, run))
-    with pytest.raises(RunFolderError, match="rows are more than a segment can have"):
+    with pytest.raises(RunFolderError, match="values are more than a file of this size can have"):
         open_run(run).samples()
+
+
+def test_many_small_files_with_equal_rows(run: Path) -> None:
+    """Each was within the limits, and all of them together took 5.5 GB."""
+    (run / "process.arrows").unlink()
+    rows = 2_000_000
+    columns = {"t_ns": BEGIN_NS, "window_s": 0.1, "entity": "tree", "cpu": 1.0, "rss": 1.0}
+    table = pa.table({name: pa.repeat(value, rows) for name, value in columns.items()})
+    table = table.append_column("pid", pa.nulls(rows, pa.int32()))
+    parquet.write_table(table, run / "process.0000.parquet", compression="zstd")
+    for number in range(1, 12):
+        shutil.copy(run / "process.0000.parquet", run / f"process.{number:04}.parquet")
+    assert is_refused(stepscope("report", run), "values are more than a file of this size can have")
+    assert is_harmless(stepscope("top", "--json", run))
+
+
+def test_many_marks_are_read_quickly(run: Path) -> None:
+    """3 million took 11 s and 1 GB."""
+    records = np.zeros(3_000_000, RECORD)
+    records["t"] = np.arange(len(records)) + BEGIN_NS
+    records["kind"] = events.MARK
+    records["a"] = events.name_id("step")
+    with (run / EVENTS).open("ab") as file:
+        records.tofile(file)
+    assert stepscope("explain", "--json", run).returncode == 0
 
 
 @pytest.mark.parametrize("kind", [pa.string(), pa.binary()])
@@ -334,6 +359,30 @@ def ledger_of(study: Path) -> Path:
     return path
 
 
+def test_ledger_of_damaged_lines_is_not_read_to_the_end(study: Path) -> None:
+    with ledger_of(study).open("ab") as file:
+        file.write(b"{}\n" * 10_000_000)
+    done = stepscope("study", "show", study)
+    assert done.returncode == 0 and "8 trials" in done.stdout
+    assert "more than 1000 lines" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("levels", "rules", "words"),
+    [
+        (f"[{'1, ' * 80_000}1]", 0, "Duplicate level 1"),
+        (f"{list(range(1, 2001))}", 8000, "8,000 rules are too many for 2,000 combinations"),
+    ],
+    ids=["levels", "rules"],
+)
+def test_long_design(study: Path, levels: str, rules: int, words: str) -> None:
+    """The line of each problem was copied, and each rule was applied to each combination."""
+    design = study / "design.yaml"
+    skip = "skip:" + "\n- batch_size == 3" * rules if rules else ""
+    design.write_text(f"workload: cnn\nfactors:\n  batch_size: {levels}\n{skip}\n")
+    assert is_refused(stepscope("study", "plan", design), words)
+
+
 @pytest.mark.parametrize("tail", ['{"key": "' + "a" * (256 << 10), "[" * (256 << 10)])
 def test_long_line_without_an_end(study: Path, tail: str) -> None:
     """It took more than two minutes."""
@@ -350,6 +399,7 @@ def test_long_line_without_an_end(study: Path, tail: str) -> None:
         {"attempt": -1},
         {"values": {"samples_per_second": "fast"}},
         {"started": float("nan")},
+        {"started": -1e300},
         {"interference": 3},
     ],
     ids=str,

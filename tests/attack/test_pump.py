@@ -7,6 +7,7 @@ import pty
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ os._exit(7)
 """Prints each line of its input at once."""
 
 
-def start_echo(folder: Path, *options: str, **popen: int) -> StartedRun:
+def start_echo(folder: Path, *options: str, **popen: Any) -> StartedRun:
     """Start `ECHO` and wait until it is monitored."""
     command = (sys.executable, "-S", "-c", ECHO)
     started = start_run(folder / "runs", *command, options=(*PATTERN, *options), **popen)
@@ -90,6 +91,15 @@ def test_killed_pump_of_a_terminal(tmp_path: Path) -> None:
         kill_pumps(started)
     assert started.finish()[0] == 7
     os.close(ours)
+
+
+def test_output_that_cannot_be_written(tmp_path: Path) -> None:
+    """The command continues, as it does without stepscope."""
+    with open("/dev/full", "wb") as full:
+        started = start_echo(tmp_path, stdout=full)
+    code, _, err = started.finish(b"Epoch 0\n" * 3)
+    assert code == 7 and "some of the standard output of the command could not be written" in err
+    assert (started.folder / "stdout.log").read_text() == "Epoch 0\n" * 3
 
 
 def test_reason_of_a_closed_output(tmp_path: Path) -> None:

@@ -116,6 +116,8 @@ UNITS += [
     '"key": "',
     "pass:",
     "\\",
+    "<",
+    "password={abc1234x, ",
 ]
 
 
@@ -130,7 +132,9 @@ TRAINING = """
 import stepscope
 from torch.utils.data import DataLoader
 loader = DataLoader(list(range(8)), batch_size=1 if "password=SECRET" else 2)
-stepscope.mark("api_key=SECRET", "token=SECRET")
+stepscope.mark("api_key=SECRET")
+stepscope.mark("note", "token=SECRET")
+stepscope.mark("password", "SECRET")
 for batch in loader:
     pass
 """

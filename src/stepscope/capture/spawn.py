@@ -28,7 +28,7 @@ from stepscope.capture.request import RunRequest
 from stepscope.capture.signals import Signals
 from stepscope.errors import CommandNotExecutable, CommandNotFound, MonitorError
 from stepscope.inject.events import FOLDER_VARIABLE
-from stepscope.inject.pump import SOURCE_ENDED, TARGET_GONE
+from stepscope.inject.pump import OUTPUT_LOST, SOURCE_ENDED, TARGET_GONE
 from stepscope.runs.paths import RunPaths
 
 _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 36, 37
@@ -206,12 +206,14 @@ class Output:
         ended by itself, close its stream: the command gets SIGPIPE if nobody reads its output."""
         for pump in list(self.pumps):
             code = pump.process.poll()
-            if code in (SOURCE_ENDED, TARGET_GONE):
+            if code in (SOURCE_ENDED, TARGET_GONE, OUTPUT_LOST):
                 self.pumps.remove(pump)
                 os.close(pump.source)
+                name = "standard output" if pump.target == 1 else "standard error"
                 if code == TARGET_GONE:
-                    name = "standard output" if pump.target == 1 else "standard error"
                     self.closed_because = f"the reader of its {name} had exited"
+                elif code == OUTPUT_LOST:
+                    report_problem(f"some of the {name} of the command could not be written")
             elif code is not None and time.monotonic() - pump.started > RESTART_S:
                 pump.start()
                 report_problem(

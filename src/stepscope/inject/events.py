@@ -66,6 +66,10 @@ _MAX_BUFFERED = 32768 * SIZE
 _MAX_NAMES = 4096
 """Texts whose ids are kept. The others are written again."""
 
+_STORED_BYTES = 1024
+_MAX_TEXT = 4096
+"""Characters of a text that are masked. A credential may begin in the stored part and end later."""
+
 _now = time.monotonic_ns
 _pack = RECORD.pack
 _write = os.write
@@ -79,25 +83,26 @@ def name_id(text):
     return int.from_bytes(digest, "little") & 0x7FFFFFFFFFFFFFFF
 
 
-def _mask(text):
-    """Mask the credentials in a text. The module is loaded with the first text."""
-    name = "_stepscope_masking"
+def _mask(text, name):
+    """Mask the credentials in a text, which may have a name. The module is loaded with the first
+    text."""
+    module = "_stepscope_masking"
     try:
-        if name not in sys.modules:
+        if module not in sys.modules:
             from importlib.machinery import SourceFileLoader
 
             path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "masking.py")
-            masking = type(sys)(name)
-            exec(SourceFileLoader(name, path).get_code(name), masking.__dict__)
-            sys.modules[name] = masking
-        return sys.modules[name].mask_text(text)
+            masking = type(sys)(module)
+            exec(SourceFileLoader(module, path).get_code(module), masking.__dict__)
+            sys.modules[module] = masking
+        return sys.modules[module].mask_values(text, name)
     except Exception:  # without the module, no text is stored
         return "***"
 
 
 def name_records(text):
     """Return the NAME records of a text."""
-    data = text.encode("utf-8", "replace")[:1024]
+    data = text.encode("utf-8", "replace")[:_STORED_BYTES]
     pieces = [data[i : i + 16] for i in range(0, len(data), 16)] or [b""]
     ident = name_id(text)
     return b"".join(
@@ -146,7 +151,7 @@ class Writer:
             if value is None or isinstance(value, (bool, int, float)):
                 shape, number = encode_value(value)
             else:
-                shape, number = VALUE_TEXT, self._name(str(value))
+                shape, number = VALUE_TEXT, self._name(str(value), str(text))
             self.write_named(kind, str(text), shape | flags, b=number)
         except Exception:  # an object without a working __str__
             pass
@@ -192,15 +197,17 @@ class Writer:
         self._buffer = b""
         self._dropped = 0
 
-    def _name(self, text):
-        """Return the id of a text, and write the text, with credentials masked, if it is new."""
-        ident = self._ids.get(text)
+    def _name(self, text, name=""):
+        """Return the id of a text, and write the text, with credentials masked, if it is new.
+        `name` is that of the mark whose value it is."""
+        key = (name, text) if name else text
+        ident = self._ids.get(key)
         if ident is None:
-            masked = _mask(text)
+            masked = _mask(text[:_MAX_TEXT], name)
             ident = name_id(masked)
             if len(self._ids) >= _MAX_NAMES:
                 self._ids.clear()
-            self._ids[text] = ident
+            self._ids[key] = ident
             self._append(name_records(masked))
         return ident
 

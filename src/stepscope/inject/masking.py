@@ -216,7 +216,7 @@ _IN_TEXT = {
     "bearer": re.compile(r"(?i:bearer[ \t]+)([\w.~+/=-]{8,})"),
     "/services/t": re.compile(r"(?i:/services/T)([\w/]{20,})"),
     "/hook": re.compile(r"/hooks?/([\w/-]{16,})"),
-    "<<<": re.compile(r"<<<\s*[\"']?([^\s\"'\0]{6,})"),
+    "<<<": re.compile(r"<<<\s{0,9}[\"']?([^\s\"'\0]{6,400})"),
     "/webhook": re.compile(r"(?i:/webhook)(?:s|b2)?/([\w@/.-]{16,})"),
     ":aa": re.compile(r"(?<=\d):AA([\w-]{30,})"),  # Telegram
     ".atlasv1.": re.compile(r"\.atlasv1\.([\w=-]{40,})"),
@@ -335,7 +335,7 @@ _BARE = re.compile(
 )
 """A value without quotes: up to a space, or a separator before the next name."""
 _LINE = re.compile(r"[^\n\0]*")
-_IN_BRACES = re.compile(r"\{(?!\{)((?:[^}\0\n]|\}\})*)\}")
+_IN_BRACES = re.compile(r"\{(?!\{)((?:[^}\0\n]|\}\}){0,400})\}")
 _SHELL_TEXT = re.compile(r"\s-|[;&|]\s|\.py\b|&&")
 _SPACES = re.compile(r"[\0 \t]+")
 _SETS = _set("set modify add config configure login --set -set")
@@ -417,7 +417,7 @@ class _Text:
             return (end, None) if token is None else (token.end(), token.span())
         if found in _IN_TEXT:
             match = _IN_TEXT[found].match(text, begin)
-            if match is None or (found in _IN_TEXT_IF_RANDOM and not _is_token(match[1])):
+            if match is None or (found in _IN_TEXT_IF_RANDOM and not _is_token(match[1][:_SHOWN])):
                 return end, None
             return end, match.span(1)
         span = self._given_to_program(found, begin, end) if found in _PROGRAMS else None

@@ -14,7 +14,8 @@ import select
 import signal
 import sys
 
-SOURCE_ENDED, TARGET_GONE = 0, 3  # exit codes; after any other one the pump is started again
+SOURCE_ENDED, TARGET_GONE, OUTPUT_LOST = 0, 3, 4
+"""Exit codes. After any other one the pump is started again."""
 
 _BLOCK = 1 << 18  # fits into the CPU cache
 _PIPE_BYTES = 1 << 20  # the largest size that Linux allows without privileges
@@ -137,7 +138,11 @@ def _copy_size(source, target):
 
 
 def forward(source, target, log, lines):
-    """Forward all data until the source ends or the target is gone. Return the exit code."""
+    """Forward all data until the source ends or nobody reads the target. Return the exit code.
+
+    Data that cannot be written, for example to a full disk, is dropped: the command continues.
+    """
+    at_end = SOURCE_ENDED
     while True:
         try:
             data = os.read(source, _BLOCK)
@@ -145,12 +150,14 @@ def forward(source, target, log, lines):
             data = b""
         if not data:
             lines.end()
-            return SOURCE_ENDED
+            return at_end
         lines.add(data)  # first: a mark has the time at which its line was read
         try:
             _write_all(target, data)
-        except OSError:
+        except BrokenPipeError:
             return TARGET_GONE
+        except OSError:
+            at_end = OUTPUT_LOST
         try:
             _write_all(log, data)
         except OSError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import struct
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from stepscope.inject import events as written
 from stepscope.runs.files import EVENTS_LIMIT, entries_in, open_regular
 
 _VALUE_SHAPE = 15
+_INT64, _DOUBLE = struct.Struct("<q"), struct.Struct("<d")
 
 _PROCESS_FILE = re.compile(r"([0-9]{1,9})\.bin")
 _PART = 1 << 20
@@ -104,17 +106,18 @@ class ProcessEvents:
         return kinds_of(self.records)
 
     def name(self, ident: int) -> str:
-        return self.names.get(int(ident), f"#{int(ident):x}")
+        known = self.names.get(int(ident))
+        return f"#{int(ident):x}" if known is None else known
 
-    def value(self, record: np.void) -> float | str | None:
-        """Return the value of a mark."""
-        shape = int(record["flags"]) & _VALUE_SHAPE
+    def value(self, flags: int, b: int) -> float | str | None:
+        """Return the value of a mark, from the fields of its record."""
+        shape = flags & _VALUE_SHAPE
         if shape == written.VALUE_INT:
-            return int(record["b"])
+            return b
         if shape == written.VALUE_FLOAT:
-            return float(np.int64(record["b"]).view(np.float64))
+            return float(_DOUBLE.unpack(_INT64.pack(b))[0])
         if shape == written.VALUE_TEXT:
-            return self.name(record["b"])
+            return self.name(b)
         return None
 
 

@@ -25,6 +25,8 @@ from stepscope.sensors import procfs
 _SILENCE_S = 30.0
 """A monitor writes about every second. After this time without a write it is considered gone."""
 _SECOND = 1_000_000_000
+_MAX_CV, _MAX_DOF = 10.0, 1e6
+"""Of the noise of a trial. Others are errors, whose powers would overflow."""
 _DAMAGED_HINT = "The run folder is damaged: copy it again, or run the command again"
 
 
@@ -86,11 +88,14 @@ def parse_facts(plain: Mapping[str, Any], folder: Path) -> RunFacts:
     times = (facts.clock.monotonic_ns, facts.exit_status.monotonic_ns or 0)
     if not all(0 <= each < EVER.last_ns for each in times):
         raise RunFolderError(f"{RunPaths(folder).run_json} contains invalid times", _DAMAGED_HINT)
+    trial = salvage(TrialFacts, plain.get("trial"))
+    if trial.noise and not (0 <= trial.noise.cv <= _MAX_CV and 0 < trial.noise.dof <= _MAX_DOF):
+        trial = replace(trial, noise=None)
     return replace(
         facts,
         workload=plain.get("workload"),
         limits=salvage(LimitFacts, plain.get("limits")),
-        trial=salvage(TrialFacts, plain.get("trial")),
+        trial=trial,
     )
 
 

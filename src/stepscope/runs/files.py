@@ -19,7 +19,7 @@ from stepscope.errors import RunFolderError
 from stepscope.records.codec import dumps, parse
 
 MIB = 1 << 20
-JSON_LIMIT = 16 * MIB
+JSON_LIMIT = 4 * MIB
 LINES_LIMIT = 256 * MIB
 """A ledger, with a line for each trial."""
 STREAM_LIMIT = 256 * MIB
@@ -27,7 +27,10 @@ STREAM_LIMIT = 256 * MIB
 EVENTS_LIMIT = 4096 * MIB
 """The events of one process: more than 100 million records."""
 
-_SPARSE_RATIO = 64
+STEPS_LIMIT = 256 * MIB
+"""The steps of all ranks of a trial: about 5 million."""
+
+_SPARSE_RATIO = 32
 """Size of a file over its blocks on disk. Compressing file systems store samples and events in
 about a tenth of their size."""
 _NO_LINK = os.O_NOFOLLOW | os.O_CLOEXEC
@@ -78,10 +81,13 @@ def read_json(path: Path, root: Path | None = None) -> Any:
     return parse(read_regular(path, JSON_LIMIT, root))
 
 
-def entries_in(folder: Path) -> list[os.DirEntry[str]]:
-    """Return the contents of a folder, sorted by name; none if it does not exist."""
+def entries_in(folder: Path, root: Path | None = None) -> list[os.DirEntry[str]]:
+    """Return the contents of a folder, sorted by name; none if it does not exist. With `root`, no
+    link below it is followed, and the entries have no `path`."""
     try:
-        with os.scandir(folder) as entries:
+        with contextlib.ExitStack() as stack:
+            opened = folder if root is None else stack.enter_context(_folder_of(folder / "_", root))
+            entries = stack.enter_context(os.scandir(opened))
             return sorted(entries, key=lambda entry: entry.name)
     except FileNotFoundError:
         return []

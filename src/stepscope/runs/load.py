@@ -18,7 +18,7 @@ from stepscope.records import Gpu, Outcome
 from stepscope.records.facts import RunFacts
 from stepscope.runs.reader import Run
 from stepscope.runs.samples import series_of
-from stepscope.runs.segments import Gap, Segment, read_stored
+from stepscope.runs.segments import ExpansionLimit, Gap, Segment, read_stored
 from stepscope.runs.streams import KEYS
 from stepscope.runs.timelines import allocator_series, batch_timing, timeline_of, trainer_of
 
@@ -69,6 +69,7 @@ class _Samples:
             else [metric.key for metric in of_scope(scope) if metric.key in wanted]
             for scope in SCOPES
         }
+        self._limit = ExpansionLimit()
         self._last_ns: dict[Scope, int] = {}
         self._gaps: list[SampleGap] = []
         self._open_gaps: dict[Scope, int] = {}
@@ -93,7 +94,7 @@ class _Samples:
         for scope in SCOPES:
             if self._columns[scope] == []:  # this scope was not read
                 segments = reversed(self._run.paths.segments(scope))
-                times = (read_stored(path, ["t_ns"]).table for path in segments)
+                times = (read_stored(path, ["t_ns"], self._limit).table for path in segments)
                 self._remember_end(scope, next((t for t in times if t.num_rows), None))
         return max([self._run.begin_ns, *ends, *self._last_ns.values()])
 
@@ -112,7 +113,7 @@ class _Samples:
     def _segments(self, scope: Scope, columns: list[str] | None) -> Iterator[pa.Table]:
         """Yield the samples of a scope by segment. Each is released before the next is read."""
         wanted = None if columns is None else [*KEYS, *columns]
-        read = partial(read_stored, columns=wanted, coded=True)
+        read = partial(read_stored, columns=wanted, limit=self._limit, coded=True)
         expected = 0
         for segment in _one_ahead(read, self._run.paths.segments(scope)):
             number = expected if segment.number is None else segment.number

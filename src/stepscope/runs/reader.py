@@ -103,10 +103,11 @@ class Run:
         """Return the samples of a scope as an Arrow table (`.to_pandas()` for pandas)."""
         import pyarrow as pa
 
-        from stepscope.runs.segments import read_stored
+        from stepscope.runs.segments import ExpansionLimit, read_stored
         from stepscope.runs.streams import schema_of
 
-        segments = (read_stored(path, columns).table for path in self.paths.segments(scope))
+        limit = ExpansionLimit()
+        segments = (read_stored(path, columns, limit).table for path in self.paths.segments(scope))
         tables = [table for table in segments if table.num_columns]
         if not tables:
             empty = schema_of(scope).empty_table()

@@ -24,8 +24,11 @@ from stepscope.metrics import SCOPES
 from stepscope.runs.files import STREAM_LIMIT, read_regular
 from stepscope.runs.streams import KEYS, schema_of
 
-MAX_CELLS = 32_000_000
+MAX_CELLS = 16_000_000
 """Rows times columns of a segment. A stream is closed at 16 MiB: 2 million values."""
+_FREE_CELLS = 24_000_000
+_CELLS_PER_BYTE = 25
+"""Of all Parquet files of a run together. Those of 300 idle processes have 9 per byte."""
 MAX_NS = 2**62
 """A time after 146 years is an error."""
 _MAX_COLUMNS = 1000
@@ -71,6 +74,20 @@ class Segment(NamedTuple):
     gaps: tuple[Gap, ...] = ()
 
 
+class ExpansionLimit:
+    """Limits what the Parquet files of a run expand to, in proportion to their size: equal rows
+    take hardly any space."""
+
+    def __init__(self) -> None:
+        self._cells_left = _FREE_CELLS
+
+    def add(self, cells: int, stored_bytes: int) -> None:
+        """Count the cells of a file before they are decoded. Raises ArrowInvalid."""
+        self._cells_left += _CELLS_PER_BYTE * stored_bytes - cells
+        if cells > MAX_CELLS or self._cells_left < 0:
+            raise pa.ArrowInvalid(f"{cells:,} values are more than a file of this size can have")
+
+
 class StreamBatch(NamedTuple):
     """A valid batch in a stream: its rows, its position, and its first and last time."""
 
@@ -82,18 +99,25 @@ class StreamBatch(NamedTuple):
 
 
 def read_segment(
-    path: Path, columns: Collection[str] | None = None, *, coded: bool = False
+    path: Path,
+    columns: Collection[str] | None = None,
+    limit: ExpansionLimit | None = None,
+    *,
+    coded: bool = False,
 ) -> Segment:
     """Return the rows of a segment, without the incomplete last batch of a truncated stream.
 
-    Only the `columns` are decoded. With `coded`, the column `entity` stays dictionary-encoded if it
-    is stored so: a run of a day has millions of rows and only a few entities.
+    Only the `columns` are decoded. `limit` is shared by all segments of a run. With `coded`, the
+    column `entity` stays dictionary-encoded if it is stored so: a run of a day has millions of rows
+    and only a few entities.
     """
     # Not memory-mapped: on a full disk the writer truncates the file, and accessing the truncated
     # part of a mapping would kill the reader.
     data = read_regular(path, STREAM_LIMIT)
     if path.suffix == ".parquet":
-        return Segment(_read_parquet(data, columns, coded), _number(path))
+        return Segment(
+            _read_parquet(data, columns, limit or ExpansionLimit(), coded), _number(path)
+        )
     stream = StreamReader(path, columns)
     batches, gaps = in_order(stream.batches(data))
     if batches and batches[0].begin > stream.begin:
@@ -119,15 +143,19 @@ def read_segment(
 
 
 def read_stored(
-    path: Path, columns: Collection[str] | None = None, *, coded: bool = False
+    path: Path,
+    columns: Collection[str] | None = None,
+    limit: ExpansionLimit | None = None,
+    *,
+    coded: bool = False,
 ) -> Segment:
     """Call `read_segment` for a run that may be damaged, or whose stream may be converted to
     Parquet at the same time."""
     try:
         try:
-            return read_segment(path, columns, coded=coded)
+            return read_segment(path, columns, limit, coded=coded)
         except FileNotFoundError:
-            return read_segment(path.with_suffix(".parquet"), columns, coded=coded)
+            return read_segment(path.with_suffix(".parquet"), columns, limit, coded=coded)
     except INVALID as error:
         raise RunFolderError(
             f"{path} cannot be read: {error}", "The run folder is damaged: copy it again"
@@ -294,7 +322,9 @@ def check_schema(schema: pa.Schema, columns: Collection[str] | None = None) -> N
             raise pa.ArrowInvalid(f"column {field.name} has the unexpected type {field.type}")
 
 
-def _read_parquet(data: bytes, columns: Collection[str] | None, coded: bool) -> pa.Table:
+def _read_parquet(
+    data: bytes, columns: Collection[str] | None, limit: ExpansionLimit, coded: bool
+) -> pa.Table:
     from pyarrow import parquet
 
     metadata = parquet.read_metadata(pa.BufferReader(data))
@@ -311,8 +341,7 @@ def _read_parquet(data: bytes, columns: Collection[str] | None, coded: bool) -> 
         check_schema(file.schema_arrow, columns)
         stored = file.schema_arrow.names
         wanted = [name for name in columns or stored if name in stored]
-        if rows * len(wanted) > MAX_CELLS:
-            raise pa.ArrowInvalid(f"{rows:,} rows are more than a segment can have")
+        limit.add(rows * len(wanted), len(data))
         table = file.read(wanted).select(wanted)
     if "t_ns" in wanted and _times(table.column("t_ns").combine_chunks()) is None:
         raise pa.ArrowInvalid("the times are not in order")

@@ -34,7 +34,7 @@ from stepscope.runs.files import STREAM_LIMIT, open_regular
 from stepscope.runs.load import gpu_entities, gpus_of
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.samples import pieces_of
-from stepscope.runs.segments import INVALID, StreamReader, in_order, read_segment
+from stepscope.runs.segments import INVALID, ExpansionLimit, StreamReader, in_order, read_segment
 from stepscope.runs.timelines import timeline_of
 from stepscope.sensors import procfs
 
@@ -49,7 +49,11 @@ _STEP = {written.name_id("step"): "step"}
 class StreamTail:
     """Follows `<scope>.arrows` as it grows, is closed as a segment, and is packed at the end."""
 
-    def __init__(self, paths: RunPaths, scope: Scope, seconds: float) -> None:
+    def __init__(
+        self, paths: RunPaths, scope: Scope, seconds: float, limit: ExpansionLimit | None = None
+    ) -> None:
+        """`limit` is shared by all streams of a run."""
+        self._limit = limit or ExpansionLimit()
         self._paths = paths
         self._scope = scope
         self._keep_ns = int(seconds * 1e9)
@@ -89,7 +93,7 @@ class StreamTail:
     def _end_of_segment(self, path: Path, until_ns: int | None) -> list[pa.RecordBatch]:
         """Return the last rows of a closed segment that were not read from the live stream."""
         try:
-            table = read_segment(path).table
+            table = read_segment(path, limit=self._limit).table
         except INVALID:  # converted to Parquet at the same time: show less of the past
             return []
         if not table.num_rows:
@@ -231,7 +235,8 @@ class RunTail:
         self.paths = RunPaths(folder)
         self.recent = Recent(seconds)
         self.events = EventsTail(self.paths.events, seconds)
-        self._streams = [StreamTail(self.paths, scope, seconds) for scope in SCOPES]
+        limit = ExpansionLimit()
+        self._streams = [StreamTail(self.paths, scope, seconds, limit) for scope in SCOPES]
         self._facts_version: tuple[int, int] | None = None
         self._read_facts()
 

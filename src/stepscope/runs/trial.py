@@ -13,7 +13,7 @@ from stepscope.records.codec import from_json, salvage
 from stepscope.records.profile import Profile, RankProfile
 from stepscope.records.trial import RankFacts, TrialSettings
 from stepscope.runs import files
-from stepscope.runs.files import EVENTS_LIMIT, read_regular
+from stepscope.runs.files import STEPS_LIMIT, read_regular
 from stepscope.runs.paths import RunPaths
 from stepscope.runs.reader import Run
 from stepscope.steplog import FIELDS, RECORD
@@ -33,15 +33,17 @@ def read_trial(run: Run) -> TrialRecord:
             f"{run.path} is a run but not a trial", f"Show it with `stepscope report {run.path}`"
         )
     settings = salvage(TrialSettings, run.facts.workload)
+    ranks, limit = [], STEPS_LIMIT
+    for rank in range(min(settings.ranks, _MAX_RANKS)):
+        steps = read_steps(run.paths.trial_steps(rank), limit)
+        ranks.append(RankRecord(rank, read_rank(run.paths, rank), steps))
+        limit -= steps.nbytes
     return TrialRecord(
         workload=run.facts.workload or {},
         settings=settings,
         limits=run.facts.limits,
         trial=run.facts.trial,
-        ranks=tuple(
-            RankRecord(rank, read_rank(run.paths, rank), read_steps(run.paths.trial_steps(rank)))
-            for rank in range(min(settings.ranks, _MAX_RANKS))
-        ),
+        ranks=tuple(ranks),
     )
 
 
@@ -66,11 +68,12 @@ def read_profile(run: Run) -> Profile | None:
     return Profile(ranks, failed) if ranks or failed else None
 
 
-def read_steps(path: Path) -> Steps:
-    """Return the steps of a rank. Records after a truncated record, or after one that does not
-    follow its predecessor (zeros after a power failure), are dropped."""
+def read_steps(path: Path, limit: int = STEPS_LIMIT) -> Steps:
+    """Return the steps of a rank, from a file of at most `limit` bytes. Records after a truncated
+    record, or after one that does not follow its predecessor (zeros after a power failure), are
+    dropped."""
     try:
-        data = read_regular(path, EVENTS_LIMIT, path.parents[1])
+        data = read_regular(path, limit, path.parents[1])
     except OSError:
         data = b""
     records = np.frombuffer(data[: len(data) // RECORD.size * RECORD.size], STEP)

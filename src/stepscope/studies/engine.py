@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from stepscope.analysis.study.drift import BlockJudged
 from stepscope.errors import TrialError, WorkloadError
+from stepscope.inject.masking import mask_text
 from stepscope.records import Outcome
 from stepscope.records.trial import StudyPlace, TrialFacts
 from stepscope.runs.files import write_json
@@ -303,7 +304,8 @@ class Engine:
         self, finished: FinishedTrial, trial: _RunningTrial
     ) -> tuple[Result, MeasuredTrial | None]:
         seconds = (time.monotonic_ns() - trial.started_ns) / 1e9
-        blank = replace(trial.blank, reason=str(finished.error or ""), seconds=seconds)
+        reason = mask_text(str(finished.error or ""))
+        blank = replace(trial.blank, reason=reason, seconds=seconds)
         if finished.error is not None:
             return blank, None
         try:

@@ -57,6 +57,9 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
             stepscope=__version__,
         )
         write_study_facts(StudyPaths(draft), facts)
+        trials: Counter[str] = Counter()
+        for name, study in zip(names, studies, strict=True):
+            trials[name] += study.scan().results.tried
         os.replace(draft, out)
     except OSError as error:
         raise StepscopeError(
@@ -65,9 +68,6 @@ def merge_studies(folders: Sequence[Path], out: Path) -> dict[str, int]:
         ) from None
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    trials: Counter[str] = Counter()
-    for name, study in zip(names, studies, strict=True):
-        trials[name] += study.scan().results.tried
     return dict(trials)
 
 
@@ -125,25 +125,27 @@ def _copy(folder: Path, copy: Path) -> None:
             hint = "The study is damaged: copy it again"
             raise RunFolderError(f"The folders in {folder} are nested too deeply", hint)
         target.mkdir(parents=True)
-        for entry in entries_in(source):
-            refuse_link(Path(entry.path))
+        for entry in entries_in(source, folder):
+            refuse_link(source / entry.name)
             if entry.name in not_copied:
                 continue
-            if entry.is_dir():
+            if entry.is_dir(follow_symlinks=False):
                 remaining.append((source / entry.name, target / entry.name))
             else:
-                _copy_file(source / entry.name, target / entry.name)
+                _copy_file(source / entry.name, target / entry.name, folder)
 
 
-def _copy_file(path: Path, target: Path) -> None:
-    """Copy a file. Samples and events of this user become hard links where possible: finished run
-    folders never change."""
+def _copy_file(path: Path, target: Path, root: Path) -> None:
+    """Copy a file below `root`. Samples and events of this user become hard links where possible:
+    finished run folders never change."""
     is_text = path.suffix in (".jsonl", ".json", ".yaml")
-    with open_regular(path, LINES_LIMIT if is_text else EVENTS_LIMIT) as file:
+    with open_regular(path, LINES_LIMIT if is_text else EVENTS_LIMIT, root) as file:
         status = os.fstat(file.fileno())
         if not is_text and status.st_uid == os.geteuid() and not status.st_mode & 0o7111:
             with contextlib.suppress(OSError):
-                os.link(path, target)
+                # The opened file: somebody may replace the path by a link.
+                descriptor = file.fileno()
+                os.link(f"/proc/self/fd/{descriptor}", target, src_dir_fd=descriptor)
                 return
         with target.open("xb") as copy:
             shutil.copyfileobj(file, copy)

@@ -31,6 +31,10 @@ from stepscope.studies.results import REFERENCE, Attempt, Result, Role
 _KEY = re.compile(r"[0-9a-f]{12}")
 _PLACE = re.compile(r"([rs])([0-9]{1,9})a([0-9]{1,9})(\.claim)?")
 _MAX_LINE_BYTES = 1 << 20
+_MAX_DAMAGED_LINES = 1000
+"""The rest of a ledger is ignored: its results are read from the run folders."""
+_LAST_TIME = 253_402_300_800
+"""The year 10000, in seconds since 1970."""
 DAMAGED = (StepscopeError, OSError, EOFError, ValueError)
 """Errors while reading a run whose files are damaged."""
 
@@ -113,9 +117,13 @@ def _read_ledger(folder: Path) -> tuple[list[Result], list[str]]:
                     results.append(_parse(line))
                 except ValueError:
                     damaged += 1
+                    if damaged > _MAX_DAMAGED_LINES:
+                        break
     if not damaged:
         return results, []
     count = "1 line" if damaged == 1 else f"{damaged} lines"
+    if damaged > _MAX_DAMAGED_LINES:
+        count = f"more than {_MAX_DAMAGED_LINES} lines"
     files = f"{folder.name}/*.jsonl"
     remark = f"{count} of the list of results ({files}) cannot be read"
     return results, [f"{remark}: the run folders are read instead"]
@@ -127,7 +135,8 @@ def _parse(line: bytes) -> Result:
         raise ValueError("too long")
     result = loads(Result, line)
     numbers = (result.repeat, result.attempt, result.block)
-    if not _KEY.fullmatch(result.key) or not all(0 <= each < 10**9 for each in numbers):
+    is_possible = all(0 <= each < 10**9 for each in numbers) and 0 <= result.started < _LAST_TIME
+    if not is_possible or not _KEY.fullmatch(result.key):
         raise ValueError("not a trial")
     return result
 

@@ -37,12 +37,12 @@ from stepscope.errors import (
     TrialError,
     WorkloadError,
 )
-from stepscope.inject.masking import mask_text
+from stepscope.inject.masking import mask_text, mask_values
 from stepscope.records import ExitStatus, Outcome
 from stepscope.records.codec import to_json
 from stepscope.records.facts import RunFacts
 from stepscope.records.trial import RankFacts
-from stepscope.runs.files import write_json
+from stepscope.runs.files import read_json, write_json
 from stepscope.runs.paths import RunPaths
 from stepscope.sensors import procfs
 from stepscope.trials import child
@@ -53,6 +53,7 @@ from stepscope.trials.outcome import Stopped, TrialEvidence, judge_trial
 from stepscope.trials.processes import stacks, trial_processes
 from stepscope.trials.processes.guard import Guard
 from stepscope.trials.processes.leftovers import (
+    Leftovers,
     RunningTrial,
     Snapshot,
     check_clean,
@@ -361,12 +362,13 @@ class _Trial:
         return True
 
     def _adopted(self) -> list[trial_processes.TrialProcess]:
-        """Without a cgroup, return our children that started after the trial, in another session
+        """Return our children that started after the trial, outside its cgroup, in another session
         and without a token: orphans of the trial, unless another part of this program started
         them."""
-        if self._started is None or self.enforced_limits.group_paths():
+        if self._started is None:
             return []
         children = set(procfs.children()) - self._own_children - Guard.pids - {self._pid}
+        children -= {member.pid for member in self.enforced_limits.members()}
         return [
             process
             for process in map(trial_processes.identify, children)
@@ -449,14 +451,37 @@ class _Trial:
         invalid = next((error for error in errors if error.kind == "workload"), None)
         if self._stopped or self._stepped:
             invalid = None
-        exit_status = (
-            ExitStatus(Outcome.CRASHED, invalid.message) if invalid else self._judge(ranks)
+        if invalid:
+            exit_status = ExitStatus(Outcome.CRASHED, invalid.message)
+        else:
+            exit_status = session.safely(self._judge, ranks) or ExitStatus(
+                Outcome.CRASHED, "the outcome could not be determined"
+            )
+        # First: what follows takes time, and may fail or be killed.
+        session.record(exit_status, [])
+        left = session.safely(self._clean_up, ranks) or Leftovers()
+        session.finish()
+        if invalid:  # an invalid workload is not a result: keep nothing
+            shutil.rmtree(self.paths.folder, ignore_errors=True)
+            kinds = {kind.__name__: kind for kind in (TooFewSamples, GpuUnavailable)}
+            raise kinds.get(invalid.type, WorkloadError)(invalid.message, invalid.hint)
+        return CompletedTrial(
+            paths=self.paths,
+            exit_status=exit_status,
+            leftovers=left.describe(),
+            termination_requested=exit_status.outcome is Outcome.INTERRUPTED,
         )
+
+    def _clean_up(self, ranks: list[RankFacts]) -> Leftovers:
+        """Remove what the trial has left, and add it to the facts of the run."""
+        session, spec = self._session, self.paths.trial_spec
         if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
+        write_json(spec, mask_values(read_json(spec)))  # its processes needed it as it was
         self._reap()
         left = leftovers(self._before, self.token, self._seen, more=self._more)
-        uncertain = [] if trial_processes.owns_all_children else self._adopted()
+        is_certain = trial_processes.owns_all_children or self.enforced_limits.group_paths()
+        uncertain = [] if is_certain else self._adopted()
         device = device_kind(next(iter(ranks), RankFacts()))
         machine = MachineKind.of(session.facts.environment, device, self.request.noise_key)
         trial = replace(
@@ -472,17 +497,7 @@ class _Trial:
             unclaimed=tuple(left.unclaimed),
         )
         session.facts = replace(session.facts, limits=self.enforced_limits.facts(), trial=trial)
-        session.end(exit_status, [])
-        if invalid:  # an invalid workload is not a result: keep nothing
-            shutil.rmtree(self.paths.folder, ignore_errors=True)
-            kinds = {kind.__name__: kind for kind in (TooFewSamples, GpuUnavailable)}
-            raise kinds.get(invalid.type, WorkloadError)(invalid.message, invalid.hint)
-        return CompletedTrial(
-            paths=self.paths,
-            exit_status=exit_status,
-            leftovers=left.describe(),
-            termination_requested=exit_status.outcome is Outcome.INTERRUPTED,
-        )
+        return left
 
     def _reap(self) -> None:
         """Reap orphans that the monitor did not see, or did not see exit."""

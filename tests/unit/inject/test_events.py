@@ -29,7 +29,7 @@ def test_marks_round_trip(tmp_path_factory: Any, given_marks: Any) -> None:
     for name, value in given_marks:
         writer.mark(events.MARK, name, value)
     marks_read = [
-        (process.name(record["a"]), process.value(record))
+        (process.name(record["a"]), process.value(int(record["flags"]), int(record["b"])))
         for process in read_folder(folder)
         for record in process.of(events.MARK)
     ]

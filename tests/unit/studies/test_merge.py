@@ -130,7 +130,7 @@ def test_files_are_copied_if_hard_links_are_not_possible(
     a = of_machine(done, tmp_path / "a", machine="A")
     b = of_machine(done, tmp_path / "b", machine="B")
 
-    def refuse(*_: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise OSError(18, "Invalid cross-device link")
 
     monkeypatch.setattr(os, "link", refuse)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -29,8 +29,7 @@ Source = Literal["marks", "pattern", "fit", "loader"]
 _NEVER = np.iinfo(np.int64).max
 
 
-@dataclass(frozen=True)
-class MarkEvent:
+class MarkEvent(NamedTuple):
     """A mark (`edge` is None), or the begin or end of a phase."""
 
     t: int

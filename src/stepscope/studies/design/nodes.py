@@ -23,6 +23,7 @@ from stepscope.workloads.spec import close_names, did_you_mean, nearest
 
 MAX_BYTES = 256 * 1024
 MAX_SHOWN = 10
+_MAX_PROBLEMS = 1000
 _EXCERPT_WIDTH = 96
 _MAX_DIGITS = 100
 _MERGE = "tag:yaml.org,2002:merge"
@@ -71,14 +72,17 @@ class Problems:
 
         A hint of several lines is placed below the excerpt.
         """
+        if len(self.found) >= _MAX_PROBLEMS:
+            return
         short, long = ("", f"\n{hint}") if "\n" in hint else (f". {hint}" if hint else "", "")
         excerpt = ""
         if 0 <= line < len(self.lines) and self.lines[line].strip():
-            text = "".join(c if c.isprintable() or c == "\t" else "?" for c in self.lines[line])
-            end = min(column, len(text))
+            end = min(column, len(self.lines[line]))
             start = max(0, end - _EXCERPT_WIDTH * 3 // 4)
-            before = "".join("\t" if c == "\t" else " " for c in text[start:end])
-            excerpt = f"\n    {text[start : start + _EXCERPT_WIDTH].rstrip()}\n    {before}^"
+            shown = self.lines[line][start : start + _EXCERPT_WIDTH]
+            text = "".join(c if c.isprintable() or c == "\t" else "?" for c in shown)
+            before = "".join("\t" if c == "\t" else " " for c in text[: end - start])
+            excerpt = f"\n    {text.rstrip()}\n    {before}^"
         where = f"{self.file}:{line + 1}"
         self.found[line, column, message] = f"{where}: {message}{short}{excerpt}{long}"
 

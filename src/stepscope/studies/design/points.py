@@ -22,6 +22,8 @@ from stepscope.studies.trial_spec import (
 )
 
 MAX_COMBINATIONS = 100_000
+_MAX_CHECKS = 3_000_000
+"""Rules times combinations: a few seconds."""
 _MAX_DRAWS_EACH = 50
 _DUPLICATE = "the same trial as another combination"
 
@@ -46,6 +48,11 @@ def points_of(design: Design) -> DesignPoints:
     total = math.prod(len(factor.levels) for factor in design.factors)
     if total > MAX_COMBINATIONS:
         return _points_of_many(design, total)
+    if total * len(design.rules) > _MAX_CHECKS:
+        raise DesignError(
+            f"{_place(design)}{len(design.rules):,} rules are too many for {total:,} combinations",
+            "Use fewer rules or levels",
+        )
     checked = _Checked()
     for number in range(total):
         _check(design, number, checked)

@@ -85,7 +85,7 @@ def test_epochs_of_consecutive_processes_are_numbered_together() -> None:
         MarkEvent(int(t * S), "epoch", value, edge, "marks")
         for t, value, edge in ((1, 0, "begin"), (2, 0, "end"), (2, 1, "begin"), (3, 1, "end"))
     ]
-    again = [replace(mark, t=mark.t + 5 * S) for mark in phases]
+    again = [mark._replace(t=mark.t + 5 * S) for mark in phases]
     assert numbers(timeline(marks=phases), timeline(marks=again)) == [0, 1, 2, 3]
 
 
@@ -96,7 +96,7 @@ def test_keras_epochs_are_numbered_as_keras_prints_them() -> None:
     ]
     assert find_epochs([timeline(marks=fit)], 0, 10 * S)[0] == "fit"
     assert numbers(timeline(marks=fit)) == [1, 2]
-    resumed = [replace(mark, value=mark.value + 5) for mark in fit]  # fit(initial_epoch=5)
+    resumed = [mark._replace(value=mark.value + 5) for mark in fit]  # fit(initial_epoch=5)
     assert numbers(timeline(marks=resumed)) == [6, 7]
 
 
