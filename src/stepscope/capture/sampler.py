@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
 
+# For `pack` at the end: pyarrow may be upgraded or removed during a long run.
+import pyarrow.parquet  # noqa: F401
+
+import stepscope.runs.segments  # noqa: F401
 from stepscope.capture.schedule import BackgroundReader, Rates, ScheduledSensor, TakenReadings
 from stepscope.capture.startup import reason_of
 from stepscope.metrics import SCOPES, Scope
@@ -96,11 +99,6 @@ class Sampler:
                 with contextlib.suppress(RuntimeError):  # no more threads: it stays a stream
                     thread.start()
                     self._packers.append(thread)
-
-    def load_packing(self) -> None:
-        """Import what `finish` needs: pyarrow may be upgraded or removed during a long run."""
-        for module in ("pyarrow.parquet", "stepscope.runs.segments"):
-            importlib.import_module(module)
 
     def finish(self) -> None:
         """Write the remaining rows and convert the streams to Parquet. A stream that cannot be

@@ -323,8 +323,6 @@ class Session:
         self.shm_share()
         if self.has_tree:
             self._update_allowed_cpus()
-        if self._polls == 1:  # after the first sample
-            self.sampler.load_packing()
 
     def _update_allowed_cpus(self) -> None:
         """Record the CPUs that the training process may use: the command may have restricted
