@@ -98,7 +98,7 @@ def test_output_that_cannot_be_written(tmp_path: Path) -> None:
     with open("/dev/full", "wb") as full:
         started = start_echo(tmp_path, stdout=full)
     code, _, err = started.finish(b"Epoch 0\n" * 3)
-    assert code == 7 and "some of the standard output of the command could not be written" in err
+    assert code == 7 and "part of the command's standard output could not be written" in err
     assert (started.folder / "stdout.log").read_text() == "Epoch 0\n" * 3
 
 

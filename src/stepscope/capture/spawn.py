@@ -213,7 +213,7 @@ class Output:
                 if code == TARGET_GONE:
                     self.closed_because = f"the reader of its {name} had exited"
                 elif code == OUTPUT_LOST:
-                    report_problem(f"some of the {name} of the command could not be written")
+                    report_problem(f"part of the command's {name} could not be written")
             elif code is not None and time.monotonic() - pump.started > RESTART_S:
                 pump.start()
                 report_problem(

@@ -67,7 +67,7 @@ def open_regular(path: Path, limit: int, root: Path | None = None) -> BinaryIO:
     if not problem:
         return os.fdopen(descriptor, "rb")
     os.close(descriptor)
-    raise UnsafeFile(f"{path} {problem}", "The folder is damaged or was manipulated")
+    raise UnsafeFile(f"{path} {problem}", "The folder is damaged or was tampered with")
 
 
 def read_regular(path: Path, limit: int, root: Path | None = None) -> bytes:

@@ -18,7 +18,7 @@ from stepscope.records import Gpu, Outcome
 from stepscope.records.facts import RunFacts
 from stepscope.runs.reader import Run
 from stepscope.runs.samples import series_of
-from stepscope.runs.segments import ExpansionLimit, Gap, Segment, read_stored
+from stepscope.runs.segments import ExpansionLimit, Gap, Segment, read_stored, unreadable
 from stepscope.runs.streams import KEYS
 from stepscope.runs.timelines import allocator_series, batch_timing, timeline_of, trainer_of
 
@@ -120,6 +120,10 @@ class _Samples:
             self._find_gaps(scope, segment, is_missing_before=number > expected)
             expected = number + 1
             self._remember_end(scope, segment.table)
+            try:
+                self._limit.keep(segment.table)
+            except pa.ArrowInvalid as error:
+                raise unreadable(self._run.path, error) from None
             yield segment.table
             del segment
 

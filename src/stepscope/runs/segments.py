@@ -27,8 +27,9 @@ from stepscope.runs.streams import KEYS, schema_of
 MAX_CELLS = 16_000_000
 """Rows times columns of a segment. A stream is closed at 16 MiB: 2 million values."""
 _FREE_CELLS = 24_000_000
-_CELLS_PER_BYTE = 25
-"""Of all Parquet files of a run together. Those of 300 idle processes have 9 per byte."""
+_DECODED_PER_BYTE, _KEPT_PER_BYTE = 100, 25
+"""Cells per byte of all segments of a run. Segments of 1,000 idle processes have about 44, but rows
+of single processes are not kept."""
 MAX_NS = 2**62
 """A time after 146 years is an error."""
 _MAX_COLUMNS = 1000
@@ -75,17 +76,32 @@ class Segment(NamedTuple):
 
 
 class ExpansionLimit:
-    """Limits what the Parquet files of a run expand to, in proportion to their size: equal rows
-    take hardly any space."""
+    """Limits what the segments of a run expand to, in proportion to their size: in Parquet files,
+    equal rows take hardly any space."""
 
     def __init__(self) -> None:
-        self._cells_left = _FREE_CELLS
+        self._stored_bytes = self._decoded = self._kept = 0
 
-    def add(self, cells: int, stored_bytes: int) -> None:
-        """Count the cells of a file before they are decoded. Raises ArrowInvalid."""
-        self._cells_left += _CELLS_PER_BYTE * stored_bytes - cells
-        if cells > MAX_CELLS or self._cells_left < 0:
-            raise pa.ArrowInvalid(f"{cells:,} values are more than a file of this size can have")
+    def store(self, size: int) -> None:
+        """Count the bytes of a segment."""
+        self._stored_bytes += size
+
+    def decode(self, cells: int) -> None:
+        """Count the cells of a Parquet file before they are decoded. Raises ArrowInvalid."""
+        self._decoded += cells
+        self._check(self._decoded, _DECODED_PER_BYTE)
+        if cells > MAX_CELLS:
+            raise pa.ArrowInvalid(f"{cells:,} values are more than a segment can have")
+
+    def keep(self, table: pa.Table) -> None:
+        """Count the cells in rows that are not of single processes. Raises ArrowInvalid."""
+        if "pid" in table.column_names:
+            self._kept += table.column("pid").null_count * table.num_columns
+            self._check(self._kept, _KEPT_PER_BYTE)
+
+    def _check(self, cells: int, per_byte: int) -> None:
+        if cells > _FREE_CELLS + per_byte * self._stored_bytes:
+            raise pa.ArrowInvalid("the samples expand to too many values for the size of the files")
 
 
 class StreamBatch(NamedTuple):
@@ -114,10 +130,10 @@ def read_segment(
     # Not memory-mapped: on a full disk the writer truncates the file, and accessing the truncated
     # part of a mapping would kill the reader.
     data = read_regular(path, STREAM_LIMIT)
+    limit = limit or ExpansionLimit()
+    limit.store(len(data))
     if path.suffix == ".parquet":
-        return Segment(
-            _read_parquet(data, columns, limit or ExpansionLimit(), coded), _number(path)
-        )
+        return Segment(_read_parquet(data, columns, limit, coded), _number(path))
     stream = StreamReader(path, columns)
     batches, gaps = in_order(stream.batches(data))
     if batches and batches[0].begin > stream.begin:
@@ -157,9 +173,12 @@ def read_stored(
         except FileNotFoundError:
             return read_segment(path.with_suffix(".parquet"), columns, limit, coded=coded)
     except INVALID as error:
-        raise RunFolderError(
-            f"{path} cannot be read: {error}", "The run folder is damaged: copy it again"
-        ) from None
+        raise unreadable(path, error) from None
+
+
+def unreadable(path: Path, error: BaseException) -> RunFolderError:
+    hint = "The run folder is damaged: copy it again"
+    return RunFolderError(f"{path} cannot be read: {error}", hint)
 
 
 class StreamReader:
@@ -341,7 +360,7 @@ def _read_parquet(
         check_schema(file.schema_arrow, columns)
         stored = file.schema_arrow.names
         wanted = [name for name in columns or stored if name in stored]
-        limit.add(rows * len(wanted), len(data))
+        limit.decode(rows * len(wanted))
         table = file.read(wanted).select(wanted)
     if "t_ns" in wanted and _times(table.column("t_ns").combine_chunks()) is None:
         raise pa.ArrowInvalid("the times are not in order")

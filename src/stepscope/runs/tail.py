@@ -94,6 +94,7 @@ class StreamTail:
         """Return the last rows of a closed segment that were not read from the live stream."""
         try:
             table = read_segment(path, limit=self._limit).table
+            self._limit.keep(table)
         except INVALID:  # converted to Parquet at the same time: show less of the past
             return []
         if not table.num_rows:

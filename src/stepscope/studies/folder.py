@@ -142,7 +142,7 @@ def read_study_facts(paths: StudyPaths) -> StudyFacts:
     except (AttributeError, ValueError):
         raise DamagedStudy(f"{paths.study_json} does not describe a study", hint) from None
     if any(folder in (".", "..") or "/" in folder for folder in facts.merged):
-        raise DamagedStudy(f"{paths.study_json} names a folder outside of the study", hint)
+        raise DamagedStudy(f"{paths.study_json} refers to a folder outside the study", hint)
     if facts.format > FORMAT:
         raise RunFolderError(
             f"{paths.study_json} has format {facts.format}, but this version of stepscope reads "

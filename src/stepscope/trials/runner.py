@@ -459,6 +459,7 @@ class _Trial:
             )
         # First: what follows takes time, and may fail or be killed.
         session.record(exit_status, [])
+        session.safely(self._clean_up_files)
         left = session.safely(self._clean_up, ranks) or Leftovers()
         session.finish()
         if invalid:  # an invalid workload is not a result: keep nothing
@@ -472,12 +473,17 @@ class _Trial:
             termination_requested=exit_status.outcome is Outcome.INTERRUPTED,
         )
 
-    def _clean_up(self, ranks: list[RankFacts]) -> Leftovers:
-        """Remove what the trial has left, and add it to the facts of the run."""
-        session, spec = self._session, self.paths.trial_spec
+    def _clean_up_files(self) -> None:
+        """Remove an empty file of stacks, and mask the specification, which the processes of the
+        trial needed as it was."""
+        spec = self.paths.trial_spec
         if not _tail_of(self.paths.trial_stacks):
             self.paths.trial_stacks.unlink(missing_ok=True)
-        write_json(spec, mask_values(read_json(spec)))  # its processes needed it as it was
+        write_json(spec, mask_values(read_json(spec)))
+
+    def _clean_up(self, ranks: list[RankFacts]) -> Leftovers:
+        """Remove what the trial has left, and add it to the facts of the run."""
+        session = self._session
         self._reap()
         left = leftovers(self._before, self.token, self._seen, more=self._more)
         is_certain = trial_processes.owns_all_children or self.enforced_limits.group_paths()

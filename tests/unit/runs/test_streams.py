@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import subprocess
 import sys
 from itertools import chain
@@ -18,7 +19,7 @@ from stepscope.metrics import SCOPES, of_scope
 from stepscope.records import Entity
 from stepscope.runs import streams
 from stepscope.runs.paths import RunPaths
-from stepscope.runs.segments import read_segment, read_stored
+from stepscope.runs.segments import ExpansionLimit, read_segment, read_stored
 from stepscope.runs.streams import StreamWriter, pack
 
 METRICS = [metric.key for metric in of_scope("process")]
@@ -252,3 +253,20 @@ def test_table_with_wrong_columns_is_an_error(
     parquet.write_table(pa.table(columns), tmp_path / "host.0000.parquet")
     with pytest.raises(RunFolderError, match=words):
         read_stored(tmp_path / "host.0000.parquet")
+
+
+def test_idle_processes_are_within_the_expansion_limit(tmp_path: Path) -> None:
+    """Their rows are almost equal: the run of a week would be refused with a lower limit."""
+    paths, chance = RunPaths(tmp_path), random.Random(1)
+    writer = StreamWriter(paths, "process")
+    for second in range(1, 101):
+        t_ns = second * 10**9 + chance.randrange(10**6)
+        usage = {"cpu": chance.random(), "rss": 1e9 + chance.randrange(10**6)}
+        writer.append(t_ns, 1.0, Entity("tree"), usage)
+        for pid in range(1000):
+            writer.append(t_ns, 1.0, Entity("process", pid), {"cpu": 0.0, "rss": 1e6, "threads": 1})
+        writer.flush()
+    packed = pack(writer.finish())
+    limit = ExpansionLimit()
+    for _ in range(100):
+        limit.keep(read_segment(packed, limit=limit).table)

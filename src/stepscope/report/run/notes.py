@@ -74,11 +74,11 @@ def _missing_samples(recorded: RunData) -> Iterator[str]:
             )
             for gap in gaps[:_MAX_GAPS]
         ]
-        more = f" and at {len(gaps) - _MAX_GAPS} other times" if len(gaps) > _MAX_GAPS else ""
+        more = f" and {len(gaps) - _MAX_GAPS} more gaps" if len(gaps) > _MAX_GAPS else ""
         if spans:
             yield (
-                f"{_SCOPE_NAMES[scope]} samples are missing from {', '.join(spans)}{more} after "
-                "the start: a file of the run folder is damaged or missing"
+                f"{_SCOPE_NAMES[scope]} samples are missing (time since the start: "
+                f"{', '.join(spans)}{more}): a file in the run folder is damaged or missing"
             )
 
 

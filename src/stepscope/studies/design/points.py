@@ -22,7 +22,7 @@ from stepscope.studies.trial_spec import (
 )
 
 MAX_COMBINATIONS = 100_000
-_MAX_CHECKS = 3_000_000
+_MAX_CHECKS = 5_000_000
 """Rules times combinations: a few seconds."""
 _MAX_DRAWS_EACH = 50
 _DUPLICATE = "the same trial as another combination"
@@ -46,13 +46,16 @@ class _Checked:
 def points_of(design: Design) -> DesignPoints:
     """Return the combinations of a design; raise DesignError if there are none or too many."""
     total = math.prod(len(factor.levels) for factor in design.factors)
-    if total > MAX_COMBINATIONS:
-        return _points_of_many(design, total)
-    if total * len(design.rules) > _MAX_CHECKS:
+    is_many = total > MAX_COMBINATIONS
+    to_check = design.sample or 0 if is_many else total
+    if to_check * len(design.rules) > _MAX_CHECKS:
         raise DesignError(
-            f"{_place(design)}{len(design.rules):,} rules are too many for {total:,} combinations",
+            f"{_place(design)}{len(design.rules):,} rules are too many for {to_check:,} "
+            "combinations",
             "Use fewer rules or levels",
         )
+    if is_many:
+        return _points_of_many(design, total)
     checked = _Checked()
     for number in range(total):
         _check(design, number, checked)
