@@ -333,6 +333,7 @@ def test_registered_processes_and_groups_of_a_killed_trial_are_ended(
 def test_trial_runs_without_a_state_folder(
     shm: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state: str
 ) -> None:
+    hide_from_other_tests(monkeypatch)
     folder = tmp_path / "state"
     if state == "a file":
         folder.write_text("")
