@@ -28,8 +28,8 @@ MAX_CELLS = 16_000_000
 """Rows times columns of a segment. A stream is closed at 16 MiB: 2 million values."""
 _FREE_CELLS = 24_000_000
 _DECODED_PER_BYTE, _KEPT_PER_BYTE = 100, 25
-"""Cells per byte of all segments of a run. Segments of 1,000 idle processes have about 44, but rows
-of single processes are not kept."""
+"""Cells per byte of all segments of a run. The rows of many idle processes are almost equal: their
+segments have tens of cells per byte. Rows of single processes are decoded, but not kept."""
 MAX_NS = 2**62
 """A time after 146 years is an error."""
 _MAX_COLUMNS = 1000
